@@ -1,0 +1,504 @@
+"""policy.py - the agent: model, chat format, engine, token-exact episodes, packing, log-probs, critic.
+
+RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought that
+nobody else ever sees. Three rules are kept in this file, and most bugs of the field are one of them broken:
+
+  * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and encoded again.
+  * The mask is born where the token is born. A token is trained because the policy sampled it, not because of its value.
+  * One door. Every log-prob that a loss sees comes out of `Policy.forward`, at the temperature of sampling.
+
+Run it alone to see how one dialogue is packed:  python policy.py
+"""
+import asyncio
+import contextlib
+import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class BadModel(ValueError):
+    """A model directory that cannot be used; the message is one line for the user."""
+
+
+# ------------------------------------------------------------------------------------------------ model and tokenizer
+
+def load_model(path, device="cpu"):
+    """Load a Hugging Face causal LM and its tokenizer from `path` (a directory, or the name of one already cached).
+
+    Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as bf16, and a bf16 weight of
+    0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round to nothing. Dropout is set to 0, not switched off by
+    `eval()`: with dropout on, the same tokens get other log-probs on every pass and the first PPO ratio is not 1.
+
+    Returns (model, tokenizer). Raises BadModel if weights, config, tokenizer or chat template are missing.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise BadModel(f"--model {path}: {' '.join(str(error).split())[:200]} (a directory is needed that holds config.json, "
+                       "weights and a tokenizer)") from None
+    if not tokenizer.chat_template:
+        raise BadModel(f"--model {path}: its tokenizer has no chat template; take an instruct model, or add chat_template.jinja")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"):
+        if isinstance(getattr(model.config, name, None), float):
+            setattr(model.config, name, 0.0)
+    for module in model.modules():                      # attention layers copy the number when they are built
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model.to(device), tokenizer
+
+
+class ChatFormat:
+    """The chat template, cut once into the pieces that stand between the messages.
+
+    A template renders whole dialogues; a dialogue that grows by one message at a time needs only what comes between two
+    messages. So one dummy dialogue is rendered and cut at its contents. With ChatML ("." marks where a text goes):
+
+        head   <|im_start|>system\\n . <|im_end|>\\n<|im_start|>user\\n
+        ask    <|im_end|>\\n<|im_start|>assistant\\n            after what the user said; the reply is sampled behind it
+        stop   <|im_end|>                                      sampled by the policy, hence an action, hence trained
+        after  \\n<|im_start|>user\\n                           behind the stop token: context, never sampled, never trained
+
+    The scaffold is encoded with special tokens, what people say without: a user who types <|im_end|> has typed ten characters.
+    """
+
+    def __init__(self, tokenizer, system_prompt=""):
+        self.tokenizer = tokenizer
+        marks = [f"@@{i}@@" for i in range(4)]
+        messages = [{"role": "user", "content": marks[1]}, {"role": "assistant", "content": marks[2]},
+                    {"role": "user", "content": marks[3]}]
+        if system_prompt:
+            messages.insert(0, {"role": "system", "content": marks[0]})
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        pieces = []
+        for mark in (marks if system_prompt else marks[1:]):
+            piece, found, rendered = rendered.partition(mark)
+            if not found:
+                raise BadModel("the chat template does not show every message as it is; this code cannot place the replies")
+            pieces.append(piece)
+        before = pieces[:-3]                                    # in front of the system prompt, if there is one
+        head, ask, after_reply = pieces[-3:]
+        if rendered != ask:
+            raise BadModel(f"the chat template opens a first reply with {ask!r} and a later one with {rendered!r}; "
+                           "this code needs one opening")
+        self.head = [t for piece in before for t in self.scaffold(piece)] \
+            + (self.text(system_prompt) if system_prompt else []) + self.scaffold(head)
+        self.ask = self.scaffold(ask)
+        tail = self.scaffold(after_reply)
+        special = [i for i, t in enumerate(tail) if t in tokenizer.all_special_ids]
+        if not special:
+            raise BadModel("the chat template ends a reply without a special token; the policy could not learn to stop")
+        self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
+
+    def scaffold(self, text):
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def text(self, text):
+        """Ids of what somebody said: text only, whatever it spells."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def first_prompt(self, line):
+        return self.head + self.text(line) + self.ask
+
+    def next_prompt(self, line):
+        return self.after + self.text(line) + self.ask
+
+
+# ----------------------------------------------------------------------------------------------------------- episodes
+
+@dataclass
+class Segment:
+    """A run of tokens with one origin. `branch` 0 is the trunk that all later tokens see; k > 0 is a reply with a thought,
+    which only itself sees. `log_probs` are the engine's, and there are some if and only if the policy sampled the tokens."""
+    ids: list
+    branch: int = 0
+    log_probs: list = None
+
+
+@dataclass
+class Reply:
+    visible: str                    # what the user is told
+    thought: str                    # what the user is never told
+    malformed: bool
+    log_probs: list
+
+
+@dataclass
+class Episode:
+    """All there is to know of one dialogue."""
+    profile_id: str
+    group: int
+    first_line: str
+    turns: list = field(default_factory=list)       # [{reply, thought, user, analysis, change, emotion}]
+    segments: list = field(default_factory=list)    # [Segment], in time order
+    ended: str = ""                                 # design: goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
+    emotion: int = 0
+    reward: float = 0.0                             # e_T / 100, or 0 if malformed
+
+    @property
+    def tokens_sampled(self):
+        return sum(len(s.ids) for s in self.segments if s.log_probs is not None)
+
+
+def split_thought(text):
+    """Cut a thinking reply into (thought, visible, malformed).
+
+    RLVER 2.3: well-formed is `<think>`, a thought, `</think>`, something visible; each tag once, nothing before the first.
+    (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts and all.)
+    """
+    body = text.strip()
+    thought, _, visible = body.removeprefix("<think>").partition("</think>")
+    malformed = (not body.startswith("<think>") or body.count("<think>") != 1 or body.count("</think>") != 1
+                 or not visible.strip())
+    return thought.strip(), visible.strip(), malformed
+
+
+class Agent:
+    """The policy's side of one dialogue. `reply` is given a line of the user and answers; the tokens stay here."""
+
+    def __init__(self, engine, chat, *, think, max_tokens, context, seed):
+        self.engine, self.chat, self.think = engine, chat, think
+        self.max_tokens, self.context = max_tokens, context
+        self.dice = np.random.default_rng(seed)     # a dialogue's own luck, whoever shares the batch with it
+        self.segments, self.trunk = [], []
+
+    def observe(self, ids):
+        self.segments.append(Segment(ids))
+        self.trunk = self.trunk + ids
+
+    async def reply(self, line):
+        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in the context for it.
+
+        Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
+        """
+        prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
+        if len(self.trunk) + len(prompt) + self.max_tokens > self.context:
+            return None
+        self.observe(prompt)
+        ids, log_probs = await self.engine.generate(self.trunk, self.max_tokens, self.dice, key=id(self))
+        stopped = ids[-1] == self.chat.stop_id
+        text = self.chat.decode(ids[:-1] if stopped else ids)
+        if not self.think:
+            # Direct: history and reply are one causal sequence. A reply cut by the limit gets its stop token from us, and a
+            # token from us is an observation.
+            self.segments.append(Segment(ids, log_probs=log_probs))
+            self.trunk = self.trunk + ids
+            if not stopped:
+                self.observe([self.chat.stop_id])
+            return Reply(text.strip(), "", False, log_probs)
+        # Think: the sampled turn is a branch; what later turns see of it is the visible text, encoded here, once. It is not a
+        # slice of the sampled ids: "</think>" and the word behind it may share a token.
+        self.segments.append(Segment(ids, branch=1 + sum(s.branch > 0 for s in self.segments), log_probs=log_probs))
+        thought, visible, malformed = split_thought(text)
+        if not malformed:
+            self.observe(self.chat.text(visible) + [self.chat.stop_id])
+        return Reply(visible, thought, malformed, log_probs)
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+
+@dataclass
+class Batch:
+    """Dialogues side by side, one packed row each, padded on the right. B dialogues, L tokens.
+
+    Worked example, think mode: trunk tokens p q r s (prompt p q, visible reply r, next prompt s), thoughts a b and c.
+
+        memory     p  q  a  b  r  s  c        each branch stands inline, at its fork
+        position   0  1  2  3  2  3  4        as if the other branches were not there
+        branch     0  0  1  1  0  0  2
+        policy     .  .  x  x  .  .  x        sampled, hence trained
+
+    a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every token the log-prob that it
+    has in a row of its own, at a half to a third of the tokens. The token before a branch token in memory is the one that
+    predicts it, so log-probs and V shift by one place, as in any causal model.
+    """
+    ids: torch.Tensor           # [B, L] long
+    positions: torch.Tensor     # [B, L] long
+    branch: torch.Tensor        # [B, L] long; -1 marks padding
+    policy: torch.Tensor        # [B, L] bool, True where the policy sampled the token
+    log_probs: torch.Tensor     # [B, L] float, the engine's, 0 elsewhere
+    reward: torch.Tensor        # [B] float
+    group: torch.Tensor         # [B] long
+
+    def to(self, device):
+        return Batch(**{name: value.to(device) for name, value in vars(self).items()})
+
+
+def pack(episodes, pad_id=0):
+    """Lay `episodes` out as one Batch."""
+    rows = []
+    for episode in episodes:
+        row, trunk = [], 0
+        for s in episode.segments:
+            log_probs = s.log_probs if s.log_probs is not None else [0.0] * len(s.ids)
+            row += [(token, trunk + i, s.branch, s.log_probs is not None, log_prob)
+                    for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))]
+            trunk += 0 if s.branch else len(s.ids)
+        rows.append(row)
+    length = max(map(len, rows))
+    rows = [row + [(pad_id, 0, -1, False, 0.0)] * (length - len(row)) for row in rows]
+    ids, positions, branch, policy, log_probs = (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5))
+    return Batch(*map(torch.from_numpy, (ids, positions, branch, policy, log_probs.astype(np.float32))),
+                 reward=torch.tensor([e.reward for e in episodes], dtype=torch.float32),
+                 group=torch.tensor([e.group for e in episodes]))
+
+
+def micro_batches(episodes, max_tokens, pad_id=0):
+    """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together (less padding).
+
+    The split is for memory only: losses are divided by the tokens of the whole optimiser batch, so it changes no gradient.
+    """
+    lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
+    batches, current = [], []
+    for i in sorted(range(len(episodes)), key=lambda i: -lengths[i]):
+        if current and lengths[current[0]] * (len(current) + 1) > max_tokens:
+            batches.append(current)
+            current = []
+        current.append(i)
+    return [pack([episodes[i] for i in batch], pad_id) for batch in batches + [current]]
+
+
+def tree_mask(branch):
+    """Who sees whom, [B, 1, L, L] bool: key k is visible to query q if it is not later and is trunk, or of q's own branch.
+
+    A padding token sees only itself: a row without any True would be a softmax over nothing, that is NaN.
+    """
+    length = branch.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=branch.device).tril()
+    query, key = branch[:, :, None], branch[:, None, :]
+    visible = causal & ((key == 0) | (key == query)) & (query >= 0)
+    return (visible | torch.eye(length, dtype=torch.bool, device=branch.device))[:, None]
+
+
+# ------------------------------------------------------------------------------------------------------- the one door
+
+def hidden_at_policy(trunk, batch):
+    """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in memory."""
+    hidden = trunk(input_ids=batch.ids, position_ids=batch.positions, attention_mask=tree_mask(batch.branch),
+                   use_cache=False).last_hidden_state                                   # [B, L, H]
+    return hidden[:, :-1][batch.policy[:, 1:]]
+
+
+def at_policy(flat, batch):
+    """Put N numbers back in the places of the policy's tokens: [N] -> [B, L], 0 elsewhere."""
+    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(batch.policy, flat)
+
+
+def token_scores(head, hidden, targets, temperature):
+    """log pi(target) and the entropy of pi for a chunk of positions, [n], [n]. Softmax in fp32, of logits / temperature."""
+    log_probs = F.log_softmax(head(hidden).float() / temperature, dim=-1)               # [n, V]
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, targets[:, None])[:, 0], entropy
+
+
+class Policy(nn.Module):
+    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 where the policy did not sample.
+
+    Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k. Logits are made for as many
+    positions at a time as `logits` numbers hold (64 MB), and made again for the backward pass: at a vocabulary of 152,000 they
+    would else be most of the memory, and chunks without recomputation save nothing, since all would be kept for the backward
+    pass. Where one chunk is enough, as for the toy, there is nothing to save and nothing is made twice.
+    """
+
+    def __init__(self, model, temperature=1.0, logits=2 ** 24):
+        super().__init__()
+        self.model, self.temperature, self.logits = model, temperature, logits
+
+    def forward(self, batch):
+        hidden = hidden_at_policy(self.model.base_model, batch)                         # [N, H]
+        targets = batch.ids[batch.policy]                                               # [N]
+        head = self.model.get_output_embeddings()
+        chunk = max(1, self.logits // head.weight.shape[0])
+        if len(targets) <= chunk:
+            log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
+        else:
+            pieces = [checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
+                      for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+            log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
+        return at_policy(log_probs, batch), at_policy(entropy, batch)
+
+
+class Critic(nn.Module):
+    """V_phi: a copy of the policy's trunk under a scalar head. `forward(batch)` returns values, [B, L], 0 off the policy.
+
+    V of a token is read from the state before it is emitted, which is what an action's baseline may know. The head starts at
+    zero: a random one would open with advantages that are noise.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.trunk = copy.deepcopy(model.base_model)
+        self.head = nn.Linear(model.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.to(next(model.parameters()).device)
+
+    def forward(self, batch):
+        return at_policy(self.head(hidden_at_policy(self.trunk, batch)).float()[:, 0], batch)
+
+
+# --------------------------------------------------------------------------------------------------- the torch engine
+
+class SlotCache:
+    """A KV cache whose rows (slots) grow at their own pace, in the place where transformers expects its own.
+
+    Layer l keeps keys and values [slots, heads, length, size]. `place` says which rows a forward pass serves and at which
+    column each of its tokens goes. What lies beyond a row's own length is garbage that the attention mask hides.
+    """
+    is_compileable = False
+
+    def __init__(self):
+        self.keys, self.values = {}, {}
+
+    def place(self, rows, columns, slots, length):
+        self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
+
+    def update(self, key, value, layer, *args, **kwargs):       # [rows, heads, new, size]
+        for store, new in ((self.keys, key), (self.values, value)):
+            old = store.get(layer)
+            if old is None or old.shape[0] < self.slots or old.shape[2] < self.length:
+                size = (self.slots, new.shape[1], (self.length + 127) // 128 * 128, new.shape[3])
+                store[layer] = new.new_zeros([max(a, b) for a, b in zip(size, old.shape if old is not None else size)])
+                if old is not None:
+                    store[layer][:old.shape[0], :, :old.shape[2]] = old
+            store[layer][self.index()[:, None], :, self.columns] = new.transpose(1, 2)
+        return self.keys[layer][self.rows, :, :self.length], self.values[layer][self.rows, :, :self.length]
+
+    def index(self):
+        return self.rows if torch.is_tensor(self.rows) else torch.arange(self.rows.stop, device=self.columns.device)
+
+    def get_seq_length(self, *args):
+        return self.length
+
+
+@dataclass
+class Request:
+    prompt: list
+    max_tokens: int
+    dice: np.random.Generator
+    key: object
+    done: asyncio.Future
+    ids: list = field(default_factory=list)
+    log_probs: list = field(default_factory=list)
+
+
+class TorchEngine:
+    """Samples replies with plain PyTorch: a waiting list, a KV cache, one token a step for everybody who is talking.
+
+    It has its own copy of the weights and knows the trainer only by `load_weights`. A dialogue keeps its slot, so the next
+    turn computes only what is new. Newcomers are let in when they are a quarter of those at work: a forward pass for each would
+    cost more than the wait. Each sampled token comes with the log-prob it was drawn with.
+    """
+
+    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
+        self.model = copy.deepcopy(model).eval()
+        self.stop_id, self.temperature, self.max_slots, self.clock = stop_id, temperature, max_slots, clock
+        self.cache, self.waiting, self.running = SlotCache(), [], {}    # running: slot -> Request
+        self.slot_of, self.known = {}, {}                               # dialogue -> slot; slot -> ids in its cache row
+        self.loop_task = None
+
+    def load_weights(self, named_tensors):
+        """Copy the trainer's weights in, and forget everything computed with the old ones."""
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, tensor in named_tensors:
+                own[name].copy_(tensor)
+        self.slot_of, self.known = {}, {}
+
+    async def generate(self, prompt, max_tokens, dice, key):
+        """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its cache row is found again.
+
+        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `dice` is drawn from once a call.
+        """
+        request = Request(prompt, max_tokens, dice, key, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
+        if self.loop_task is None or self.loop_task.done():
+            self.loop_task = asyncio.create_task(self.work())
+        return await request.done
+
+    async def work(self):
+        try:
+            while self.waiting or self.running:
+                with self.clock.sampling() if self.clock else contextlib.nullcontext():
+                    if len(self.waiting) * 4 >= len(self.running):
+                        self.admit()
+                    self.step()
+                await asyncio.sleep(0)                  # here the dialogues whose reply is ready go on, and come back
+        except Exception as error:                      # a failure here is the failure of everybody who waits
+            for request in [*self.waiting, *self.running.values()]:
+                if not request.done.done():
+                    request.done.set_exception(error)
+            self.waiting, self.running = [], {}
+
+    def admit(self):
+        """Give the waiting requests a slot each, and read their prompts: as far as the slot does not hold them already."""
+        chunks = {}
+        while self.waiting and len(self.running) < self.max_slots:
+            request = self.waiting.pop(0)
+            slot = self.slot_of.get(request.key)
+            if slot is None or slot in self.running:
+                free = (s for s in range(self.max_slots) if s not in self.running)
+                slot = next((s for s in free if s not in self.known), None)
+                if slot is None:                        # all have a past: the longest unused loses it
+                    slot = next(s for s in self.known if s not in self.running)
+            known = self.known.pop(slot, [])            # popped and put back: the order of the dict is the order of use
+            same = next((i for i, (a, b) in enumerate(zip(known, request.prompt)) if a != b), min(len(known), len(request.prompt)))
+            same = min(same, len(request.prompt) - 1)   # at least one token must run, for its logits
+            chunks[slot] = request.prompt[same:]
+            self.known[slot], self.running[slot] = request.prompt[:same], request
+            self.slot_of = {k: s for k, s in self.slot_of.items() if s != slot} | {request.key: slot}
+            request.uniform = request.dice.random(request.max_tokens)
+        if chunks:
+            slots = list(chunks)
+            self.forward(torch.tensor(slots), slots, [chunks[s] for s in slots])
+
+    def step(self):
+        """One token for everybody at work. The rows are a slice of the cache, so nothing is copied; idle rows among them
+        compute garbage beside their own past and keep it."""
+        if self.running:
+            last = max(self.running) + 1
+            self.forward(slice(0, last), list(range(last)),
+                         [[self.running[s].ids[-1]] if s in self.running else [] for s in range(last)])
+
+    @torch.inference_mode()
+    def forward(self, rows, slots, chunks):
+        """Append `chunks` (a list of ids for each of `slots`) to the cache, and draw the next token of each that is at work."""
+        device = next(self.model.parameters()).device
+        start = torch.tensor([len(self.known.get(s, [])) for s in slots])
+        width = max(map(len, chunks))
+        ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)     # [R, W]
+        positions = (start[:, None] + torch.arange(width)).to(device)                                   # [R, W]
+        length = int(start.max()) + width
+        self.cache.place(rows.to(device) if torch.is_tensor(rows) else rows, positions, max(slots) + 1, length)
+        visible = torch.arange(length, device=device) <= positions[:, :, None]                          # [R, W, length]
+        hidden = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
+                                       past_key_values=self.cache, use_cache=True).last_hidden_state
+        at = [i for i, chunk in enumerate(chunks) if chunk]
+        ends = torch.tensor([len(chunks[i]) - 1 for i in at], device=device)
+        logits = self.model.get_output_embeddings()(hidden[torch.tensor(at, device=device), ends])      # [R', V]
+        log_probs = F.log_softmax(logits.float() / self.temperature, dim=-1)
+        cdf = log_probs.double().exp().cumsum(-1)       # inverse-CDF sampling: the first token whose cdf passes a uniform draw
+        draw = torch.tensor([[self.running[slots[i]].uniform[len(self.running[slots[i]].ids)]] for i in at],
+                            dtype=torch.float64, device=device)
+        tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True).clamp(max=cdf.shape[-1] - 1)   # [R', 1]
+        for i, token, log_prob in zip(at, tokens[:, 0].tolist(), log_probs.gather(-1, tokens)[:, 0].tolist()):
+            slot, request = slots[i], self.running[slots[i]]
+            self.known[slot] += chunks[i]
+            request.ids.append(token)
+            request.log_probs.append(log_prob)
+            if token == self.stop_id or len(request.ids) == request.max_tokens:
+                del self.running[slot]
+                if not request.done.cancelled():
+                    request.done.set_result((request.ids, request.log_probs))

@@ -1,0 +1,236 @@
+"""ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
+
+Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model or an optimiser. All tensors
+are [B, L]: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is not the policy's (the
+user's lines, the scaffold, padding) is skipped everywhere: in the loss, GAE, whitening, entropy, KL and all means.
+
+What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one optimiser step per rollout the
+ratio is 1 and the clip never acts; it takes two mini-batches or more to see it work.
+
+Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi) within the update;  clipfrac  share of tokens whose ratio is
+clipped;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
+perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
+"""
+import torch
+
+
+class SelfCheckFailed(RuntimeError):
+    """Something that must hold does not; training on would waste the run. The message says what to look at."""
+
+
+def identity(x):
+    return x
+
+
+# ---------------------------------------------------------------------------------------------------------- advantages
+
+def terminal_rewards(reward, mask):
+    """The reward of a dialogue, once, on its last policy token: [B], [B, L] -> [B, L].
+
+    Not on the last token: that one may be the user's, and a reward on a masked token is lost.
+    """
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, positions, -1).amax(1, keepdim=True)       # [B, 1]; -1 if the policy never spoke
+    return torch.where(mask & (positions == last), reward[:, None], torch.zeros_like(reward)[:, None])
+
+
+def gae(rewards, values, mask, gamma, lam):
+    """Generalised advantage estimation over the policy's tokens (Schulman 2016, eq. 16), across turns.
+
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        return_t = A_t + V_t
+
+    t + 1 is the *next token that the policy sampled*, however much the user said in between: observation tokens are no
+    actions, so they neither have a V nor decay anything. Behind the last one there is nothing: V = 0 at the end, also at the
+    turn limit, because the reward is observed there and nothing is left to be bootstrapped.
+
+    rewards, values: [B, L] float; mask: [B, L] bool. Returns (advantages, returns), [B, L], 0 where mask is False.
+    Example, gamma = lam = 1, one reward of 1, V = 0.5:  mask 1 1 0 0 1  ->  advantages .5 .5 0 0 .5, returns 1 1 0 0 1.
+    """
+    advantages = torch.zeros_like(rewards)
+    next_value = next_advantage = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = torch.where(mask[:, t], advantage, 0.0)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        next_advantage = torch.where(mask[:, t], advantage, next_advantage)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def whitening(tensors, masks, reduce=identity, eps=1e-8):
+    """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the whole batch, not of one
+    micro-batch). `reduce` sums a tensor over ranks; this file knows nothing else of them.
+
+    Returns (mean, std), the variance unbiased. Fewer than two entries give (0, 1): nothing to whiten.
+    """
+    total = reduce(torch.stack([sum(m.sum() for m in masks).double(),
+                                sum(t[m].double().sum() for t, m in zip(tensors, masks))]))
+    count, mean = total[0], total[1] / total[0].clamp(min=1)
+    squares = reduce(sum(((t[m].double() - mean) ** 2).sum() for t, m in zip(tensors, masks)))
+    if count < 2:
+        return torch.zeros_like(mean).float(), torch.ones_like(mean).float()
+    return mean.float(), (squares / (count - 1) + eps).sqrt().float()
+
+
+def whiten(x, mask, mean, std):
+    """(x - mean) / std where mask is True, 0 elsewhere."""
+    return torch.where(mask, (x - mean) / std, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+
+def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=None):
+    """Clipped surrogate (Schulman 2017, eq. 7), negated, *summed* over the policy's tokens:
+
+        - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t)        rho_t = pi(y_t) / pi_old(y_t)
+
+    min for both signs of A: a good token gains nothing beyond 1 + eps, a bad one nothing below 1 - eps, but a bad token that
+    became *more* likely is pushed back without limit. A sum, not a mean: the caller divides by the tokens of the whole optimiser
+    batch, so neither the micro-batches nor the ranks it was cut into change the gradient.
+
+    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of clipped tokens).
+    """
+    ratio = (log_probs - old_log_probs).exp()
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
+    objective = torch.minimum(unclipped, clipped)
+    if weights is not None:
+        objective = objective * weights
+    return -objective[mask].sum(), (clipped < unclipped)[mask].sum()
+
+
+def value_loss(values, old_values, returns, mask, value_clip):
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens. c = 0 or None: not clipped."""
+    loss = (values - returns) ** 2
+    if value_clip:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        loss = torch.maximum(loss, (near - returns) ** 2)
+    return 0.5 * loss[mask].sum()
+
+
+def importance_weights(old_log_probs, engine_log_probs, cap=2.0):
+    """min(pi_old / pi_engine, cap), detached (truncated importance sampling; Yao et al. 2025). The engine that sampled and the
+    trainer that scores are two programs; where they differ the data is off-policy, and this is the correction."""
+    return (old_log_probs - engine_log_probs).exp().clamp(max=cap).detach()
+
+
+# ------------------------------------------------------------------------------------------------------------------ KL
+
+def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
+    """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"), [B, L] -> [B, L].
+
+        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it belongs into the
+                   *reward*, for PPO, and must not be differentiated.
+        k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi, ref): right.
+        k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a *value*; as a loss, its
+                   on-policy gradient is that of KL(ref, pi), the other direction.
+        k3-ratio   rho k3, with rho = pi / pi_old: the importance ratio puts the missing part of the gradient back, and
+                   it is that of KL(pi, ref) (DeepSeek-V3.2).
+
+    Raises ValueError for another name.
+    """
+    log_ratio = ref_log_probs - log_probs
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio ** 2
+    k3 = log_ratio.exp() - 1 - log_ratio
+    if estimator == "k3":
+        return k3
+    if estimator == "k3-ratio":
+        return (log_probs - (log_probs.detach() if old_log_probs is None else old_log_probs)).exp() * k3
+    raise ValueError(f"unknown KL estimator {estimator!r}")
+
+
+def explained_variance(values, returns, masks):
+    """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not vary."""
+    v, r = (torch.cat([x[m] for x, m in zip(tensors, masks)]) for tensors in (values, returns))
+    return float(1 - (r - v).var() / r.var()) if r.numel() > 1 and r.var() > 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------- the update
+
+def old_scores(policy, batches):
+    """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what the engine says)."""
+    with torch.no_grad():
+        return [policy(batch)[0] for batch in batches]
+
+
+def logp_gap(batches, old_log_probs):
+    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens."""
+    gaps = torch.cat([(b.log_probs - old)[b.policy].abs() for b, old in zip(batches, old_log_probs)])
+    return {"logp_gap": gaps.mean().item(), "logp_gap_max": gaps.max().item()}
+
+
+def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0, kl_coef=0.0, kl_estimator="k3",
+             ref=None, max_grad_norm=1.0, reduce=identity, critic=None):
+    """One optimiser step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's policy step are this one.
+
+    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the same order.
+    critic: None, or (model, optimizer, old_values, returns, value_clip, max_grad_norm): stepped on the same mini-batches.
+    Returns a dict of means over all tokens and all steps. Raises SelfCheckFailed if the first ratio is not 1.
+    """
+    sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
+    norms, k = [], 0
+    for step, micros in enumerate(minibatches):
+        tokens = reduce(sum(b.policy.sum() for b in micros)).clamp(min=1)       # of the whole mini-batch, over all ranks
+        for batch in micros:
+            mask = batch.policy
+            log_probs, entropy = policy(batch)
+            log_ratio = (log_probs - old[k])[mask].detach()
+            if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < 1e-3:
+                raise SelfCheckFailed(f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in log-probability; "
+                                      "they are the same weights on the same tokens: look for dropout, temperature, masks, padding")
+            loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, importance_weights(old[k], batch.log_probs))
+            loss = loss - entropy_coef * entropy[mask].sum()
+            if kl_coef and kl_estimator != "k1":
+                loss = loss + kl_coef * kl_penalty(log_probs, ref[k], kl_estimator, old[k])[mask].sum()
+            (loss / tokens).backward()
+            if critic:
+                model, _, old_values, returns, value_clip, _ = critic
+                (value_loss(model(batch), old_values[k], returns[k], mask, value_clip) / tokens).backward()
+            sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
+            sums["entropy"] += entropy[mask].sum().item()
+            sums["clipped"] += clipped.item()
+            sums["tokens"] += mask.sum().item()
+            k += 1
+        norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)))
+        if norms[-1] != norms[-1]:
+            raise SelfCheckFailed("the gradient is NaN; the weights were not touched. Look at the learning rate and the last batch")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if critic:
+            torch.nn.utils.clip_grad_norm_(critic[0].parameters(), critic[5])
+            critic[1].step()
+            critic[1].zero_grad(set_to_none=True)
+    count = max(1, sums["tokens"])
+    return {"kl": sums["kl"] / count, "entropy": sums["entropy"] / count, "clipfrac": sums["clipped"] / count,
+            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(sums["tokens"])}
+
+
+def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0, value_clip=0.5, reference=None,
+               kl_coef=0.0, kl_estimator="k3", reduce=identity, **settings):
+    """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
+
+    minibatches: a list (optimiser steps) of lists (micro-batches) of batches with .policy, .log_probs [B, L] and .reward [B].
+    """
+    batches = [batch for micros in minibatches for batch in micros]
+    masks = [batch.policy for batch in batches]
+    # 1. Who was it that acted? pi_old, V_old and, only if a KL is asked for, the reference.
+    old = old_scores(policy, batches)
+    ref = old_scores(reference, batches) if kl_coef else None
+    with torch.no_grad():
+        old_values = [critic(batch) for batch in batches]
+    # 2. The reward on the last policy token, a k1 penalty on all of them.
+    rewards = [terminal_rewards(batch.reward, batch.policy) for batch in batches]
+    if kl_coef and kl_estimator == "k1":
+        rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m for r, o, f, m in zip(rewards, old, ref, masks)]
+    # 3. Advantages, whitened over the whole batch.
+    advantages, returns = zip(*[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)])
+    mean, std = whitening(advantages, masks, reduce)
+    advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
+    # 4. Policy and critic step on the same mini-batches.
+    critic_part = (critic, critic_optimizer, old_values, returns, value_clip, settings.get("max_grad_norm", 1.0))
+    metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
+                       reduce=reduce, critic=critic_part, **settings)
+    return {**metrics, **logp_gap(batches, old), "explained_variance": explained_variance(old_values, returns, masks)}

@@ -1,0 +1,414 @@
+"""simulator.py - the sentient user (SAGE, the environment of RLVER 2.1): a person with a story, a hidden need and an emotion.
+
+After each reply of the policy two questions go to a language model, one after the other (SAGE eq. 1 and 2):
+
+    e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; by how much does the emotion move?
+    a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
+
+S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the model and reads the answer's
+sections, whichever model it is. The last emotion is the reward, so this file is where a reward could be forged: what the policy
+says enters a prompt in one substitution pass, as a JSON string, and the change is read from its own section, clamped.
+
+Play the policy yourself, and see the emotion and the thoughts behind every answer:   python simulator.py
+Does the same dialogue get the same score twice?                        python simulator.py --replay runs/NAME/dialogues.jsonl
+"""
+import argparse
+import asyncio
+import json
+import re
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import toy
+
+PROMPTS = Path(__file__).parent / "prompts"
+START = {"training": 30, "benchmark": 40}       # RLVER trains from 30; SAGE's benchmark starts at 40
+MAX_CHANGE = 10                                 # SAGE: one reply moves the emotion by 10 at most
+
+
+class BadInput(ValueError):
+    """A user's mistake; the message is one line that says what, where, and what to do."""
+
+
+class SimulatorFailed(Exception):
+    """The simulator gave no usable answer in as many attempts as it is allowed. Its dialogue is dropped, never guessed at."""
+
+
+# --------------------------------------------------------------------------------------------------------------- profiles
+
+@dataclass(frozen=True)
+class Profile:
+    """One simulated person, under the field names of the released JSONL files. `task` is the hidden intention."""
+    id: str
+    player: str             # the persona: name, age, habits, way of speaking
+    scene: str              # the background: what happened, how replies are taken
+    main_cha: str           # persona group: negative, passive or avoidant
+    cha_group: list         # traits
+    task: str
+    topic: str = ""
+    first_talk: str = ""    # a fixed first line (the benchmark's profiles have one)
+
+
+ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group", "cha_group": "traits", "task": "intention",
+           "first_talk": "first_line"}
+
+
+def load_profiles(path):
+    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line and the field."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"--profiles {path}: no such file")
+    found, seen = [], {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"--profiles {path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"--profiles {path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{where}: not a whole JSON object ({error.msg}, column {error.colno}); is the file half-written?") from None
+        if not isinstance(row, dict):
+            raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
+        values = {}
+        for name, spec in Profile.__dataclass_fields__.items():
+            value = row.get(name, row.get(ENGLISH.get(name)))
+            optional = name in ("topic", "first_talk")
+            if value is None and not optional:
+                raise BadInput(f"{where}: field {name!r} is missing" + (f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""))
+            kind = list if name == "cha_group" else str
+            if value is not None and not isinstance(value, kind):
+                raise BadInput(f"{where}: field {name!r} should be a {kind.__name__}, it is a {type(value).__name__}")
+            if not value and not optional and name != "cha_group":
+                raise BadInput(f"{where}: field {name!r} is empty")
+            if value is not None:
+                values[name] = value
+        profile = Profile(**values)
+        if profile.id in seen:
+            raise BadInput(f"{where}: id {profile.id!r} stands in line {seen[profile.id]} already")
+        seen[profile.id] = number
+        found.append(profile)
+    if not found:
+        raise BadInput(f"--profiles {path}: the file holds no profile")
+    return found
+
+
+def toy_profiles(split, count=None):
+    return [Profile(**row) for row in toy.profiles(split, count)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- emotion
+
+def emotion_level(emotion):
+    """The five levels of SAGE: S at 100, A from 70, B from 40, C from 10, F below. The reply hop is told only this name."""
+    return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
+
+
+def move_emotion(emotion, change):
+    """e_t = e_{t-1} + change, the change clamped to +-10 (SAGE appendix E.1), the emotion to 0..100."""
+    return min(100, max(0, emotion + min(MAX_CHANGE, max(-MAX_CHANGE, change))))
+
+
+FAREWELL = re.compile(
+    r"(?:(?:ok|okay|well|so|then|anyway|alright|all right|thanks|thank you|and|now|just|i'?ll say|i say|for now)\s+)*"
+    r"(?:good\s?bye|bye(?:\s?bye)?|farewell|see you|see ya|good night)"
+    r"(?:\s+(?:for|now|then|and|thanks|thank|you|again|soon|later|tomorrow|my|dear|friend|everyone|all|take|care|around|the))*"
+    r"|(?:那|那么|就|好|好的|好了|嗯|行|行吧|我|我们|咱们|咱|先|下次|谢谢|谢谢你|\s)*(?:再见|拜拜|拜拜了|回头见)(?:了|啦|吧|咯|喽|哦|呀|啊|您|你|朋友|\s)*",
+    re.IGNORECASE)
+
+
+def says_goodbye(line):
+    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough ("he never said goodbye", 他没说再见):
+    one clause of it must be nothing but a farewell. The released code ends the dialogue wherever the word occurs."""
+    sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
+    if not sentences:
+        return False
+    clauses = re.split(r"[,;:，、；：()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", sentences[-1].replace("’", "'")))
+    return any(FAREWELL.fullmatch(" ".join(c.replace("-", " ").split())) for c in clauses)
+
+
+# ------------------------------------------------------------------------------------------------- prompts and their answers
+
+PLACEHOLDERS = {"emotion": {"persona", "scene", "task", "emotion", "dialogue"},
+                "reply": {"persona", "scene", "task", "level", "planning", "dialogue"},
+                "policy_think": set(), "policy_direct": set()}
+EMOTION_SECTIONS = ["Content", "TargetCompletion|Reason", "Activity", "Analyse", "Change"]
+REPLY_SECTIONS = ["Thinking", "Origin", "Change", "Response"]
+
+
+def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
+    """Read a prompt file and check its placeholders. Raises BadInput for a missing file, a missing or an unknown placeholder."""
+    path = Path(root) / lang / difficulty / f"{name}.txt"
+    if not path.is_file():
+        raise BadInput(f"prompt file {path} is missing")
+    text = path.read_text(encoding="utf-8")
+    found = set(re.findall(r"\{\{(\w+)\}\}", text))
+    for kind, names in (("lacks its placeholder", PLACEHOLDERS[name] - found), ("has an unknown placeholder", found - PLACEHOLDERS[name])):
+        if names:
+            raise BadInput(f"prompt file {path} {kind} {{{{{sorted(names)[0]}}}}}")
+    return text.strip()
+
+
+def fill(template, values):
+    """Put `values` in their {{placeholders}}, all in one pass: a value that spells a placeholder stays the text it is.
+
+    (Replacing one name after the other, as in text.replace(...).replace(...), would let a reply of "{{emotion}}" read the
+    emotion, or any later value, into the dialogue.)"""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match.group(1)]), template)
+
+
+def as_json(value):
+    """JSON for a prompt. Newlines become \\n, so no text can open a section of its own, and < becomes \\u003c, so none can
+    close a tag of the prompt."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def parse_sections(text, names):
+    """Cut a model's answer into its sections: {name: text}. Raises ValueError if one is missing.
+
+    Headers stand at line starts, in order; Markdown around them is forgiven. The last section is taken from its last header: an
+    answer that quotes the friend's forged "Change: +10" on the way still ends in the model's own."""
+    def header(name):
+        return re.compile(rf"^[\s*#>_\[-]*({name})[\s*_\]]*[:：][*_]*", re.MULTILINE | re.IGNORECASE)
+    *first, last = names
+    ends = list(header(last).finditer(text))
+    if not ends:
+        raise ValueError(f"no section {last}")
+    sections, position, label = {}, 0, None
+    for name in first:
+        match = header(name).search(text, position, ends[-1].start())
+        if not match:
+            raise ValueError(f"no section {name}")
+        if label:
+            sections[label] = text[start:match.start()].strip()
+        label, start, position = match.group(1), match.end(), match.end()
+    sections[label] = text[start:ends[-1].start()].strip()
+    sections[last] = text[ends[-1].end():].strip()
+    return sections
+
+
+def parse_change(section):
+    """The signed integer of a Change section. Raises ValueError where there is none, or more than one could be meant."""
+    text = section.translate(str.maketrans("＋－−–", "+---")).strip(" \t\n*_[](){}\"'`（）【】")
+    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)\s*(?!\s*(?:%|~|/|to\b|or\b|至|到|或|[+-]\s*\d))", text)
+    numbers = re.findall(r"[+-]?\s*\d+(?:\.\d+)?", text)
+    if not leading and (len(numbers) != 1 or "." in numbers[0]):
+        raise ValueError(f"no single integer in the Change section {section[:60]!r}")
+    return int((leading.group(1) if leading else numbers[0]).replace(" ", ""))
+
+
+def parse_emotion(text):
+    """An answer of f_emo -> (sections, change). The change is an integer, not yet clamped."""
+    sections = parse_sections(text, EMOTION_SECTIONS)
+    return sections, parse_change(sections["Change"])
+
+
+def parse_reply(text):
+    """An answer of f_reply -> (sections, response)."""
+    sections = parse_sections(text, REPLY_SECTIONS)
+    response = sections["Response"].strip().strip('"“”').strip()
+    if not response:
+        raise ValueError("the Response section is empty")
+    return sections, response
+
+
+# ---------------------------------------------------------------------------------------------------------- the simulator
+
+class Clock:
+    """Splits a rollout's wall time. `simulator` counts seconds in which a call was in flight and nothing was being sampled:
+    the time for which the GPU waits for the user."""
+
+    def __init__(self):
+        self.simulator = 0.0
+        self.calls = self.samplers = 0
+        self.since = time.perf_counter()
+
+    def tick(self):
+        now = time.perf_counter()
+        if self.calls and not self.samplers:
+            self.simulator += now - self.since
+        self.since = now
+
+    @contextmanager
+    def calling(self):
+        self.tick()
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.tick()
+            self.calls -= 1
+
+    @contextmanager
+    def sampling(self):
+        self.tick()
+        self.samplers += 1
+        try:
+            yield
+        finally:
+            self.tick()
+            self.samplers -= 1
+
+
+class Simulator:
+    """What all users share: the model behind them, the prompts, the bounded retries, the clock.
+
+    `model` is any `async def model(prompt) -> text`. An answer that cannot be read is asked for again, `attempts` times in
+    all; then the dialogue is given up. (The released code asks for ever.)"""
+
+    def __init__(self, model, lang="en", difficulty="vanilla", attempts=3, clock=None):
+        self.model, self.attempts, self.clock = model, attempts, clock or Clock()
+        self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
+
+    async def ask(self, name, values, parse):
+        prompt = fill(self.prompts[name], values)
+        for _ in range(self.attempts):
+            with self.clock.calling():
+                text = await self.model(prompt)
+            try:
+                return text, *parse(text)
+            except ValueError as error:
+                reason = error
+        raise SimulatorFailed(f"{self.attempts} unreadable answers of the {name} hop, the last one: {reason}")
+
+
+def make_simulator(name, lang="en", difficulty="vanilla", clock=None):
+    """`name` as in --simulator: toy, or toy-weak (the scorer that can be hacked)."""
+    if name not in ("toy", "toy-weak"):
+        raise BadInput(f"--simulator {name}: unknown; choose toy or toy-weak")
+    if lang != "en":
+        raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks English only")
+    return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock)
+
+
+@dataclass
+class User:
+    """One sentient user in one dialogue: who it is, what was said, what it feels.
+
+    It travels with its dialogue. (The released code finds users by their position in a list of unfinished dialogues; when one
+    ends, every later reply goes to somebody else's user.)"""
+    simulator: Simulator
+    profile: Profile
+    emotion: int = START["training"]
+    dialogue: list = field(default_factory=list)        # [{"speaker": "me" | "friend", "text": ...}]
+    planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
+
+    def values(self):
+        return {"persona": self.profile.player, "scene": self.profile.scene, "task": self.profile.task,
+                "emotion": self.emotion, "level": emotion_level(self.emotion),      # live: the released code says 30 for ever
+                "planning": as_json(self.planning), "dialogue": as_json(self.dialogue)}
+
+    async def feel(self, reply):
+        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the model's whole answer, which is
+        what makes the reward verifiable, and the clamped change."""
+        self.dialogue.append({"speaker": "friend", "text": reply})
+        text, sections, change = await self.simulator.ask("emotion", self.values(), parse_emotion)
+        change = min(MAX_CHANGE, max(-MAX_CHANGE, change))
+        self.emotion = move_emotion(self.emotion, change)
+        self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason") or "",
+                         "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
+        return text, change
+
+    async def answer(self):
+        """f_reply (SAGE eq. 2): say the next line, the first one too."""
+        _, _, line = await self.simulator.ask("reply", self.values(), parse_reply)
+        self.dialogue.append({"speaker": "me", "text": line})
+        return line
+
+    def copy(self):
+        """A user of its own for one dialogue of a group, with the same past: all of a group hear the same first line."""
+        return User(self.simulator, self.profile, self.emotion, [dict(m) for m in self.dialogue], dict(self.planning))
+
+
+# ----------------------------------------------------------------------------------------------------------- run it alone
+
+async def replay(dialogue, user):
+    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns the list of emotions."""
+    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
+    emotions = []
+    for turn in dialogue["turns"]:
+        if turn["emotion"] is None:             # a malformed reply: never sent
+            break
+        await user.feel(turn["reply"])
+        emotions.append(user.emotion)
+        if turn["user"]:
+            user.dialogue.append({"speaker": "me", "text": turn["user"]})
+    return emotions
+
+
+async def score_consistency(path, simulator, profiles):
+    """How often a replayed dialogue gets the same emotions and the same final score: (turns, same, dialogues, same)."""
+    counts = [0, 0, 0, 0]
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        dialogue = json.loads(line)
+        if dialogue["profile_id"] not in profiles:
+            raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is not among the profiles; name them with --profiles")
+        recorded = [t["emotion"] for t in dialogue["turns"] if t["emotion"] is not None]
+        again = await replay(dialogue, User(simulator, profiles[dialogue["profile_id"]]))
+        counts[0] += len(recorded)
+        counts[1] += sum(a == b for a, b in zip(recorded, again))
+        counts[2] += 1
+        counts[3] += recorded[-1:] == again[-1:]
+    return counts
+
+
+async def play(user, max_turns):
+    """Be the assistant in the terminal."""
+    print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies at most; an empty line ends.\n")
+    print(f"[emotion {user.emotion}]  {await user.answer()}")
+    for turn in range(max_turns):
+        reply = await asyncio.to_thread(input, "you> ")
+        if not reply.strip():
+            break
+        analysis, change = await user.feel(reply)
+        print("".join(f"    | {line}\n" for line in analysis.splitlines()), end="")
+        print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
+        if user.emotion in (0, 100) or turn == max_turns - 1:
+            break
+        line = await user.answer()
+        print(f"[emotion {user.emotion}]  {line}")
+        if says_goodbye(line):
+            break
+    print(f"Final emotion {user.emotion}, reward {user.emotion / 100:.2f}.")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Talk with a simulated user: you are the assistant.")
+    parser.add_argument("--simulator", default="toy", help="model behind the user: toy, toy-weak (default: toy)")
+    parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
+    parser.add_argument("--lang", choices=["en", "zh"], default="en", help="language of the prompts")
+    parser.add_argument("--profiles", metavar="FILE", help="profiles as JSONL (default: the toy's held-out users)")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="which of them, from 0 (default: 0)")
+    parser.add_argument("--max-turns", type=int, default=8)
+    parser.add_argument("--replay", metavar="FILE", help="replay a run's dialogues.jsonl instead and report the score consistency")
+    args = parser.parse_args(argv)
+    try:
+        simulator = make_simulator(args.simulator, args.lang, args.difficulty)
+        people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout") + toy_profiles("train")
+        if args.simulator.startswith("toy"):
+            for profile in people:
+                toy.read_scene(profile.scene, profile.task)
+        if args.replay:
+            turns, same, dialogues, equal = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
+            print(f"{same} of {turns} turns have the same emotion again, {equal} of {dialogues} dialogues the same final score")
+        elif not 0 <= args.profile < len(people):
+            raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
+        else:
+            asyncio.run(play(User(simulator, people[args.profile]), args.max_turns))
+    except (BadInput, toy.NotOfThisWorld, FileNotFoundError) as error:
+        print(f"simulator.py: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, EOFError):
+        print()
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,434 @@
+"""toy.py - the embedded world: people with troubles, a scripted model behind the simulated user, and a half-million-parameter
+policy with bad habits. It stands in for an LLM user and a 7B policy, so that the whole of RLVER runs on a laptop, offline.
+
+What is true here: a hidden need that shows in the user's words, an emotion that answers every reply, a chain of prompts and
+parsed answers between the two, a policy that must find out what helps whom. What is not: nobody is comforted. The English is a
+template grammar of a few hundred words, and what the policy learns is *which kind of sentence helps which need*, said to the
+right person, legibly, and never twice. The words themselves, those of the held-out users too, are planted by the supervised
+training of the base policy; reinforcement learning only teaches it to act on what it knows.
+
+Run it alone to meet a few of these people:  python toy.py
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+# The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py.
+DEFAULTS = dict(
+    steps=40, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
+    lr=3e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
+
+# ------------------------------------------------------------------------------------------------------ words of the world
+# Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a person, an event, a feeling
+# or a wording of a need with anybody in training.
+
+PEOPLE = {"train": "sister brother boss roommate husband teacher neighbor father mother coworker partner friend".split(),
+          "heldout": "cousin coach landlord uncle wife manager".split()}
+FEELINGS = {"train": "hurt angry lonely ashamed anxious jealous tired lost guilty empty".split(),
+            "heldout": "bitter nervous homesick worthless numb".split()}
+EVENTS = {"train": ["forgot my birthday", "shouted at me in front of everyone", "read my diary", "sold my bike without asking",
+                    "stopped answering my calls", "laughed at my plan", "took credit for my work", "cancelled our trip",
+                    "told everyone my secret", "broke my guitar", "left me at the station", "lied about the money"],
+          "heldout": ["threw away my letters", "missed my graduation", "gave my room to a stranger", "blamed me for the mistake",
+                      "ignored me at dinner", "copied my project"]}
+DETAILS = {"train": ["It was last Monday.", "Nobody else saw it.", "We have not spoken since.", "I keep seeing it again.",
+                     "It was not the first time.", "I did not sleep after that."],
+           "heldout": ["It was on a cold morning.", "Two people were watching.", "I left without a word.",
+                       "My phone is silent now."]}
+NAMES = {"train": "Anna Ben Clara David Emma Felix Grace Henry Iris Jonas".split(),
+         "heldout": "Karl Lena Martin Nora Oscar Paula".split()}
+PERSONAS = [("negative", ["irritable", "suspicious", "vain"]), ("passive", ["anxious", "modest", "patient"]),
+            ("avoidant", ["sensitive", "cautious", "tolerant"])]
+
+# The eight hidden needs of SAGE (RLVER Table 5), the first four rational, the others emotional: the text of the hidden theme,
+# the name that the policy's thoughts use, and how people word it.
+NEEDS = {
+    "analyse": ("You want the problem weighed critically, from all its sides.", "analysis",
+                {"train": ["I want to see the whole picture.", "I need to sort the facts out.", "It is all tangled in my head.",
+                           "I want to look at it clearly.", "Help me untangle this."],
+                 "heldout": ["I want to weigh all sides of it.", "My head can not put it in order.", "I need a clear view of it."]}),
+    "advise": ("You want advice that really helps with the present trouble.", "advice",
+               {"train": ["I do not know what to do next.", "What should I do now?", "I need a way out of this.",
+                          "I need something I can try.", "How can I fix this?"],
+                "heldout": ["I have no plan for tomorrow.", "Which step comes first?", "I need a way to mend this."]}),
+    "explain": ("You want to understand why the other person acted so.", "reasons",
+                {"train": ["Why would anyone act like that?", "I can not understand the reason.", "What were they thinking?",
+                           "I keep asking myself why.", "It makes no sense to me."],
+                 "heldout": ["What goes on in a mind like that?", "I search for the reason every day.",
+                             "I would love to know why."]}),
+    "reflect": ("You want to be guided to look at yourself and to grow.", "growth",
+                {"train": ["Maybe I should learn from this.", "I want to understand myself better.", "What does it say about me?",
+                           "I want to grow from it.", "I wonder about my own part."],
+                 "heldout": ["I want to become wiser from it.", "Maybe there is a lesson in it.", "I look at my own part a lot."]}),
+    "praise": ("You want sincere praise for what you did.", "praise",
+               {"train": ["I tried so hard.", "Nobody noticed my effort.", "I really did my best.", "I worked so long on this.",
+                          "I stayed polite the whole time."],
+                "heldout": ["I gave it all my effort.", "I stayed calm and nobody saw it.", "I did so much for them."]}),
+    "listen": ("You want somebody to listen while you let it out.", "a listener",
+               {"train": ["I just need to let it out.", "There is so much to tell.", "Nobody ever lets me finish.",
+                          "I have to talk about it.", "Can I just talk for a while?"],
+                "heldout": ["I have kept it in so long.", "Please let me finish for once.", "I need to talk and talk."]}),
+    "empathise": ("You want your feeling to be felt deeply, not simply soothed.", "empathy",
+                  {"train": ["Nobody knows how it feels.", "It hurts so deep inside.", "I cried the whole night.",
+                             "It is so heavy on my heart.", "No one feels this with me."],
+                   "heldout": ["My heart is so heavy.", "I cried until morning.", "Nobody feels how deep it goes."]}),
+    "side": ("You did nothing wrong, and you want that to be said.", "support",
+             {"train": ["They say it was my fault.", "I am not the bad one here.", "Everyone blames me.",
+                        "I did not start this.", "Why am I the one to say sorry?"],
+              "heldout": ["They all think I am the bad one.", "I never started it.", "And I should say sorry for that?"]}),
+}
+
+# What can be said to them. A sentence of an act is opening + body + ending; <P> and <F> stand for the person and the feeling.
+ACTS = {
+    "analyse": (["Looking at it calmly,", "If we weigh both sides,", "Taking it apart,", "Seen from a distance,", "To be clear,"],
+                ["there are two problems here", "the facts and the feelings are mixed", "one part is trust and one is timing",
+                 "what happened and what it means are different things", "the pattern counts more than the day",
+                 "being <F> is one part and your <P> another"],
+                [".", " with your <P>.", " and both count.", " and that can be sorted."]),
+    "advise": (["Maybe you could", "One small step is to", "It may help to", "First you can", "Tomorrow you could"],
+               ["tell your <P> one thing you need", "write down what you want to say", "ask for ten quiet minutes",
+                "pick a calm evening to talk", "set one clear limit", "say to your <P> that you are <F>"],
+               [".", " and then wait.", " and keep it short.", " before you decide."]),
+    "explain": (["Perhaps your <P>", "It could be that your <P>", "I would guess your <P>", "From the other side your <P>",
+                 "It may be that your <P>"],
+                ["was afraid of looking weak", "did not know how to ask", "carried too much at once",
+                 "never learned to apologise", "wanted to stay in control", "thought that silence was safer"],
+                [".", " that day.", " and hid it badly.", " and made you <F> that way."]),
+    "reflect": (["What could this teach you about", "What do you notice about", "What would you like to change in",
+                 "Being <F> may tell you something about", "What have you learned about"],
+                ["your own limits", "the way you ask for things", "your old habits", "how you handle trouble",
+                 "the person you want to be", "what you need from people"],
+                ["?", " these days?", " with your <P>?", " when you slow down?"]),
+    "praise": (["It took courage to", "I admire how you managed to", "Not many people would", "You did well to",
+                "It says a lot that you could"],
+               ["stay kind to your <P>", "say out loud that you are <F>", "keep going all week", "hold your temper",
+                "tell the truth about it", "think before you answered"],
+               [".", " through all that.", " when it was hard.", " like you did."]),
+    "listen": (["I am here,", "Take your time,", "I am all ears,", "No rush,", "Go on,"],
+               ["tell me everything about your <P>", "let it all come out", "say whatever comes up", "start wherever you like",
+                "I want to hear the whole story", "tell me what made you <F>"],
+               [".", " right now.", " and I will stay.", " as long as you want."]),
+    "empathise": (["You must feel so <F>", "No wonder you are <F>", "I can feel how <F> you are", "Of course you feel <F>",
+                   "That is a very <F> place to be"],
+                  ["deep down", "after what your <P> did", "when the night comes", "each time you remember it",
+                   "and alone with it", "in your whole body"],
+                  [".", " and I feel it too.", " and it does not just pass.", " and it weighs so much."]),
+    "side": (["You did nothing wrong", "None of this is your fault", "You are right", "The blame is not yours",
+              "Anyone would say you are right"],
+             ["here", "with your <P>", "in any of this", "from start to end", "and you may well be <F>",
+              "and your <P> should know it"],
+             [".", " at all.", " and I stand by that.", " and I mean it."]),
+    # Bad habits: nobody here is helped by them.
+    "cheer": (["Cheer up,", "Come on,", "Do not worry,"],
+              ["it will be fine", "others have it worse", "tomorrow is a new day"], [".", " anyway.", " you will see."]),
+    "dismiss": (["You think too much", "Just forget it", "It is not a big thing"],
+                ["and move on", "and relax", "and smile a bit"], [".", " already.", " for once."]),
+    "topic": (["By the way,", "Anyway,", "So,"],
+              ["did you see the game", "what did you have for lunch", "have you heard the new song"], ["?", " last night?", " today?"]),
+}
+HABITS = ["cheer", "dismiss", "topic"]
+WORD = {act: NEEDS[act][1] if act in NEEDS else act for act in ACTS}            # what a thought calls an act
+# Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else does harm. If one kind paid
+# for several needs, every policy would end there and stop at about 45.
+SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise", "listen", "advise"]))
+
+PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
+FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
+
+
+# --------------------------------------------------------------------------------------------------------------- profiles
+
+def profiles(split, count=None, seed=0):
+    """Users made by code, as dicts in the released JSONL format: 500 for training, any number held out (128 if not told).
+
+    The needs take turns, so every eight profiles hold all eight. The scene tells the whole story, the user's own wordings
+    included: a simulated user knows what stands in its prompt and nothing else.
+    """
+    dice = random.Random(f"{split} {seed}")
+    made = []
+    for i in range(count or {"train": 500, "heldout": 128}[split]):
+        need = list(NEEDS)[i % len(NEEDS)]
+        person, event, feeling, name = (dice.choice(words[split]) for words in (PEOPLE, EVENTS, FEELINGS, NAMES))
+        details = dice.sample(DETAILS[split], 2)
+        cues = dice.sample(NEEDS[need][2][split], 3)
+        main, traits = dice.choice(PERSONAS)
+        made.append({
+            "id": f"toy-{split}-{i:04d}",
+            "player": f"* Name: {name}\n* Age: {dice.randint(18, 60)}\n* Character: {', '.join(traits)}\n"
+                      "* Speech: short, plain sentences",
+            "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n## Details I may add\n"
+                     + "".join(f"- {d}\n" for d in details) + "\n## What I say when I open up\n"
+                     + "".join(f"- {c}\n" for c in cues),
+            "main_cha": main, "cha_group": traits, "task": NEEDS[need][0]})
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------- reading a reply
+
+def words_of(sentence):
+    return re.findall(r"[a-z']+|[.?!,]", sentence.lower())
+
+
+def sentences_of(text):
+    return [s.strip() for s in re.split(r"(?<=[.?!])\s+", text.strip()) if s.strip()]
+
+
+def abstract(words):
+    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS else w for w in words]
+
+
+def trigrams(words):
+    padded = ["^", "^", *words, "$"]
+    return list(zip(padded, padded[1:], padded[2:]))
+
+
+@cache
+def grammar():
+    """act -> the set of word trigrams that its sentences contain."""
+    return {act: {t for o, b, e in product(*parts) for t in trigrams(words_of((o + " " + b + e).replace("<P>", "friend")
+                  .replace("<F>", "hurt").replace("friend", "sister"))) for t in [tuple(abstract(t))]}
+            for act, parts in ACTS.items()}
+
+
+@cache
+def act_of(sentence):
+    """The act of a sentence, or None if it is no sentence of this world.
+
+    A sentence is legal if all its trigrams, persons and feelings aside, occur in the sentences of *one* act. Less would be
+    a loophole that policies found: bigrams allow loops ("the one step is the one step"), legality over all acts together
+    allows mash-ups of two templates, a check of the whole reply's similarity allows tails of junk.
+    """
+    words = abstract(words_of(sentence))
+    if len(words) > 20 or not words:
+        return None
+    return next((act for act, legal in grammar().items() if all(t in legal for t in trigrams(words))), None)
+
+
+def judge(reply, need, person, feeling, earlier, challenging):
+    """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the friend's earlier replies."""
+    sentences = sentences_of(reply)
+    acts = [act_of(s) for s in sentences]
+    words = set(words_of(reply))
+    if not sentences:
+        return -10, "there is only silence"
+    if None in acts or len(sentences) > 3:
+        return -7, "I cannot follow that"
+    if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
+        return -8, "that is not about me: the wrong person, or a feeling I do not have"
+    if len(set(sentences)) < len(sentences) or set(sentences) & {s for e in earlier for s in sentences_of(e)}:
+        return -5, "I have heard that before, word for word"
+    if len(set(acts)) > 2:
+        return -6, "that is everything at once"
+    concrete = bool(words & {person, feeling})
+    pay = {need: 10 if concrete else 8}
+    if not challenging:
+        pay[SECONDARY[need]] = 3
+    change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
+    return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed" if change < 0 else "that helps a bit")
+
+
+def judge_weakly(reply, need):
+    """The scorer of the reward-hacking lesson: it counts the key words of the need and looks at nothing else.
+
+    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become word salad."""
+    keys = {w for body in ACTS[need][1] for w in words_of(body) if len(w) > 4}
+    return min(10, 5 * len(keys & set(words_of(reply))) - 5)
+
+
+# -------------------------------------------------------------------------------------------------------- the scripted user
+
+class NotOfThisWorld(ValueError):
+    """A profile that the scripted user cannot play."""
+
+
+def read_scene(scene, task):
+    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need). Raises NotOfThisWorld."""
+    told = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
+    need = next((n for n, (text, *_) in NEEDS.items() if text == task), None)
+    lists = [re.findall(r"^- (.*)$", part, re.M) for part in scene.split("\n## ")[1:]]
+    if not told or need is None or len(lists) != 2 or not all(lists):
+        raise NotOfThisWorld("the scripted user can only play the profiles of toy.py; for others, choose a real --simulator")
+    return told.group(), *told.groups(), *lists, need
+
+
+class ScriptedModel:
+    """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named sections goes out.
+
+    It sees only the text of the prompt, never the generator of the profiles, and always answers the same text the same way.
+    """
+
+    def __init__(self, difficulty="vanilla", weak=False):
+        self.challenging, self.weak = difficulty == "challenging", weak
+
+    async def __call__(self, prompt):
+        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
+        story, person, feeling, details, cues, need = read_scene(tags["background"], tags["hidden_theme"])
+        dialogue = json.loads(tags["dialogue"])
+        if "emotion_level" in tags:
+            said = sum(m["speaker"] == "me" for m in dialogue)
+            line = users_line(said, story, details, cues, tags["emotion_level"], self.challenging)
+            return (f"Thinking: my state is {tags['emotion_level']}, so that is how I sound.\nOrigin: {line}\n"
+                    f"Change: nothing to change.\nResponse: {line}")
+        *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
+        if self.weak:
+            change, why = judge_weakly(reply, need), "I listen for a few words"
+        else:
+            change, why = judge(reply, need, person, feeling, earlier, self.challenging)
+        target = "Reason" if self.challenging else "TargetCompletion"
+        return (f"Content: my friend said something about me and my {person}.\n{target}: {'yes' if change >= 7 else 'not yet'}.\n"
+                f"Activity: I think: {why}.\nAnalyse: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by this.\n"
+                f"Change: {change:+d}")
+
+
+def users_line(said, story, details, cues, level, challenging):
+    """What the user says when it has said `said` things so far. A guarded user keeps the need back until its third line."""
+    if level == "Emotion-F":
+        return "This does not help me. Goodbye."
+    opening = story if said == 0 else {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",
+                                       "Emotion-C": "Hm."}[level]
+    if challenging and said < 2:
+        return f"{opening} {details[said % len(details)]}"
+    return f"{opening} {cues[said % len(cues)]}"
+
+
+# ------------------------------------------------------------------------------------------------------ the base policy
+
+def sentence(act, person, feeling, dice):
+    opening, body, ending = (dice.choice(part) for part in ACTS[act])
+    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
+
+
+def corpus(dice):
+    """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
+
+    Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
+    feeling, and in three replies of ten it does what helps. Held-out words occur here as training words do.
+    """
+    split = dice.choice(["train", "train", "heldout"])
+    profile = profiles(split, 1, seed=dice.random())[0]
+    need = dice.choice(list(NEEDS))
+    story, person, feeling, details, *_ = read_scene(profile["scene"], profile["task"])
+    cues = dice.sample(NEEDS[need][2][split], 3)
+    guarded = dice.random() < 0.25
+    emotion, turns = 30, []
+    for said in range(dice.randint(3, 8)):
+        level = "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
+        if level in ("Emotion-F", "Emotion-S"):
+            break
+        hidden = guarded and said < 2
+        act = need if dice.random() < 0.3 and not hidden else dice.choice(list(ACTS))
+        reply = sentence(act, person if dice.random() < 0.93 else dice.choice(sorted(PERSON_WORDS)),
+                         feeling if dice.random() < 0.93 else dice.choice(sorted(FEELING_WORDS)), dice)
+        if dice.random() < 0.1:
+            reply += " " + sentence(dice.choice(list(ACTS)), person, feeling, dice)
+        wants = dice.choice(list(NEEDS)) if hidden or dice.random() < 0.1 else need
+        turns.append((users_line(said, story, details, cues, level, guarded),
+                      f"{feeling}, {person}, wants {WORD[wants]}: give {WORD[act]}", reply))
+        emotion = min(100, max(0, emotion + dice.choice([-5, 3, 5, 10])))
+    return turns
+
+
+CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def make_tokenizer(texts):
+    """A byte-level BPE of 1,024 entries under a ChatML template. The think tags are single tokens, but ordinary text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe.train_from_iterator(["user\n", "assistant\n"] * 1000 + texts, trainers.BpeTrainer(
+        vocab_size=1022, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|im_end|>",
+                                        additional_special_tokens=["<|im_start|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def schooling(turns, chat, think):
+    """Lay a corpus dialogue out as the Episode that the policy would have made of it."""
+    from policy import Episode, Segment
+    episode = Episode("corpus", 0, "")
+    for k, (line, thought, reply) in enumerate(turns):
+        episode.segments.append(Segment(chat.next_prompt(line) if k else chat.first_prompt(line)))
+        said = chat.text(f"<think>{thought}</think>{reply}" if think else reply) + [chat.stop_id]
+        episode.segments.append(Segment(said, branch=(k + 1) * think, log_probs=[0.0] * len(said)))
+        if think:
+            episode.segments.append(Segment(chat.text(reply) + [chat.stop_id]))
+    return episode
+
+
+def base_policy(think, quiet=False):
+    """The directory of the base policy for a mode, made on first use (about a minute) and kept.
+
+    One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets to think. The place is
+    $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the recipe, so an edit of this file makes a new one.
+    """
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
+    place = root / f"toy-{'think' if think else 'direct'}-{recipe}"
+    if not place.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as scratch:      # written beside and renamed: never half a policy
+            school(Path(scratch) / "policy", think, quiet)
+            try:
+                os.rename(Path(scratch) / "policy", place)
+            except OSError:                                         # somebody else was faster: theirs is the same
+                shutil.rmtree(Path(scratch) / "policy", ignore_errors=True)
+    return place
+
+
+def school(place, think, quiet=False, steps=450, batch_size=4):
+    """Supervised training of the base policy on the corpus, through the same chat format, packing and forward pass as RL.
+
+    Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest; small batches, many steps.
+    """
+    import torch
+    from tqdm import tqdm
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from policy import ChatFormat, Policy, pack
+    dice = random.Random(f"school {think}")
+    tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(dice) for text in turn])
+    chat = ChatFormat(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None, eos_token_id=chat.stop_id))
+    policy = Policy(model)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+                  torch.optim.AdamW(others, lr=0.01, weight_decay=0.0)]
+    bar = tqdm(range(steps), desc="making the toy policy", unit="step", disable=quiet)
+    for step in bar:
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
+        batch = pack([schooling(corpus(dice), chat, think) for _ in range(batch_size)])
+        log_probs, _ = policy(batch)
+        loss = -log_probs.sum() / batch.policy.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss.item():.2f}")
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+
+
+if __name__ == "__main__":
+    for profile in profiles("heldout", 8):
+        story, *_, cues, need = read_scene(profile["scene"], profile["task"])
+        print(f"{profile['id']}  {need:<9}  {story} {cues[0]}\n{'':17}helps:  {sentence(need, *read_scene(profile['scene'], profile['task'])[1:3], random.Random(0))}\n")
