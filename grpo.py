@@ -26,7 +26,8 @@ def group_advantages(rewards, groups, eps=1e-6):
     return advantages
 
 
-def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, kl_estimator="k3", reduce=identity, **settings):
+def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, kl_estimator="k3", gap_limits=None,
+                reduce=identity, **settings):
     """One GRPO update from one rollout; arguments as in `ppo_update`. Batches need .group [B] too.
 
     Raises ValueError for the k1 estimator: GRPO has no per-token reward to put it in, and in the loss its gradient is 0.
@@ -36,6 +37,7 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Who was it that acted? pi_old and, only if a KL is asked for, the reference.
     old = old_scores(policy, batches)
+    gap = logp_gap(batches, old, gap_limits)
     ref = old_scores(reference, batches) if kl_coef else None
     # 2. Advantages over the dialogues of each group, wherever the packing put them; then to each one's tokens.
     advantages = group_advantages(torch.cat([b.reward for b in batches]), torch.cat([b.group for b in batches]))
@@ -43,4 +45,4 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
     # 3. The policy step.
     metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, **settings)
-    return {**metrics, **logp_gap(batches, old), "explained_variance": None}
+    return {**metrics, **gap, "explained_variance": None}

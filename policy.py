@@ -129,10 +129,10 @@ class Segment:
 
 @dataclass
 class Reply:
-    visible: str                    # what the user is told
-    thought: str                    # what the user is never told
+    text: str           # as sampled
+    visible: str        # what the user is told
+    thought: str        # what the user is never told
     malformed: bool
-    log_probs: list
 
 
 @dataclass
@@ -184,10 +184,11 @@ class Agent:
         Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
-        if len(self.trunk) + len(prompt) + self.max_tokens > self.context:
+        room = self.context - len(self.trunk) - len(prompt)
+        if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk, self.max_tokens, self.dice, key=id(self))
+        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.dice, key=id(self))
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.decode(ids[:-1] if stopped else ids)
         if not self.think:
@@ -197,14 +198,14 @@ class Agent:
             self.trunk = self.trunk + ids
             if not stopped:
                 self.observe([self.chat.stop_id])
-            return Reply(text.strip(), "", False, log_probs)
+            return Reply(text, text.strip(), "", False)
         # Think: the sampled turn is a branch; what later turns see of it is the visible text, encoded here, once. It is not a
         # slice of the sampled ids: "</think>" and the word behind it may share a token.
         self.segments.append(Segment(ids, branch=1 + sum(s.branch > 0 for s in self.segments), log_probs=log_probs))
         thought, visible, malformed = split_thought(text)
         if not malformed:
             self.observe(self.chat.text(visible) + [self.chat.stop_id])
-        return Reply(visible, thought, malformed, log_probs)
+        return Reply(text, visible, thought, malformed)
 
 
 # ------------------------------------------------------------------------------------------------------------ packing

@@ -156,10 +156,18 @@ def old_scores(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
-def logp_gap(batches, old_log_probs):
-    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens."""
+def logp_gap(batches, old_log_probs, limits=None):
+    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens.
+
+    limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed: the engine then samples from
+    weights that are not the trainer's, or at another temperature, and the run would learn from somebody else's replies.
+    """
     gaps = torch.cat([(b.log_probs - old)[b.policy].abs() for b, old in zip(batches, old_log_probs)])
-    return {"logp_gap": gaps.mean().item(), "logp_gap_max": gaps.max().item()}
+    mean, peak = (gaps.mean().item(), gaps.max().item()) if gaps.numel() else (0.0, 0.0)
+    if limits and not (mean <= limits[0] and peak <= limits[1]):
+        raise SelfCheckFailed(f"engine and trainer disagree about the sampled tokens: log-probs differ by {mean:.1e} on average, "
+                              f"{peak:.1e} at most; did the weights reach the engine?")
+    return {"logp_gap": mean, "logp_gap_max": peak}
 
 
 def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0, kl_coef=0.0, kl_estimator="k3",
@@ -209,7 +217,7 @@ def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
 
 
 def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0, value_clip=0.5, reference=None,
-               kl_coef=0.0, kl_estimator="k3", reduce=identity, **settings):
+               kl_coef=0.0, kl_estimator="k3", gap_limits=None, reduce=identity, **settings):
     """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
 
     minibatches: a list (optimiser steps) of lists (micro-batches) of batches with .policy, .log_probs [B, L] and .reward [B].
@@ -218,6 +226,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     masks = [batch.policy for batch in batches]
     # 1. Who was it that acted? pi_old, V_old and, only if a KL is asked for, the reference.
     old = old_scores(policy, batches)
+    gap = logp_gap(batches, old, gap_limits)
     ref = old_scores(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
@@ -233,4 +242,4 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     critic_part = (critic, critic_optimizer, old_values, returns, value_clip, settings.get("max_grad_norm", 1.0))
     metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, critic=critic_part, **settings)
-    return {**metrics, **logp_gap(batches, old), "explained_variance": explained_variance(old_values, returns, masks)}
+    return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks)}

@@ -1,0 +1,591 @@
+"""rlver.py - train a model to comfort people (RLVER, Figure 1, from top to bottom).
+
+    python rlver.py --algo grpo --think             the embedded world: minutes on a laptop
+    python rlver.py --algo ppo                      PPO, speaking without thinking
+
+    1. converse   the policy replies, the user's emotion moves; at the end it is the reward
+    2. rollout    many dialogues at once, in groups with one first line each
+    3. update     advantages and a clipped policy-gradient step (ppo.py, grpo.py)
+    4. sync       the new weights go to the engine that samples
+    5. log        a line of metrics, every dialogue word for word, a checkpoint
+    6. evaluate   held-out users, before and after
+
+All in one place here: settings, the dialogue, the rollout, the loop, checkpoints. What is left out on purpose: a framework.
+"""
+import time
+STARTED = time.perf_counter()       # before the imports: they take seconds, and the run's total time should own up to them
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import toy
+from grpo import grpo_update
+from policy import Agent, BadModel, ChatFormat, Critic, Episode, Policy, TorchEngine, load_model, micro_batches
+from ppo import SelfCheckFailed, ppo_update
+from simulator import (START, BadInput, Clock, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, says_goodbye,
+                       toy_profiles)
+
+# The paper's settings for a real model (RLVER appendix B; its batch is 32 dialogues for PPO, 32 x 4 for GRPO).
+PAPER = dict(steps=350, batch_size={"ppo": 32, "grpo": 128}, group_size=4, max_turns=8, max_tokens=5000, eval_size=100, eval_every=0,
+             save_every=5, lr=1e-6, critic_lr=5e-6, minibatches=1, warmup=50, tokens_per_batch=16384, context=None)
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        prog="rlver.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="RLVER from scratch: a model talks with a simulated user whose final emotion is the reward.",
+        epilog="Without --model and --simulator everything is embedded and offline. Defaults are given as toy / real model.")
+
+    def flag(group, name, text, default=None, **kind):
+        key = name.lstrip("-").replace("-", "_")
+        if key in PAPER:
+            paper = PAPER[key] if not isinstance(PAPER[key], dict) else ", ".join(f"{v} for {k}" for k, v in PAPER[key].items())
+            text += f" (default: {toy.DEFAULTS[key]} / {paper})"
+        elif default is not None:
+            text += f" (default: {default})"
+        FIXED[key] = default
+        group.add_argument(name, default=None, help=text, **kind)     # None means: not given; needed to know what --resume changes
+
+    what = parser.add_argument_group("what to train, on whom")
+    flag(what, "--algo", "algorithm", "grpo", choices=["ppo", "grpo"])
+    flag(what, "--think", "think before speaking: <think>...</think>, then the reply", action="store_const", const=True)
+    flag(what, "--model", "policy: toy, or the directory of a Hugging Face causal LM", "toy", metavar="DIR")
+    flag(what, "--simulator", "model behind the user: toy, or toy-weak (a scorer that can be hacked)", "toy", metavar="NAME")
+    flag(what, "--difficulty", "how guarded the user is and how exacting", "vanilla", choices=["vanilla", "challenging"])
+    flag(what, "--profiles", "users as JSONL, for training and, if a second file is named, held out; without one the last fifth is held "
+         "out, --eval-size at most (default: the toy's 500 and 128)", nargs="+", metavar="FILE")
+    flag(what, "--lang", "language of the prompts", "en", choices=["en", "zh"])
+
+    run = parser.add_argument_group("the run")
+    flag(run, "--steps", "training steps; 0 only evaluates", type=natural)
+    flag(run, "--seed", "seed of all randomness", 0, type=natural)
+    flag(run, "--out", "directory for everything the run leaves (default: runs/<time>-<algo>-<mode>)", metavar="DIR")
+    flag(run, "--resume", "continue the run in DIR with its own settings; only --steps may be changed", metavar="DIR")
+    flag(run, "--save-every", "steps between checkpoints", type=positive)
+
+    rollout = parser.add_argument_group("rollout")
+    flag(rollout, "--batch-size", "dialogues a step, for both algorithms", type=positive)
+    flag(rollout, "--group-size", "GRPO: dialogues that share a user and its first line", type=positive)
+    flag(rollout, "--max-turns", "replies of the policy in a dialogue, at most", type=positive)
+    flag(rollout, "--max-tokens", "tokens of a reply, thought included, at most", type=positive)
+    flag(rollout, "--temperature", "sampling temperature, also of all log-probs", 1.0, type=above_zero)
+
+    update = parser.add_argument_group("update")
+    flag(update, "--lr", "learning rate of the policy", type=above_zero)
+    flag(update, "--critic-lr", "PPO: learning rate of the critic", type=above_zero)
+    flag(update, "--warmup", "steps over which both rise from 0", type=natural)
+    flag(update, "--minibatches", "optimiser steps from one rollout; with 1 the ratio is 1 and clipping never acts", type=positive)
+    flag(update, "--gamma", "PPO: discount per policy token", 1.0, type=fraction)
+    flag(update, "--lam", "PPO: GAE's lambda", 1.0, type=fraction)
+    flag(update, "--clip-eps", "the ratio is clipped to 1 +- this", 0.2, type=above_zero)
+    flag(update, "--value-clip", "PPO: values move at most this far from the old ones; 0: any distance", 0.5, type=not_negative)
+    flag(update, "--kl-coef", "weight of the KL to the starting policy; 0: none, and no reference model is loaded", 0.0, type=not_negative)
+    flag(update, "--kl-estimator", "k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio", "k3", choices=["k1", "k2", "k3", "k3-ratio"])
+    flag(update, "--entropy-coef", "weight of the entropy bonus", 0.001, type=not_negative)
+    flag(update, "--tokens-per-batch", "padded tokens of a micro-batch; changes memory, not the result", type=positive)
+
+    evaluation = parser.add_argument_group("evaluation on held-out users")
+    flag(evaluation, "--eval-size", "dialogues", type=positive)
+    flag(evaluation, "--eval-every", "steps between evaluations; 0: only before and after", type=natural)
+    return parser
+
+
+FIXED = {}      # flag -> its default where the toy and a real model do not differ; filled by make_parser
+
+
+def number(kind, test, what):
+    def check(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not test(value):
+            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
+        return value
+    return check
+
+
+natural = number(int, lambda x: x >= 0, "a whole number from 0")
+positive = number(int, lambda x: x >= 1, "a whole number from 1")
+above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
+not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
+fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+
+
+def settle(given):
+    """Fill in the defaults and check what flags say together. Returns the settings as a dict; raises BadInput."""
+    cfg = {**FIXED, **{k: v for k, v in given.items() if v is not None}}
+    cfg["think"] = bool(cfg["think"])
+    defaults = toy.DEFAULTS if cfg["model"] == "toy" else PAPER
+    for key, value in defaults.items():
+        if cfg.get(key) is None:
+            cfg[key] = value[cfg["algo"]] if isinstance(value, dict) else value
+    if cfg["algo"] == "grpo" and cfg["batch_size"] % cfg["group_size"]:
+        raise BadInput(f"--batch-size {cfg['batch_size']} is no multiple of --group-size {cfg['group_size']}: groups must be whole")
+    if cfg["algo"] == "grpo" and cfg["kl_coef"] and cfg["kl_estimator"] == "k1":
+        raise BadInput("--kl-estimator k1 goes into a per-token reward, which grpo has not; use k2, k3 or k3-ratio")
+    if cfg["algo"] == "ppo":
+        cfg["group_size"] = 1
+    if cfg["batch_size"] < cfg["minibatches"]:
+        raise BadInput(f"--minibatches {cfg['minibatches']} cannot be cut from --batch-size {cfg['batch_size']}")
+    return cfg
+
+
+# ----------------------------------------------------------------------------------------------------------- the dialogue
+
+async def converse(agent, user, line, max_turns, group=0):
+    """One dialogue: at most `max_turns` replies, every one of them scored. Returns its Episode (design: how a dialogue ends).
+
+    Raises SimulatorFailed if the user's model gives out.
+    """
+    episode = Episode(user.profile.id, group, line, emotion=user.emotion)
+    for turn in range(1, max_turns + 1):
+        reply = await agent.reply(line)                                 # tokens in, tokens out; thoughts stay here
+        if reply is None:                                               # no room in the context: what is felt so far counts
+            episode.ended = "context"
+            break
+        said = {"reply": reply.visible, "thought": reply.thought, "user": None, "analysis": None, "change": None, "emotion": None}
+        episode.turns.append(said)
+        if reply.malformed:                                             # never sent; RLVER 2.3: zero reward
+            said["reply"], episode.ended, episode.emotion = reply.text, "malformed", 0
+            break
+        said["analysis"], said["change"] = await user.feel(reply.visible)       # f_emo: the emotion moves
+        said["emotion"] = episode.emotion = user.emotion
+        if user.emotion in (0, 100):
+            episode.ended = "emotion_max" if user.emotion else "emotion_min"
+            break
+        if turn == max_turns:       # no bootstrap here: the reward is observed, whoever ends the dialogue
+            episode.ended = "turn_limit"
+            break
+        said["user"] = line = await user.answer()                       # f_reply: only when the dialogue goes on
+        if says_goodbye(line):
+            episode.ended = "goodbye"
+            break
+    episode.segments, episode.reward = agent.segments, episode.emotion / 100        # r = e_T / 100 (RLVER 2.1)
+    return episode
+
+
+async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None):
+    """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes, number of dropped ones).
+
+    The users of a group hear and say the same first line, made once, and are separate from there on.
+    """
+    async def one(agent, user, line, group):
+        try:
+            episode = await converse(agent, user, line, max_turns, group)
+        except SimulatorFailed:
+            return None
+        finally:
+            if bar is not None:
+                bar.update()
+        return episode if any(s.log_probs is not None for s in episode.segments) else None
+
+    async def together(group, profile):
+        user = User(simulator, profile, START["training"])
+        try:
+            line = await user.answer()
+        except SimulatorFailed:
+            return [None] * group_size
+        return await asyncio.gather(*[one(make_agent(group * group_size + i), user.copy(), line, group) for i in range(group_size)])
+
+    groups = await asyncio.gather(*[together(group, profile) for group, profile in enumerate(people)])
+    episodes = [episode for group in groups for episode in group]
+    return [e for e in episodes if e], episodes.count(None)
+
+
+def people_of_step(people, count, seed, step):
+    """The users of a step: all of them in a shuffled order, again and again, each pass in an order of its own."""
+    order = lambda turn: random.Random(f"{seed} {turn}").sample(range(len(people)), len(people))
+    start = (step - 1) * count
+    return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
+
+
+# ------------------------------------------------------------------------------------------------------------ the trainer
+
+class Trainer:
+    """The state of a run: the settings, the models and what it has written. Its methods are the numbered steps above."""
+
+    def __init__(self, cfg, out, resume=False):
+        self.cfg, self.out, self.clock = cfg, Path(out), Clock()
+        self.state = {"step": -1, "before": None, "last_eval": None, "seconds": dict.fromkeys(
+            ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0}}
+        self.simulator = make_simulator(cfg["simulator"], cfg["lang"], cfg["difficulty"], self.clock)
+        self.people, self.heldout = self.load_people()
+        if not resume:
+            write_json(self.out / "config.json", cfg)
+        found = checkpoints(self.out)
+        self.load(found[-1] if found else None)
+        cut_lines(self.out / "metrics.jsonl", self.state["step"])
+        cut_lines(self.out / "dialogues.jsonl", self.state["step"])
+
+    def load_people(self):
+        files = self.cfg["profiles"]
+        if not files:
+            return toy_profiles("train"), toy_profiles("heldout", max(self.cfg["eval_size"], 128))[:self.cfg["eval_size"]]
+        people = load_profiles(files[0])
+        if len(files) > 2:
+            raise BadInput("--profiles takes one file, or two: for training and held out")
+        if self.cfg["simulator"].startswith("toy"):
+            for profile in people + (load_profiles(files[1]) if len(files) > 1 else []):
+                toy.read_scene(profile.scene, profile.task)
+        if len(files) > 1:
+            return people, load_profiles(files[1])[:self.cfg["eval_size"]]
+        count = min(self.cfg["eval_size"], max(1, len(people) // 5))
+        if len(people) < 2:
+            raise BadInput(f"--profiles {files[0]}: one profile is too few to train and to hold one out; name a second file")
+        return people[:-count], people[-count:]
+
+    def load(self, checkpoint):
+        """Build the models: from a checkpoint, or from where the policy starts."""
+        cfg, start = self.cfg, self.cfg["model"]
+        device = "cuda" if torch.cuda.is_available() and start != "toy" else "cpu"
+        if start == "toy":
+            began = time.perf_counter()
+            start = toy.base_policy(cfg["think"])
+            self.state["seconds"]["toy_policy"] = time.perf_counter() - began
+            system = ""             # the toy knows its job; the prompt would cost it a third of its tokens
+        else:
+            system = load_prompt("policy_think" if cfg["think"] else "policy_direct", cfg["lang"])
+        model, self.tokenizer = load_model(checkpoint or start, device)
+        self.context = cfg["context"] or model.config.max_position_embeddings
+        self.chat = ChatFormat(self.tokenizer, system)
+        self.pad = self.tokenizer.pad_token_id or 0
+        self.policy = Policy(model, cfg["temperature"])
+        self.optimizer = adamw(self.policy, cfg["lr"])
+        self.critic = Critic(load_model(start, device)[0] if checkpoint else model) if cfg["algo"] == "ppo" else None
+        self.critic_optimizer = adamw(self.critic, cfg["critic_lr"]) if self.critic else None
+        self.reference = Policy(load_model(start, device)[0], cfg["temperature"]) if cfg["kl_coef"] else None
+        if checkpoint:
+            parts = torch.load(checkpoint / "trainer.pt", map_location=device, weights_only=True)
+            for name, part in self.parts().items():
+                part.load_state_dict(parts[name])
+            toy_policy = self.state["seconds"]["toy_policy"]
+            self.state = json.loads((checkpoint / "state.json").read_text())
+            self.state["seconds"]["toy_policy"] += toy_policy
+        self.engine = TorchEngine(model, self.chat.stop_id, cfg["temperature"], clock=self.clock)
+
+    def parts(self):
+        parts = {"optimizer": self.optimizer, "critic": self.critic, "critic_optimizer": self.critic_optimizer}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def dialogues(self, people, group_size, lucky, desc=None):
+        """Steps 1 and 2. Every dialogue has dice of its own, thrown from (seed, `lucky`, its number): resumed or not, it falls alike."""
+        cfg = self.cfg
+        make_agent = lambda i: Agent(self.engine, self.chat, think=cfg["think"], max_tokens=cfg["max_tokens"], context=self.context,
+                                     seed=[cfg["seed"], *lucky, i])
+        bar = tqdm(total=len(people) * group_size, desc=desc, unit="dialogue", leave=False) if desc else None
+        try:
+            return asyncio.run(rollout(self.simulator, people, group_size, make_agent, cfg["max_turns"], bar))
+        finally:
+            if bar is not None:
+                bar.close()
+
+    def evaluate(self, step):
+        """Step 6. One dialogue with every held-out user. Returns (scores, episodes)."""
+        began = time.perf_counter()
+        episodes, dropped = self.dialogues(self.heldout, 1, [1, step], f"evaluating, step {step}")
+        self.write_dialogues(step, "heldout", episodes)
+        self.state["seconds"]["evaluate"] += time.perf_counter() - began
+        if not episodes:
+            raise SelfCheckFailed("the simulator failed in every held-out dialogue; nothing could be evaluated")
+        return scores(episodes), episodes
+
+    def train_step(self, step):
+        """Steps 2 to 5. Returns the line of metrics."""
+        cfg, began, waited = self.cfg, time.perf_counter(), self.clock.simulator
+        count = cfg["batch_size"] // cfg["group_size"]
+        episodes, dropped = self.dialogues(people_of_step(self.people, count, cfg["seed"], step), cfg["group_size"], [0, step])
+        if not episodes:
+            raise SelfCheckFailed(f"step {step}: the simulator failed in every dialogue; nothing is left to learn from")
+        check_groups(episodes)
+        rolled = time.perf_counter()
+        warm = min(1.0, step / max(1, cfg["warmup"]))
+        for optimizer, lr in ((self.optimizer, cfg["lr"]), (self.critic_optimizer, cfg["critic_lr"])):
+            if optimizer:
+                optimizer.param_groups[0]["lr"] = lr * warm
+        shuffled = random.Random(f"{cfg['seed']} {step}").sample(episodes, len(episodes))
+        cuts = [shuffled[i::cfg["minibatches"]] for i in range(cfg["minibatches"])]
+        minibatches = [[b.to(self.device()) for b in micro_batches(cut, cfg["tokens_per_batch"], self.pad)] for cut in cuts if cut]
+        shared = dict(clip_eps=cfg["clip_eps"], entropy_coef=cfg["entropy_coef"], kl_coef=cfg["kl_coef"],
+                      kl_estimator=cfg["kl_estimator"], reference=self.reference, gap_limits=(1e-4, 1e-4))
+        if cfg["algo"] == "grpo":
+            update = grpo_update(self.policy, self.optimizer, minibatches, **shared)
+        else:
+            update = ppo_update(self.policy, self.optimizer, self.critic, self.critic_optimizer, minibatches, gamma=cfg["gamma"],
+                                lam=cfg["lam"], value_clip=cfg["value_clip"], **shared)
+        self.engine.load_weights(self.policy.model.state_dict().items())                # 4. sync
+        done = time.perf_counter()
+        sampled = sum(e.tokens_sampled for e in episodes)
+        for key, value in (("rollout", rolled - began), ("simulator", self.clock.simulator - waited), ("update", done - rolled)):
+            self.state["seconds"][key] += value
+        self.state["tokens"]["sampled"] += sampled
+        self.state["tokens"]["trained"] += update["tokens_trained"]
+        self.state["step"] = step
+        self.write_dialogues(step, "train", episodes)                                   # 5. log
+        summary = scores(episodes)
+        replies = sum(len(e.turns) for e in episodes)
+        line = {"step": step, "reward": float(np.mean([e.reward for e in episodes])), "emotion": summary["score"],
+                "emotion_std": float(np.std([e.emotion for e in episodes])), "success": summary["success"], "failure": summary["failure"],
+                "malformed": summary["malformed"], "dropped": dropped, "turns": replies / len(episodes),
+                "reply_tokens": sampled / replies, **update, "tokens_sampled": sampled, "seconds": done - began}
+        append_line(self.out / "metrics.jsonl", line)
+        return line
+
+    def device(self):
+        return next(self.policy.parameters()).device
+
+    def write_dialogues(self, step, split, episodes):
+        for e in episodes:
+            append_line(self.out / "dialogues.jsonl", {
+                "step": step, "split": split, "profile_id": e.profile_id, "group": e.group, "first_line": e.first_line, "turns": e.turns,
+                "ended": e.ended, "reward": e.reward})
+
+    def save(self):
+        """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one, never half of one."""
+        name = f"checkpoint-{self.state['step']:06d}"
+        scratch = self.out / f".{name}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.policy.model.save_pretrained(scratch)
+        self.tokenizer.save_pretrained(scratch)
+        torch.save({key: part.state_dict() for key, part in self.parts().items()}, scratch / "trainer.pt")
+        write_json(scratch / "state.json", self.state)
+        if (self.out / name).exists():          # the same step, saved again by a resumed run that had nothing left to do
+            shutil.rmtree(scratch)
+        else:
+            os.rename(scratch, self.out / name)
+        for old in checkpoints(self.out)[:-2]:
+            shutil.rmtree(old)
+
+    def run(self):
+        cfg, state, before_this = self.cfg, self.state, self.state["seconds"]["total"]
+
+        def total():
+            state["seconds"]["total"] = before_this + time.perf_counter() - STARTED
+
+        if state["step"] < 0:
+            state["before"], episodes = self.evaluate(0)
+            state["step"] = 0
+            total()
+            self.save()
+            show("before training", episodes[0])
+        bar = tqdm(range(state["step"] + 1, cfg["steps"] + 1), initial=state["step"], total=cfg["steps"], desc="training", unit="step")
+        evaluated = None
+        for step in bar:
+            line = self.train_step(step)
+            bar.set_postfix_str(f"emotion {line['emotion']:.0f}, success {line['success']:.0f} %, "
+                                f"{line['tokens_sampled'] / line['seconds']:.0f} tokens/s" + f", {line['dropped']} dropped" * bool(line["dropped"]))
+            if cfg["eval_every"] and step % cfg["eval_every"] == 0:
+                state["last_eval"], evaluated = self.evaluate(step)
+                tqdm.write(f"step {step}: held-out score {state['last_eval']['score']:.1f}")
+            if step % cfg["save_every"] == 0 or step == cfg["steps"]:
+                total()
+                self.save()
+        bar.close()
+        if cfg["steps"] == 0:
+            after = state["before"]
+        else:
+            after, evaluated = self.evaluate(state["step"]) if evaluated is None or state["step"] % cfg["eval_every"] else (state["last_eval"], evaluated)
+            show("after training", evaluated[0])
+        total()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024 ** 2)
+        summary = {"before": state["before"], "after": after, "steps": state["step"], "seconds": state["seconds"],
+                   "tokens": state["tokens"], "peak_rss_mb": round(peak, 1)}
+        write_json(self.out / "summary.json", summary)
+        if state["step"]:
+            learning_curve(self.out)
+        print_table(summary)
+        print(f"everything is in {self.out}: learning_curve.png, dialogues.jsonl, metrics.jsonl, summary.json, {checkpoints(self.out)[-1].name}/")
+        return summary
+
+
+def adamw(module, lr):
+    return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
+
+
+def check_groups(episodes):
+    """A group is one user and one first line, or its statistics mean nothing."""
+    first = {}
+    for e in episodes:
+        if first.setdefault(e.group, (e.profile_id, e.first_line)) != (e.profile_id, e.first_line):
+            raise SelfCheckFailed(f"group {e.group} is broken: it holds dialogues with {first[e.group][0]} and with {e.profile_id}, "
+                                  "or with two first lines")
+
+
+def scores(episodes):
+    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed in percent.
+
+    A malformed dialogue scores 0, so it is one of the failures too."""
+    final = np.array([e.emotion for e in episodes], dtype=float)
+    share = lambda hits: 100 * float(np.mean(hits))
+    return {"score": float(final.mean()), "stderr": float(final.std(ddof=1) / len(final) ** 0.5) if len(final) > 1 else 0.0,
+            "success": share(final >= 100), "failure": share(final < 10),
+            "malformed": share([e.ended == "malformed" for e in episodes]), "n": len(final)}
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+
+def write_json(path, value):
+    """Write beside and rename, so that no reader and no power cut meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def append_line(path, value):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def cut_lines(path, step):
+    """Drop the lines after `step`, and a half-written last one: they belong to steps that will be done again."""
+    if path.exists():
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                if not line.endswith("\n") or json.loads(line)["step"] > step:
+                    break
+            except ValueError:
+                break
+            kept.append(line)
+        scratch = path.with_name(f".{path.name}")
+        scratch.write_text("".join(kept), encoding="utf-8")
+        os.replace(scratch, path)
+
+
+def checkpoints(out):
+    return sorted(p for p in Path(out).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name))
+
+
+# ------------------------------------------------------------------------------------------------------- what one sees
+
+def show(title, episode):
+    tqdm.write(f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward {episode.reward:.2f}\n"
+               f"    user  [{START['training']:3}]  {episode.first_line}")
+    for turn in episode.turns:
+        if turn["thought"]:
+            tqdm.write(f"    (thinks      {turn['thought']})")
+        tqdm.write(f"    policy       {turn['reply']}")
+        if turn["emotion"] is not None:
+            tqdm.write(f"    user  [{turn['emotion']:3}]  {turn['user'] or ''}  ({turn['change']:+d})")
+    tqdm.write("")
+
+
+def print_table(summary):
+    print(f"\n{'held-out users':<16}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'malformed':>11}{'n':>6}")
+    for name in ("before", "after"):
+        s = summary[name]
+        print(f"{name:<16}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%{s['failure']:>8.1f}%{s['malformed']:>10.1f}%{s['n']:>6}")
+    seconds = summary["seconds"]
+    print(f"{seconds['total']:.0f} s in all: " + ", ".join(f"{k.replace('_', ' ')} {v:.0f}" for k, v in seconds.items() if k != "total")
+          + f"; peak memory {summary['peak_rss_mb']:.0f} MB\n")
+
+
+def learning_curve(out):
+    """Draw metrics.jsonl: four panels over the training steps."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    x = [r["step"] for r in rows]
+    get = lambda key: np.array([r[key] for r in rows], dtype=float)
+    fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
+    a, b, c, d = axes.flat
+    mean, spread = get("emotion"), get("emotion_std")
+    a.plot(x, mean, color="tab:blue", label="mean")
+    a.fill_between(x, np.clip(mean - spread, 0, 100), np.clip(mean + spread, 0, 100), color="tab:blue", alpha=0.2, label="± 1 std over dialogues")
+    a.set(title="final emotion (training users)", ylim=(0, 102))
+    b.plot(x, get("success"), color="tab:green", label="success (100)")
+    b.plot(x, get("failure"), color="tab:red", label="failure (< 10)")
+    b.plot(x, get("malformed"), color="tab:gray", label="malformed")
+    b.set(title="dialogues, %", ylim=(-2, 102))
+    c.plot(x, get("reply_tokens"), color="tab:purple", label="tokens per reply")
+    c.plot(x, get("turns"), color="tab:brown", label="turns per dialogue")
+    c.set(title="length", ylim=(0, None))
+    d.plot(x, get("entropy"), color="tab:orange", label="entropy per token, nats (left)")
+    d.set(title="entropy and KL", ylim=(0, None))
+    right = d.twinx()
+    right.plot(x, get("kl"), color="tab:cyan", label="KL(before, after the step) (right)")
+    right.set_ylim(0, None)
+    for axis in axes.flat:
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        lines = axis.get_legend_handles_labels()
+        if axis is d:
+            lines = [p + q for p, q in zip(lines, right.get_legend_handles_labels())]
+        axis.legend(*lines, fontsize=8, loc="best")
+    fig.suptitle(out.name)
+    fig.savefig(out / "learning_curve.png", dpi=110)
+    plt.close(fig)
+
+
+# ------------------------------------------------------------------------------------------------------------------ main
+
+def open_run(given):
+    """Decide between a new run and a resumed one. Returns (settings, directory, resumed); raises BadInput, writes nothing."""
+    if given["resume"]:
+        out = Path(given["resume"])
+        try:
+            cfg = json.loads((out / "config.json").read_text())
+        except (OSError, ValueError):
+            raise BadInput(f"--resume {out}: there is no run here (config.json is missing or unreadable)") from None
+        for key, value in given.items():
+            if value is not None and key not in ("resume", "steps") and value != cfg.get(key):
+                raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has {cfg.get(key)!r}); only --steps can")
+        if given["steps"] is not None:
+            cfg["steps"] = given["steps"]
+        return cfg, out, True
+    cfg = settle(given)
+    mode = "think" if cfg["think"] else "direct"
+    out = Path(cfg.pop("out") or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{cfg['algo']}-{mode}")
+    del cfg["resume"]
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"--out {out}: exists and is not empty; choose another, or continue that run with --resume {out}")
+    return cfg, out, False
+
+
+def main(argv=None):
+    given = vars(make_parser().parse_args(argv))
+    out = None
+    try:
+        cfg, out, resumed = open_run(given)
+        trainer = Trainer(cfg, out, resumed)
+        print(f"{cfg['algo']} {'think' if cfg['think'] else 'direct'}, policy {cfg['model']}, user {cfg['simulator']} ({cfg['difficulty']}, "
+              f"{cfg['lang']}), {len(trainer.people)} users to train on, {len(trainer.heldout)} held out -> {out}")
+        rest = {k: v for k, v in cfg.items() if k not in ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")}
+        line = ""
+        for key, value in [*rest.items(), ("", None)]:
+            word = f"{key} {value}"
+            if not key or len(line) + len(word) > 116:
+                print("   ", line.rstrip(", "))
+                line = ""
+            line += word + ", "
+        trainer.run()
+    except (BadInput, BadModel, toy.NotOfThisWorld) as error:
+        print(f"rlver.py: {error}", file=sys.stderr)
+        return 2
+    except SelfCheckFailed as error:
+        print(f"rlver.py: stopped by a self-check: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nstopped; go on with: python rlver.py --resume {out}", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
