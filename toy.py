@@ -404,7 +404,7 @@ def school(place, think, quiet=False, steps=450, batch_size=4):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(
             vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None, eos_token_id=chat.stop_id))
     policy = Policy(model)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
