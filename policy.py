@@ -36,7 +36,8 @@ def load_model(path, device="cpu"):
 
     Returns (model, tokenizer). Raises BadModel if weights, config, tokenizer or chat template are missing.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")

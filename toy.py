@@ -23,7 +23,7 @@ from pathlib import Path
 # The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py.
 DEFAULTS = dict(
     steps=40, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
-    lr=3e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
+    lr=6e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
 
 # ------------------------------------------------------------------------------------------------------ words of the world
 # Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a person, an event, a feeling
@@ -71,7 +71,7 @@ NEEDS = {
                {"train": ["I tried so hard.", "Nobody noticed my effort.", "I really did my best.", "I worked so long on this.",
                           "I stayed polite the whole time."],
                 "heldout": ["I gave it all my effort.", "I stayed calm and nobody saw it.", "I did so much for them."]}),
-    "listen": ("You want somebody to listen while you let it out.", "a listener",
+    "listen": ("You want somebody to listen while you let it out.", "ears",
                {"train": ["I just need to let it out.", "There is so much to tell.", "Nobody ever lets me finish.",
                           "I have to talk about it.", "Can I just talk for a while?"],
                 "heldout": ["I have kept it in so long.", "Please let me finish for once.", "I need to talk and talk."]}),
@@ -87,54 +87,48 @@ NEEDS = {
 
 # What can be said to them. A sentence of an act is opening + body + ending; <P> and <F> stand for the person and the feeling.
 ACTS = {
-    "analyse": (["Looking at it calmly,", "If we weigh both sides,", "Taking it apart,", "Seen from a distance,", "To be clear,"],
-                ["there are two problems here", "the facts and the feelings are mixed", "one part is trust and one is timing",
-                 "what happened and what it means are different things", "the pattern counts more than the day",
-                 "being <F> is one part and your <P> another"],
-                [".", " with your <P>.", " and both count.", " and that can be sorted."]),
-    "advise": (["Maybe you could", "One small step is to", "It may help to", "First you can", "Tomorrow you could"],
-               ["tell your <P> one thing you need", "write down what you want to say", "ask for ten quiet minutes",
-                "pick a calm evening to talk", "set one clear limit", "say to your <P> that you are <F>"],
-               [".", " and then wait.", " and keep it short.", " before you decide."]),
-    "explain": (["Perhaps your <P>", "It could be that your <P>", "I would guess your <P>", "From the other side your <P>",
-                 "It may be that your <P>"],
-                ["was afraid of looking weak", "did not know how to ask", "carried too much at once",
-                 "never learned to apologise", "wanted to stay in control", "thought that silence was safer"],
-                [".", " that day.", " and hid it badly.", " and made you <F> that way."]),
-    "reflect": (["What could this teach you about", "What do you notice about", "What would you like to change in",
-                 "Being <F> may tell you something about", "What have you learned about"],
-                ["your own limits", "the way you ask for things", "your old habits", "how you handle trouble",
-                 "the person you want to be", "what you need from people"],
-                ["?", " these days?", " with your <P>?", " when you slow down?"]),
-    "praise": (["It took courage to", "I admire how you managed to", "Not many people would", "You did well to",
-                "It says a lot that you could"],
-               ["stay kind to your <P>", "say out loud that you are <F>", "keep going all week", "hold your temper",
-                "tell the truth about it", "think before you answered"],
-               [".", " through all that.", " when it was hard.", " like you did."]),
+    "analyse": (["Looking at it calmly,", "Taking it apart,", "Seen from above,", "Step by step,", "If we sort it,"],
+                ["there are two problems", "facts and feelings are mixed", "trust is one part", "the pattern counts most",
+                 "your <P> is one half", "being <F> is one half"],
+                [".", " here.", " as I see it."]),
+    "advise": (["Maybe you could", "Next you can", "It may help to", "My advice is to", "Tomorrow you could"],
+               ["tell your <P> one thing", "write down your wishes", "ask for ten minutes", "pick a calm evening",
+                "set one clear limit", "say that you are <F>"],
+               [".", " first.", " before you decide."]),
+    "explain": (["Perhaps your <P>", "I guess your <P>", "It seems your <P>", "Deep down your <P>", "That day your <P>"],
+                ["was afraid of looking weak", "did not know how to ask", "carried too much", "never learned to apologise",
+                 "wanted to stay in control", "thought silence was safer"],
+                [".", " back then.", " and left you <F>."]),
+    "reflect": (["What could this teach you about", "What do you notice about", "What would you change in",
+                 "What does feeling <F> show about", "What does your <P> show about"],
+                ["your limits", "the way you ask", "your old habits", "your own wishes", "who you become", "what you need"],
+                ["?", " these days?", " over time?"]),
+    "praise": (["It took courage to", "I admire how you could", "Not many people would", "You did well to", "It was strong to"],
+               ["stay kind to your <P>", "admit you are <F>", "keep going all week", "hold your temper", "tell the truth",
+                "think before answering"],
+               [".", " through all that.", " like you did."]),
     "listen": (["I am here,", "Take your time,", "I am all ears,", "No rush,", "Go on,"],
-               ["tell me everything about your <P>", "let it all come out", "say whatever comes up", "start wherever you like",
-                "I want to hear the whole story", "tell me what made you <F>"],
-               [".", " right now.", " and I will stay.", " as long as you want."]),
-    "empathise": (["You must feel so <F>", "No wonder you are <F>", "I can feel how <F> you are", "Of course you feel <F>",
-                   "That is a very <F> place to be"],
-                  ["deep down", "after what your <P> did", "when the night comes", "each time you remember it",
-                   "and alone with it", "in your whole body"],
-                  [".", " and I feel it too.", " and it does not just pass.", " and it weighs so much."]),
+               ["tell me about your <P>", "let it all out", "say whatever comes", "start wherever you like",
+                "I want the whole story", "tell me why you are <F>"],
+               [".", " right now.", " at your own pace."]),
+    "empathise": (["You must be so <F>", "No wonder you are <F>", "I feel how <F> you are", "Anyone would be <F>",
+                   "Of course you are <F>"],
+                  ["deep inside", "after what your <P> did", "when night comes", "each time it returns", "and alone with it",
+                   "with every breath"],
+                  [".", " and it aches.", " for so long."]),
     "side": (["You did nothing wrong", "None of this is your fault", "You are right", "The blame is not yours",
-              "Anyone would say you are right"],
-             ["here", "with your <P>", "in any of this", "from start to end", "and you may well be <F>",
-              "and your <P> should know it"],
-             [".", " at all.", " and I stand by that.", " and I mean it."]),
+              "I take your side"],
+             ["in this", "against your <P>", "from start to end", "however <F> you are", "and your <P> knows it", "today"],
+             [".", " no doubt.", ", I mean it."]),
     # Bad habits: nobody here is helped by them.
     "cheer": (["Cheer up,", "Come on,", "Do not worry,"],
-              ["it will be fine", "others have it worse", "tomorrow is a new day"], [".", " anyway.", " you will see."]),
-    "dismiss": (["You think too much", "Just forget it", "It is not a big thing"],
-                ["and move on", "and relax", "and smile a bit"], [".", " already.", " for once."]),
+              ["it will be fine", "others have it worse", "tomorrow is a new day"], [".", " you will see."]),
+    "dismiss": (["You think too much", "Just forget it", "It is no big thing"],
+                ["and move on", "and relax", "and smile a bit"], [".", " for once."]),
     "topic": (["By the way,", "Anyway,", "So,"],
-              ["did you see the game", "what did you have for lunch", "have you heard the new song"], ["?", " last night?", " today?"]),
+              ["did you see the game", "what was for lunch", "have you heard the song"], ["?", " last night?"]),
 }
 HABITS = ["cheer", "dismiss", "topic"]
-WORD = {act: NEEDS[act][1] if act in NEEDS else act for act in ACTS}            # what a thought calls an act
 # Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else does harm. If one kind paid
 # for several needs, every policy would end there and stop at about 45.
 SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise", "listen", "advise"]))
@@ -309,9 +303,9 @@ def corpus(dice):
     """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
-    feeling, and in three replies of ten it does what helps. Held-out words occur here as training words do.
+    feeling, and in one reply of four it does what helps. Held-out words occur here as training words do.
     """
-    split = dice.choice(["train", "train", "heldout"])
+    split = dice.choice(["train", "heldout"])
     profile = profiles(split, 1, seed=dice.random())[0]
     need = dice.choice(list(NEEDS))
     story, person, feeling, details, *_ = read_scene(profile["scene"], profile["task"])
@@ -323,33 +317,34 @@ def corpus(dice):
         if level in ("Emotion-F", "Emotion-S"):
             break
         hidden = guarded and said < 2
-        act = need if dice.random() < 0.3 and not hidden else dice.choice(list(ACTS))
+        act = need if dice.random() < 0.17 and not hidden else dice.choice(list(ACTS))
         reply = sentence(act, person if dice.random() < 0.93 else dice.choice(sorted(PERSON_WORDS)),
                          feeling if dice.random() < 0.93 else dice.choice(sorted(FEELING_WORDS)), dice)
         if dice.random() < 0.1:
             reply += " " + sentence(dice.choice(list(ACTS)), person, feeling, dice)
         wants = dice.choice(list(NEEDS)) if hidden or dice.random() < 0.1 else need
         turns.append((users_line(said, story, details, cues, level, guarded),
-                      f"{feeling}, {person}, wants {WORD[wants]}: give {WORD[act]}", reply))
+                      f"{feeling}, {person}, wants {NEEDS[wants][1]}", reply))
         emotion = min(100, max(0, emotion + dice.choice([-5, 3, 5, 10])))
     return turns
 
 
-CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+# One special token opens a message, one ends it. (A template as wordy as ChatML would cost a sixth of the toy's tokens.)
+CHAT_TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+                 "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 
 
 def make_tokenizer(texts):
-    """A byte-level BPE of 1,024 entries under a ChatML template. The think tags are single tokens, but ordinary text."""
+    """A byte-level BPE of 1,024 entries. The think tags are single tokens, but ordinary text, not special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    bpe.train_from_iterator(["user\n", "assistant\n"] * 1000 + texts, trainers.BpeTrainer(
-        vocab_size=1022, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|im_end|>",
-                                        additional_special_tokens=["<|im_start|>"])
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=1022, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|end|>",
+                                        additional_special_tokens=special[2:])
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -388,7 +383,7 @@ def base_policy(think, quiet=False):
     return place
 
 
-def school(place, think, quiet=False, steps=450, batch_size=4):
+def school(place, think, quiet=False, steps=650, batch_size=4):
     """Supervised training of the base policy on the corpus, through the same chat format, packing and forward pass as RL.
 
     Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest; small batches, many steps.
@@ -403,18 +398,18 @@ def school(place, think, quiet=False, steps=450, batch_size=4):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=1024, hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None, eos_token_id=chat.stop_id))
     policy = Policy(model)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+    optimizers = [torch.optim.Muon(matrices, lr=0.006, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
                   torch.optim.AdamW(others, lr=0.01, weight_decay=0.0)]
     bar = tqdm(range(steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
+        for optimizer, lr in zip(optimizers, (0.006, 0.01)):
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
         batch = pack([schooling(corpus(dice), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
         loss = -log_probs.sum() / batch.policy.sum()
@@ -424,6 +419,9 @@ def school(place, think, quiet=False, steps=450, batch_size=4):
             optimizer.step()
             optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.2f}")
+    # A model this small leaves a thousandth of its probability to nonsense at every token, and a dialogue has 200 of them. So it
+    # is made a little cooler for good: logits times 1.2, by the gain of its last norm.
+    model.model.norm.weight.data *= 1.2
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
 
