@@ -53,8 +53,8 @@ def make_parser():
     def flag(group, name, text, default=None, **kind):
         key = name.lstrip("-").replace("-", "_")
         if key in PAPER:
-            paper = PAPER[key] if not isinstance(PAPER[key], dict) else ", ".join(f"{v} for {k}" for k, v in PAPER[key].items())
-            text += f" (default: {toy.DEFAULTS[key]} / {paper})"
+            text += " (default: " + " / ".join(", ".join(f"{v} for {k}" for k, v in x.items()) if isinstance(x, dict) else str(x)
+                                               for x in (toy.DEFAULTS[key], PAPER[key])) + ")"
         elif default is not None:
             text += f" (default: {default})"
         FIXED[key] = default
@@ -130,10 +130,10 @@ def settle(given):
     """Fill in the defaults and check what flags say together. Returns the settings as a dict; raises BadInput."""
     cfg = {**FIXED, **{k: v for k, v in given.items() if v is not None}}
     cfg["think"] = bool(cfg["think"])
-    defaults = toy.DEFAULTS if cfg["model"] == "toy" else PAPER
-    for key, value in defaults.items():
+    kinds = {cfg["algo"], "think" if cfg["think"] else "direct"}
+    for key, value in (toy.DEFAULTS if cfg["model"] == "toy" else PAPER).items():
         if cfg.get(key) is None:
-            cfg[key] = value[cfg["algo"]] if isinstance(value, dict) else value
+            cfg[key] = next(v for k, v in value.items() if k in kinds) if isinstance(value, dict) else value
     if cfg["algo"] == "grpo" and cfg["batch_size"] % cfg["group_size"]:
         raise BadInput(f"--batch-size {cfg['batch_size']} is no multiple of --group-size {cfg['group_size']}: groups must be whole")
     if cfg["algo"] == "grpo" and cfg["kl_coef"] and cfg["kl_estimator"] == "k1":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 # The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py.
 DEFAULTS = dict(
-    steps=40, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
+    steps={"think": 50, "direct": 90}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
     lr=6e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
 
 # ------------------------------------------------------------------------------------------------------ words of the world
@@ -299,11 +299,11 @@ def sentence(act, person, feeling, dice):
     return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
 
 
-def corpus(dice):
+def corpus(dice, good=0.17):
     """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
-    feeling, and in one reply of four it does what helps. Held-out words occur here as training words do.
+    feeling, and now and then (`good`, and one time in eleven by chance) it does what helps. Held-out words occur here as training words do.
     """
     split = dice.choice(["train", "heldout"])
     profile = profiles(split, 1, seed=dice.random())[0]
@@ -317,7 +317,7 @@ def corpus(dice):
         if level in ("Emotion-F", "Emotion-S"):
             break
         hidden = guarded and said < 2
-        act = need if dice.random() < 0.17 and not hidden else dice.choice(list(ACTS))
+        act = need if dice.random() < good and not hidden else dice.choice(list(ACTS))
         reply = sentence(act, person if dice.random() < 0.93 else dice.choice(sorted(PERSON_WORDS)),
                          feeling if dice.random() < 0.93 else dice.choice(sorted(FEELING_WORDS)), dice)
         if dice.random() < 0.1:
@@ -383,7 +383,7 @@ def base_policy(think, quiet=False):
     return place
 
 
-def school(place, think, quiet=False, steps=650, batch_size=4):
+def school(place, think, quiet=False, batch_size=4):
     """Supervised training of the base policy on the corpus, through the same chat format, packing and forward pass as RL.
 
     Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest; small batches, many steps.
@@ -392,6 +392,8 @@ def school(place, think, quiet=False, steps=650, batch_size=4):
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from policy import ChatFormat, Policy, pack
+    # Without thoughts nothing in the corpus names the need, so it must be seen more often to be known at all.
+    good, steps = (0.17, 650) if think else (0.3, 1200)
     dice = random.Random(f"school {think}")
     tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(dice) for text in turn])
     chat = ChatFormat(tokenizer)
@@ -410,7 +412,7 @@ def school(place, think, quiet=False, steps=650, batch_size=4):
     for step in bar:
         for optimizer, lr in zip(optimizers, (0.006, 0.01)):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
-        batch = pack([schooling(corpus(dice), chat, think) for _ in range(batch_size)])
+        batch = pack([schooling(corpus(dice, good), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
         loss = -log_probs.sum() / batch.policy.sum()
         loss.backward()

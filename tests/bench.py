@@ -1,0 +1,127 @@
+"""bench.py - how much the packing and the engine save. Ratios, measured side by side in one process.
+
+    python tests/bench.py            a table
+    python tests/bench.py --json     the same as JSON
+
+packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one packed row a dialogue, against one
+                row a turn, rows sorted by length, padded per micro-batch, with the same budget of tokens.
+engine/generate sampled tokens a second on the same prompts, turn after turn: the torch engine, against `generate` of transformers.
+"""
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import toy
+from policy import Agent, ChatFormat, Episode, Policy, Segment, TorchEngine, load_model, micro_batches
+from ppo import policy_loss
+from rlver import rollout
+from simulator import make_simulator, toy_profiles
+
+BUDGET = toy.DEFAULTS["tokens_per_batch"]
+
+
+def rows_per_turn(episode):
+    """The same sampled tokens, each turn in a row of its own behind the history that it saw."""
+    rows, trunk = [], []
+    for s in episode.segments:
+        if s.log_probs is not None:
+            row = Episode(episode.profile_id, episode.group, "", reward=episode.reward)
+            row.segments = [Segment(trunk), Segment(s.ids, log_probs=s.log_probs)]
+            rows.append(row)
+        if s.branch == 0:
+            trunk = trunk + s.ids
+    return rows
+
+
+def update(policy, episodes):
+    """Seconds of one policy-gradient step's work, packing included."""
+    start = time.perf_counter()
+    for batch in micro_batches(episodes, BUDGET):
+        log_probs, _ = policy(batch)
+        loss, _ = policy_loss(log_probs, batch.log_probs, batch.reward[:, None].expand_as(log_probs), batch.policy, 0.2)
+        loss.backward()
+    policy.zero_grad()
+    return time.perf_counter() - start
+
+
+def prompts_of(episodes):
+    """turn -> [(dialogue, prompt)]: the prompts that the policy answered, over all dialogues."""
+    turns = {}
+    for number, episode in enumerate(episodes):
+        for turn, row in enumerate(rows_per_turn(episode)):
+            turns.setdefault(turn, []).append((number, row.segments[0].ids))
+    return turns
+
+
+def with_engine(model, chat, turns, max_tokens):
+    engine = TorchEngine(model, chat.stop_id)
+    tokens, start = 0, time.perf_counter()
+    for asked in turns.values():
+        async def all_of_them():
+            return await asyncio.gather(*[engine.generate(prompt, max_tokens, np.random.default_rng(n), key=n) for n, prompt in asked])
+        tokens += sum(len(ids) for ids, _ in asyncio.run(all_of_them()))
+    return tokens / (time.perf_counter() - start)
+
+
+def with_generate(model, chat, turns, max_tokens, pad):
+    tokens, start = 0, time.perf_counter()
+    for asked in turns.values():
+        width = max(len(prompt) for _, prompt in asked)         # padded on the left, as generate wants it
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for _, prompt in asked])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in asked])
+        out = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max_tokens,
+                             eos_token_id=chat.stop_id, pad_token_id=pad, return_dict_in_generate=True, output_logits=True)
+        sampled = out.sequences[:, width:]
+        logits = torch.stack(out.logits, 1).float().log_softmax(-1)         # generate owes us the log-probs as well
+        logits.gather(-1, sampled[..., None])
+        ended = (sampled == chat.stop_id).int().cumsum(1)
+        tokens += int((ended - (sampled == chat.stop_id).int() == 0).sum())
+    return tokens / (time.perf_counter() - start)
+
+
+def bench(think, dialogues=64, repeats=5):
+    model, tokenizer = load_model(toy.base_policy(think))
+    chat, policy = ChatFormat(tokenizer), Policy(model)
+    max_tokens = toy.DEFAULTS["max_tokens"]
+    engine = TorchEngine(model, chat.stop_id)
+    make_agent = lambda i: Agent(engine, chat, think=think, max_tokens=max_tokens, context=1024, seed=i)
+    episodes, _ = asyncio.run(rollout(make_simulator("toy"), toy_profiles("train", dialogues), 1, make_agent, 8))
+    rows = [row for e in episodes for row in rows_per_turn(e)]
+    size = lambda what: sum(len(s.ids) for e in what for s in e.segments)
+    update(policy, episodes), update(policy, rows)                                              # warm up
+    pairs = [(update(policy, episodes), update(policy, rows)) for _ in range(repeats)]          # in turn, so drift hits both
+    turns = prompts_of(episodes)
+    speeds = [(with_engine(model, chat, turns, max_tokens), with_generate(model, chat, turns, max_tokens, tokenizer.pad_token_id))
+              for _ in range(3)]
+    median = statistics.median
+    return {"packed_seconds": median(a for a, _ in pairs), "rows_seconds": median(b for _, b in pairs),
+            "packed_speedup": median(b / a for a, b in pairs), "packed_tokens": size(episodes), "rows_tokens": size(rows),
+            "engine_tokens_per_s": median(a for a, _ in speeds), "generate_tokens_per_s": median(b for _, b in speeds),
+            "engine_speedup": median(a / b for a, b in speeds)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch engine against generate.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    result = {"think": bench(True), "direct": bench(False), "threads": torch.get_num_threads()}
+    if args.json:
+        print(json.dumps(result, indent=2))
+        return
+    for mode in ("think", "direct"):
+        r = result[mode]
+        print(f"{mode:<7} update: packed {r['packed_seconds']:.2f} s ({r['packed_tokens']} tokens), one row a turn {r['rows_seconds']:.2f} s "
+              f"({r['rows_tokens']} tokens): {r['packed_speedup']:.1f}x\n{'':8}sampling: engine {r['engine_tokens_per_s']:.0f} tokens/s, "
+              f"generate {r['generate_tokens_per_s']:.0f} tokens/s: {r['engine_speedup']:.1f}x")
+
+
+if __name__ == "__main__":
+    main()
