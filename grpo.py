@@ -2,6 +2,8 @@
 
 No critic: the baseline of a dialogue is the mean of its *group*, the dialogues that the same user began with the same first
 line. One advantage for all tokens of a dialogue. The policy step is PPO's own. RLVER: groups of 4, no KL.
+
+Run it alone for the smallest example:  python grpo.py
 """
 import torch
 
@@ -46,3 +48,9 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
     metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, **settings)
     return {**metrics, **gap, "explained_variance": None}
+
+
+if __name__ == "__main__":
+    rewards, groups = [0.0, 1.0, 0.5, 0.5, 0.9], [0, 0, 1, 1, 2]
+    print("rewards   ", rewards, "\ngroups    ", groups)
+    print("advantages", [round(a, 3) for a in group_advantages(torch.tensor(rewards), torch.tensor(groups)).tolist()])

@@ -88,12 +88,12 @@ class ChatFormat:
             pieces.append(piece)
         before = pieces[:-3]                                    # in front of the system prompt, if there is one
         head, ask, after_reply = pieces[-3:]
-        if rendered != ask:
+        if rendered.rstrip() != ask.rstrip():
             raise BadModel(f"the chat template opens a first reply with {ask!r} and a later one with {rendered!r}; "
                            "this code needs one opening")
         self.head = [t for piece in before for t in self.scaffold(piece)] \
             + (self.text(system_prompt) if system_prompt else []) + self.scaffold(head)
-        self.ask = self.scaffold(ask)
+        self.ask = self.scaffold(rendered)
         tail = self.scaffold(after_reply)
         special = [i for i, t in enumerate(tail) if t in tokenizer.all_special_ids]
         if not special:
@@ -504,3 +504,15 @@ class TorchEngine:
                 del self.running[slot]
                 if not request.done.cancelled():
                     request.done.set_result((request.ids, request.log_probs))
+
+
+if __name__ == "__main__":
+    example = Episode("example", 0, "")
+    example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]), Segment([12]), Segment([13]),
+                        Segment([30], branch=2, log_probs=[0.0])]
+    batch = pack([example])
+    for name in ("ids", "positions", "branch", "policy"):
+        print(f"{name:<10}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
+    print("\nwho sees whom (row: query, column: key)")
+    for token, row in zip(batch.ids[0].tolist(), tree_mask(batch.branch)[0, 0].tolist()):
+        print(f"{token:<10}", *("  x" if seen else "  ." for seen in row))

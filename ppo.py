@@ -7,6 +7,8 @@ user's lines, the scaffold, padding) is skipped everywhere: in the loss, GAE, wh
 What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one optimiser step per rollout the
 ratio is 1 and the clip never acts; it takes two mini-batches or more to see it work.
 
+Run it alone for the smallest example:  python ppo.py
+
 Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi) within the update;  clipfrac  share of tokens whose ratio is
 clipped;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
 perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
@@ -243,3 +245,11 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, critic=critic_part, **settings)
     return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks)}
+
+
+if __name__ == "__main__":
+    mask = torch.tensor([[True, True, False, False, True]])
+    print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at the end; V = 0.5 everywhere.")
+    for lam in (1.0, 0.5):
+        result = gae(terminal_rewards(torch.ones(1), mask), 0.5 * mask, mask, gamma=1.0, lam=lam)
+        print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")

@@ -34,8 +34,8 @@ import toy
 from grpo import grpo_update
 from policy import Agent, BadModel, ChatFormat, Critic, Episode, Policy, TorchEngine, load_model, micro_batches
 from ppo import SelfCheckFailed, ppo_update
-from simulator import (START, BadInput, Clock, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, says_goodbye,
-                       toy_profiles)
+from simulator import (START, BadInput, Clock, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, refuse_foreign,
+                       says_goodbye, toy_profiles)
 
 # The paper's settings for a real model (RLVER appendix B; its batch is 32 dialogues for PPO, 32 x 4 for GRPO).
 PAPER = dict(steps=350, batch_size={"ppo": 32, "grpo": 128}, group_size=4, max_turns=8, max_tokens=5000, eval_size=100, eval_every=0,
@@ -221,33 +221,38 @@ class Trainer:
 
     def __init__(self, cfg, out, resume=False):
         self.cfg, self.out, self.clock = cfg, Path(out), Clock()
-        self.state = {"step": -1, "before": None, "last_eval": None, "seconds": dict.fromkeys(
-            ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0}}
+        self.state = {"step": -1, "evaluations": [], "seconds": dict.fromkeys(
+            ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0},
+            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}}
         self.simulator = make_simulator(cfg["simulator"], cfg["lang"], cfg["difficulty"], self.clock)
         self.people, self.heldout = self.load_people()
+        found = checkpoints(self.out)
+        # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a run to be resumed.
+        if cfg["model"] != "toy":
+            self.load(found[-1] if found else None)
         if not resume:
             write_json(self.out / "config.json", cfg)
-        found = checkpoints(self.out)
-        self.load(found[-1] if found else None)
-        cut_lines(self.out / "metrics.jsonl", self.state["step"])
-        cut_lines(self.out / "dialogues.jsonl", self.state["step"])
+        if cfg["model"] == "toy":
+            self.load(found[-1] if found else None)
+        for name, size in self.state["log_bytes"].items():      # what was logged after the checkpoint will be done again
+            if (self.out / name).exists():
+                os.truncate(self.out / name, size)
 
     def load_people(self):
-        files = self.cfg["profiles"]
-        if not files:
-            return toy_profiles("train"), toy_profiles("heldout", max(self.cfg["eval_size"], 128))[:self.cfg["eval_size"]]
-        people = load_profiles(files[0])
-        if len(files) > 2:
+        size, names = self.cfg["eval_size"], self.cfg["profiles"]
+        if not names:
+            return toy_profiles("train"), toy_profiles("heldout", max(size, 128))[:size]
+        if len(names) > 2:
             raise BadInput("--profiles takes one file, or two: for training and held out")
-        if self.cfg["simulator"].startswith("toy"):
-            for profile in people + (load_profiles(files[1]) if len(files) > 1 else []):
-                toy.read_scene(profile.scene, profile.task)
-        if len(files) > 1:
-            return people, load_profiles(files[1])[:self.cfg["eval_size"]]
-        count = min(self.cfg["eval_size"], max(1, len(people) // 5))
-        if len(people) < 2:
-            raise BadInput(f"--profiles {files[0]}: one profile is too few to train and to hold one out; name a second file")
-        return people[:-count], people[-count:]
+        files = [load_profiles(name) for name in names]
+        for people in files:
+            refuse_foreign(self.cfg["simulator"], people)
+        if len(files) == 2:
+            return files[0], files[1][:size]
+        if len(files[0]) < 2:
+            raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to hold one out; name a second file")
+        count = min(size, max(1, len(files[0]) // 5))
+        return files[0][:-count], files[0][-count:]
 
     def load(self, checkpoint):
         """Build the models: from a checkpoint, or from where the policy starts."""
@@ -266,7 +271,7 @@ class Trainer:
         self.pad = self.tokenizer.pad_token_id or 0
         self.policy = Policy(model, cfg["temperature"])
         self.optimizer = adamw(self.policy, cfg["lr"])
-        self.critic = Critic(load_model(start, device)[0] if checkpoint else model) if cfg["algo"] == "ppo" else None
+        self.critic = Critic(model) if cfg["algo"] == "ppo" else None
         self.critic_optimizer = adamw(self.critic, cfg["critic_lr"]) if self.critic else None
         self.reference = Policy(load_model(start, device)[0], cfg["temperature"]) if cfg["kl_coef"] else None
         if checkpoint:
@@ -295,14 +300,17 @@ class Trainer:
                 bar.close()
 
     def evaluate(self, step):
-        """Step 6. One dialogue with every held-out user. Returns (scores, episodes)."""
+        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept in the state."""
         began = time.perf_counter()
         episodes, dropped = self.dialogues(self.heldout, 1, [1, step], f"evaluating, step {step}")
         self.write_dialogues(step, "heldout", episodes)
         self.state["seconds"]["evaluate"] += time.perf_counter() - began
         if not episodes:
             raise SelfCheckFailed("the simulator failed in every held-out dialogue; nothing could be evaluated")
-        return scores(episodes), episodes
+        if dropped:
+            tqdm.write(f"evaluation at step {step}: the simulator failed in {dropped} dialogues, which do not count")
+        self.state["evaluations"].append({"step": step, **scores(episodes)})
+        return episodes
 
     def train_step(self, step):
         """Steps 2 to 5. Returns the line of metrics."""
@@ -362,11 +370,10 @@ class Trainer:
         self.policy.model.save_pretrained(scratch)
         self.tokenizer.save_pretrained(scratch)
         torch.save({key: part.state_dict() for key, part in self.parts().items()}, scratch / "trainer.pt")
+        self.state["log_bytes"] = {log: os.path.getsize(self.out / log) if (self.out / log).exists() else 0
+                                   for log in self.state["log_bytes"]}
         write_json(scratch / "state.json", self.state)
-        if (self.out / name).exists():          # the same step, saved again by a resumed run that had nothing left to do
-            shutil.rmtree(scratch)
-        else:
-            os.rename(scratch, self.out / name)
+        os.rename(scratch, self.out / name)
         for old in checkpoints(self.out)[:-2]:
             shutil.rmtree(old)
 
@@ -377,36 +384,32 @@ class Trainer:
             state["seconds"]["total"] = before_this + time.perf_counter() - STARTED
 
         if state["step"] < 0:
-            state["before"], episodes = self.evaluate(0)
+            episodes = self.evaluate(0)
             state["step"] = 0
             total()
             self.save()
             show("before training", episodes[0])
         bar = tqdm(range(state["step"] + 1, cfg["steps"] + 1), initial=state["step"], total=cfg["steps"], desc="training", unit="step")
-        evaluated = None
         for step in bar:
             line = self.train_step(step)
             bar.set_postfix_str(f"emotion {line['emotion']:.0f}, success {line['success']:.0f} %, "
                                 f"{line['tokens_sampled'] / line['seconds']:.0f} tokens/s" + f", {line['dropped']} dropped" * bool(line["dropped"]))
-            if cfg["eval_every"] and step % cfg["eval_every"] == 0:
-                state["last_eval"], evaluated = self.evaluate(step)
-                tqdm.write(f"step {step}: held-out score {state['last_eval']['score']:.1f}")
+            if cfg["eval_every"] and step % cfg["eval_every"] == 0 and step < cfg["steps"]:
+                self.evaluate(step)
+                tqdm.write(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
             if step % cfg["save_every"] == 0 or step == cfg["steps"]:
                 total()
                 self.save()
-        bar.close()
-        if cfg["steps"] == 0:
-            after = state["before"]
-        else:
-            after, evaluated = self.evaluate(state["step"]) if evaluated is None or state["step"] % cfg["eval_every"] else (state["last_eval"], evaluated)
-            show("after training", evaluated[0])
+        if state["step"]:
+            show("after training", self.evaluate(state["step"])[0])
+        before, after = ({k: v for k, v in state["evaluations"][i].items() if k != "step"} for i in (0, -1))
         total()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024 ** 2)
-        summary = {"before": state["before"], "after": after, "steps": state["step"], "seconds": state["seconds"],
+        summary = {"before": before, "after": after, "steps": state["step"], "seconds": state["seconds"],
                    "tokens": state["tokens"], "peak_rss_mb": round(peak, 1)}
         write_json(self.out / "summary.json", summary)
         if state["step"]:
-            learning_curve(self.out)
+            learning_curve(self.out, state["evaluations"])
         print_table(summary)
         print(f"everything is in {self.out}: learning_curve.png, dialogues.jsonl, metrics.jsonl, summary.json, {checkpoints(self.out)[-1].name}/")
         return summary
@@ -451,22 +454,6 @@ def append_line(path, value):
         file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def cut_lines(path, step):
-    """Drop the lines after `step`, and a half-written last one: they belong to steps that will be done again."""
-    if path.exists():
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            try:
-                if not line.endswith("\n") or json.loads(line)["step"] > step:
-                    break
-            except ValueError:
-                break
-            kept.append(line)
-        scratch = path.with_name(f".{path.name}")
-        scratch.write_text("".join(kept), encoding="utf-8")
-        os.replace(scratch, path)
-
-
 def checkpoints(out):
     return sorted(p for p in Path(out).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name))
 
@@ -495,8 +482,8 @@ def print_table(summary):
           + f"; peak memory {summary['peak_rss_mb']:.0f} MB\n")
 
 
-def learning_curve(out):
-    """Draw metrics.jsonl: four panels over the training steps."""
+def learning_curve(out, evaluations):
+    """Draw metrics.jsonl, and the evaluations on held-out users, as four panels over the training steps."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -506,9 +493,11 @@ def learning_curve(out):
     fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
     a, b, c, d = axes.flat
     mean, spread = get("emotion"), get("emotion_std")
-    a.plot(x, mean, color="tab:blue", label="mean")
-    a.fill_between(x, np.clip(mean - spread, 0, 100), np.clip(mean + spread, 0, 100), color="tab:blue", alpha=0.2, label="± 1 std over dialogues")
-    a.set(title="final emotion (training users)", ylim=(0, 102))
+    a.plot(x, mean, color="tab:blue", label="training users, mean")
+    a.fill_between(x, np.clip(mean - spread, 0, 100), np.clip(mean + spread, 0, 100), color="tab:blue", alpha=0.2, label="their spread, ± 1 std")
+    a.errorbar([e["step"] for e in evaluations], [e["score"] for e in evaluations], [e["stderr"] for e in evaluations], fmt="o",
+               color="black", capsize=3, label="held-out users, ± standard error")
+    a.set(title="final emotion", ylim=(0, 102))
     b.plot(x, get("success"), color="tab:green", label="success (100)")
     b.plot(x, get("failure"), color="tab:red", label="failure (< 10)")
     b.plot(x, get("malformed"), color="tab:gray", label="malformed")
@@ -575,14 +564,15 @@ def main(argv=None):
                 line = ""
             line += word + ", "
         trainer.run()
-    except (BadInput, BadModel, toy.NotOfThisWorld) as error:
+    except (BadInput, BadModel) as error:
         print(f"rlver.py: {error}", file=sys.stderr)
         return 2
     except SelfCheckFailed as error:
         print(f"rlver.py: stopped by a self-check: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\nstopped; go on with: python rlver.py --resume {out}", file=sys.stderr)
+        started = out and (out / "config.json").exists()
+        print("\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started), file=sys.stderr)
         return 130
     return 0
 

@@ -287,6 +287,15 @@ def make_simulator(name, lang="en", difficulty="vanilla", clock=None):
     return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock)
 
 
+def refuse_foreign(name, profiles):
+    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the scripted user knows only its world."""
+    for profile in profiles if name.startswith("toy") else []:
+        try:
+            toy.read_scene(profile.scene, profile.task)
+        except toy.NotOfThisWorld as error:
+            raise BadInput(f"profile {profile.id!r}: {error}") from None
+
+
 @dataclass
 class User:
     """One sentient user in one dialogue: who it is, what was said, what it feels.
@@ -391,9 +400,7 @@ def main(argv=None):
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout") + toy_profiles("train")
-        if args.simulator.startswith("toy"):
-            for profile in people:
-                toy.read_scene(profile.scene, profile.task)
+        refuse_foreign(args.simulator, people)
         if args.replay:
             turns, same, dialogues, equal = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
             print(f"{same} of {turns} turns have the same emotion again, {equal} of {dialogues} dialogues the same final score")
@@ -401,7 +408,7 @@ def main(argv=None):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
         else:
             asyncio.run(play(User(simulator, people[args.profile]), args.max_turns))
-    except (BadInput, toy.NotOfThisWorld, FileNotFoundError) as error:
+    except (BadInput, FileNotFoundError) as error:
         print(f"simulator.py: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):

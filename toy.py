@@ -22,7 +22,7 @@ from pathlib import Path
 
 # The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py.
 DEFAULTS = dict(
-    steps={"think": 50, "direct": 90}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
+    steps={"think": 50, "direct": 60}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
     lr=6e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
 
 # ------------------------------------------------------------------------------------------------------ words of the world

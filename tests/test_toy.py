@@ -199,8 +199,6 @@ def test_a_mash_up_of_two_templates_is_not_understood():
     legal = {tuple(toy.abstract(toy.words_of(text))) for act in ACTS for text in sentences(act)}
     dice, tried = random.Random(0), 0
     for a, b in product(NEEDS, NEEDS):
-        for one, other in (zip(*[[dice.choice(part) for part in ACTS[act]] for _ in range(6)]) for act in (a, b)) if a != b else ():
-            pass
         for _ in range(6 * (a != b)):
             one, other = ([dice.choice(part) for part in ACTS[act]] for act in (a, b))
             for mixed in ([one[0], other[1], other[2]], [one[0], one[1], other[2]], [one[0], other[1], one[2]]):
@@ -267,11 +265,11 @@ def test_all_at_once_is_no_comfort():
 def test_the_wrong_person_or_feeling_hurts():
     """ "Your sister" to somebody whose boss shouted: without this check a policy learns one name and says it to all."""
     for act in NEEDS:
-        about = {mark: said(next(p for p in product(*ACTS[act]) if mark in "".join(p) and ("<P>" in "".join(p)) + ("<F>" in "".join(p)) == 1),
-                            mark, mark) for mark in ("<P>", "<F>")}
         for mark, own, everyone in (("<P>", "sister", toy.PERSON_WORDS), ("<F>", "hurt", toy.FEELING_WORDS)):
+            text = next(" ".join(p[:2]) + p[2] for p in product(*ACTS[act]) if mark in "".join(p))
             for word in everyone:
-                assert (change(about[mark].replace(mark, word), act) >= 8) == (word == own)
+                reply = text.replace(mark, word).replace("<P>", "sister").replace("<F>", "hurt")
+                assert (change(reply, act) == 10) == (word == own) and (change(reply, act) < 0) == (word != own), reply
 
 
 def test_nothing_helps_twice():
