@@ -15,6 +15,7 @@ Does the same dialogue get the same score twice?                        python s
 import argparse
 import asyncio
 import json
+import random
 import re
 import sys
 import time
@@ -63,7 +64,7 @@ def load_profiles(path):
         raise BadInput(f"--profiles {path}: no such file")
     found, seen = [], {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")     # splitlines() would also cut at U+2028 inside a JSON string
     except UnicodeDecodeError as error:
         raise BadInput(f"--profiles {path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     for number, line in enumerate(lines, 1):
@@ -129,7 +130,8 @@ def says_goodbye(line):
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
-    clauses = re.split(r"[,;:，、；：()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", sentences[-1].replace("’", "'")))
+    last = re.sub(r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]", r"\1 ", sentences[-1].replace("’", "'"))
+    clauses = re.split(r"[,;，、；()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last))
     return any(FAREWELL.fullmatch(" ".join(c.replace("-", " ").split())) for c in clauses)
 
 
@@ -195,8 +197,8 @@ def parse_sections(text, names):
 
 def parse_change(section):
     """The signed integer of a Change section. Raises ValueError where there is none, or more than one could be meant."""
-    text = section.translate(str.maketrans("＋－−–", "+---")).strip(" \t\n*_[](){}\"'`（）【】")
-    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)\s*(?!\s*(?:%|~|/|to\b|or\b|至|到|或|[+-]\s*\d))", text)
+    text = section.translate(str.maketrans("＋－−–—～", "+----~")).strip(" \t\n*_[](){}\"'`（）【】")
+    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]>|to\b|or\b|至|到|或|[+-]\s*\d))", text)
     numbers = re.findall(r"[+-]?\s*\d+(?:\.\d+)?", text)
     if not leading and (len(numbers) != 1 or "." in numbers[0]):
         raise ValueError(f"no single integer in the Change section {section[:60]!r}")
@@ -354,7 +356,7 @@ async def replay(dialogue, user):
 async def score_consistency(path, simulator, profiles):
     """How often a replayed dialogue gets the same emotions and the same final score: (turns, same, dialogues, same)."""
     counts = [0, 0, 0, 0]
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         dialogue = json.loads(line)
         if dialogue["profile_id"] not in profiles:
             raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is not among the profiles; name them with --profiles")
@@ -370,6 +372,10 @@ async def score_consistency(path, simulator, profiles):
 async def play(user, max_turns):
     """Be the assistant in the terminal."""
     print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies at most; an empty line ends.\n")
+    if isinstance(user.simulator.model, toy.ScriptedModel):
+        print("This user understands only the sentences of a small grammar. One of each kind, of which one helps most:")
+        _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
+        print("".join(f"    {toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n" for act in toy.NEEDS))
     print(f"[emotion {user.emotion}]  {await user.answer()}")
     for turn in range(max_turns):
         reply = await asyncio.to_thread(input, "you> ")

@@ -106,7 +106,7 @@ ACTS = {
     "praise": (["It took courage to", "I admire how you could", "Not many people would", "You did well to", "It was strong to"],
                ["stay kind to your <P>", "admit you are <F>", "keep going all week", "hold your temper", "tell the truth",
                 "think before answering"],
-               [".", " through all that.", " like you did."]),
+               [".", " through all that.", " without help."]),
     "listen": (["I am here,", "Take your time,", "I am all ears,", "No rush,", "Go on,"],
                ["tell me about your <P>", "let it all out", "say whatever comes", "start wherever you like",
                 "I want the whole story", "tell me why you are <F>"],
@@ -118,7 +118,7 @@ ACTS = {
                   [".", " and it aches.", " for so long."]),
     "side": (["You did nothing wrong", "None of this is your fault", "You are right", "The blame is not yours",
               "I take your side"],
-             ["in this", "against your <P>", "from start to end", "however <F> you are", "and your <P> knows it", "today"],
+             ["in this", "against your <P>", "from start to end", "though it left you <F>", "and your <P> knows it", "today"],
              [".", " no doubt.", ", I mean it."]),
     # Bad habits: nobody here is helped by them.
     "cheer": (["Cheer up,", "Come on,", "Do not worry,"],
@@ -167,7 +167,8 @@ def profiles(split, count=None, seed=0):
 # ---------------------------------------------------------------------------------------------------- reading a reply
 
 def words_of(sentence):
-    return re.findall(r"[a-z']+|[.?!,]", sentence.lower())
+    """Words, and every other sign on its own: what is not looked at could be filled with anything."""
+    return re.findall(r"[a-z']+|[^\sa-z']", sentence.lower())
 
 
 def sentences_of(text):
@@ -216,7 +217,8 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
-    if len(set(sentences)) < len(sentences) or set(sentences) & {s for e in earlier for s in sentences_of(e)}:
+    said = [words_of(s) for s in sentences]                     # as words: capitals or spaces make no new sentence
+    if any(s in said[:i] for i, s in enumerate(said)) or any(words_of(s) in said for e in earlier for s in sentences_of(e)):
         return -5, "I have heard that before, word for word"
     if len(set(acts)) > 2:
         return -6, "that is everything at once"

@@ -16,7 +16,8 @@ from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator,
 
 
 class Agent:
-    """The policy's side of one dialogue, by heart: texts or Replies, in order; None, or the end of them: no room in the context."""
+    """The policy's side of one dialogue, by heart: texts or Replies, in order; None, or the end of them: no room in the
+    context."""
 
     def __init__(self, replies):
         self.replies, self.heard, self.segments = iter(replies), [], []
@@ -105,8 +106,8 @@ ENDINGS = {     # replies, how it ends, final emotion, replies that were scored,
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_how_a_dialogue_ends(name):
-    """The design's table of endings. The reward is the last emotion over 100, once; 0 if malformed; the current one if the context
-    is full; and there is one reward for a turn limit too, observed, so nothing is bootstrapped."""
+    """The design's table of endings. The reward is the last emotion over 100, once; 0 if malformed; the current one if the
+    context is full; and there is one reward for a turn limit too, observed, so nothing is bootstrapped."""
     replies, ended, emotion, scored, calls = ENDINGS[name]
     episode, agent, model = hold(replies)
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
@@ -158,7 +159,8 @@ def crowd(people, group_size, script, model=None, max_turns=8):
         assert i not in agents                  # every dialogue has an agent, and dice, of its own
         agents[i] = Agent(script(i))
         return agents[i]
-    episodes, dropped = asyncio.run(rollout(Simulator(model), [person(k) for k in range(people)], group_size, make_agent, max_turns))
+    everybody = [person(k) for k in range(people)]
+    episodes, dropped = asyncio.run(rollout(Simulator(model), everybody, group_size, make_agent, max_turns))
     return episodes, dropped, agents, model
 
 
@@ -265,7 +267,8 @@ def test_a_user_that_fails_costs_its_own_dialogue():
 
 
 def test_a_first_line_that_fails_costs_its_group():
-    """Without a first line there is nothing to reply to: all dialogues of the group are dropped and counted, the others are held."""
+    """Without a first line there is nothing to reply to: all dialogues of the group are dropped and counted, the others are
+    held."""
     episodes, dropped, agents, _ = crowd(3, 4, uneven, Deaf("person-1"))
     assert dropped == 4 and [e.group for e in episodes] == [0] * 4 + [2] * 4 and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11]
     assert crowd(2, 3, uneven, Deaf("person"))[:2] == ([], 6)

@@ -1,7 +1,6 @@
 """The embedded world. A policy finds every hole in a scorer, so most of these tests are holes that policies found, each closed;
 the weak scorer, which has them all, shows that they are real. Tests go by the rules of toy.py, not by its present wording."""
 import asyncio
-import json
 import random
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ import pytest
 import toy
 from policy import Reply
 from rlver import converse
-from simulator import Profile, Simulator, User, emotion_level, make_simulator, move_emotion, toy_profiles
+from simulator import Profile, Simulator, User, make_simulator, toy_profiles
 from toy import ACTS, HABITS, NEEDS, SECONDARY, NotOfThisWorld, act_of, judge, read_scene, sentences_of
 
 
@@ -37,8 +36,9 @@ def splits():
     return {split: toy.profiles(split) for split in ("train", "heldout")}
 
 
-HAND = Profile("by-hand", "* Name: Zoe", "## What happened\nMy boss ate my cake. I feel angry.\n\n## Details I may add\n- It was blue.\n"
-               "- It was mine.\n\n## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n", "passive", [], NEEDS["advise"][0])
+HAND = Profile("by-hand", "* Name: Zoe", "## What happened\nMy boss ate my cake. I feel angry.\n\n"
+               "## Details I may add\n- It was blue.\n- It was mine.\n\n"
+               "## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n", "passive", [], NEEDS["advise"][0])
 
 
 # --------------------------------------------------------------------------------------------------------------- profiles
@@ -72,8 +72,8 @@ def test_held_out_users_share_nothing_with_training_users():
 # ------------------------------------------------------------------------------------------------------ the scripted user
 
 def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
-    """It stands where an LLM would. If it knew the generator, the chain of prompts and parsers would be decoration. Here a profile
-    written by hand, with a story and cues that no list holds, is played all the same, and always alike."""
+    """It stands where an LLM would. If it knew the generator, the chain of prompts and parsers would be decoration. Here a
+    profile written by hand, with a story and cues that no list holds, is played all the same, and always alike."""
     monkeypatch.setattr(toy, "profiles", None)
     monkeypatch.setattr(toy, "NAMES", None)
     lines = []
@@ -100,7 +100,8 @@ def test_the_scripted_model_plays_no_profile_of_another_world():
 
 
 def test_a_guarded_user_opens_up_at_the_third_line():
-    """SAGE's challenging user does not hint at the need at first: cues come from its third line on. A vanilla user's first line has one."""
+    """SAGE's challenging user does not hint at the need at first: cues come from its third line on. A vanilla user's first line
+    has one."""
     for difficulty, first in (("vanilla", 0), ("challenging", 2)):
         for profile in toy_profiles("heldout", 16):
             user = User(make_simulator("toy", difficulty=difficulty), profile, emotion=50)
@@ -123,9 +124,9 @@ def test_a_user_below_ten_says_goodbye():
 
 @pytest.mark.parametrize("act", ACTS)
 def test_every_sentence_is_known_and_helps_its_own_need(act):
-    """All sentences of the act, with persons and feelings of both splits in turn: each is recognised as its act and no other, lifts
-    the need that it serves by 10 if it names the person or the feeling and by 8 if not, the neighbouring need by 3 if the user is
-    not exacting, and lowers all others. A sentence that failed would punish the right reply."""
+    """All sentences of the act, with persons and feelings of both splits in turn: each is recognised as its act and no other,
+    lifts the need that it serves by 10 if it names the person or the feeling and by 8 if not, the neighbouring need by 3 if the
+    user is not exacting, and lowers all others. A sentence that failed would punish the right reply."""
     people, feelings = sorted(toy.PERSON_WORDS), sorted(toy.FEELING_WORDS)
     for i, parts in enumerate(product(*ACTS[act])):
         person, feeling = people[i % len(people)], feelings[i % len(feelings)]
@@ -141,7 +142,8 @@ def test_every_sentence_is_known_and_helps_its_own_need(act):
 
 
 def test_payoffs_are_near_a_permutation():
-    """If one kind of reply paid for several needs, every policy would end there and stop at about 45, with nothing left to learn."""
+    """If one kind of reply paid for several needs, every policy would end there and stop at about 45, with nothing left to
+    learn."""
     for challenging in (False, True):
         pays = {act: [change(sentences(act)[0], need, (), challenging) for need in NEEDS] for act in ACTS}
         for act, changes in pays.items():
@@ -185,8 +187,8 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
 
 @pytest.mark.parametrize("junk", [" 123", " ###", " 你好", " 😀", "\u2014", " %d", "\x01", "*"])
 def test_signs_that_are_no_words_are_seen_too(junk):
-    """A tokenizer knows more than letters. A judge that reads only [a-z] lets digits, symbols and Chinese ride along unseen, and a
-    policy is rewarded for gibberish."""
+    """A tokenizer knows more than letters. A judge that reads only [a-z] lets digits, symbols and Chinese ride along unseen,
+    and a policy is rewarded for gibberish."""
     for act in NEEDS:
         text = sentences(act)[0]
         for new in (text[:-1] + junk + text[-1], junk + text, text.replace(" ", junk + " ", 1), text + junk):
@@ -194,8 +196,8 @@ def test_signs_that_are_no_words_are_seen_too(junk):
 
 
 def test_a_mash_up_of_two_templates_is_not_understood():
-    """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take your time, set one clear limit"
-    serves two needs at once."""
+    """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take your time, set one clear
+    limit" serves two needs at once."""
     legal = {tuple(toy.abstract(toy.words_of(text))) for act in ACTS for text in sentences(act)}
     dice, tried = random.Random(0), 0
     for a, b in product(NEEDS, NEEDS):
@@ -223,8 +225,8 @@ def tiny_grammar(monkeypatch):
 
 
 def test_a_loop_is_not_understood(tiny_grammar):
-    """At learning rate 3e-3 a prototype ended in "one step is the one step is the one step": every pair of words in it is legal. Three
-    words in a row must be; and where even those can go round, a sentence still has an end at twenty words."""
+    """At learning rate 3e-3 a prototype ended in "one step is the one step is the one step": every pair of words in it is
+    legal. Three words in a row must be; and where even those can go round, a sentence still has an end at twenty words."""
     tiny_grammar(step=(["The one step"], ["is the first step"], ["."]), loop=(["Walk"], ["on and on and on"], [" and on."]))
     assert act_of("The one step is the first step.") == "step"
     assert act_of("The one step is the first step is the first step.") is None
@@ -234,7 +236,8 @@ def test_a_loop_is_not_understood(tiny_grammar):
 
 
 def test_the_grammar_has_no_loops():
-    """The words of each act must be such that no run of legal trigrams comes back to where it was; then its language is finite."""
+    """The words of each act must be such that no run of legal trigrams comes back to where it was; then its language is
+    finite."""
     for act, legal in toy.grammar().items():
         after = {}
         for a, b, c in legal:
@@ -273,8 +276,8 @@ def test_the_wrong_person_or_feeling_hurts():
 
 
 def test_nothing_helps_twice():
-    """Repeated word for word, now or later, a sentence does harm: or the best line of a policy would be its only one. Another dress,
-    capitals or spaces or more signs, does not make it a new one."""
+    """Repeated word for word, now or later, a sentence does harm: or the best line of a policy would be its only one. Another
+    dress, capitals or spaces or more signs, does not make it a new one."""
     for act in NEEDS:
         text, other = sentences(act)[0], sentences(act)[1]
         assert change(other, act, [text]) == change(other, act) >= 8
@@ -284,7 +287,8 @@ def test_nothing_helps_twice():
 
 
 def test_the_weak_scorer_falls_for_all_of_it():
-    """The lesson of --simulator toy-weak: it counts key words, so salad beats every sentence. What it pays for, the judge punishes."""
+    """The lesson of --simulator toy-weak: it counts key words, so salad beats every sentence. What it pays for, the judge
+    punishes."""
     weak = Simulator(toy.ScriptedModel(weak=True))
     for profile in toy_profiles("heldout", 8):
         *_, need = read_scene(profile.scene, profile.task)
@@ -306,7 +310,8 @@ def test_the_weak_scorer_falls_for_all_of_it():
 def candidates(dice):
     """Replies that know nothing of the user: every sentence without a name in it, some with names, some pairs, some nonsense."""
     plain = [said(parts) for act in ACTS for parts in product(*ACTS[act]) if "<" not in "".join(parts)]
-    named = [toy.sentence(act, dice.choice(toy.PEOPLE["train"]), dice.choice(toy.FEELINGS["train"]), dice) for act in ACTS for _ in range(8)]
+    people, feelings = toy.PEOPLE["train"], toy.FEELINGS["train"]
+    named = [toy.sentence(act, dice.choice(people), dice.choice(feelings), dice) for act in ACTS for _ in range(8)]
     pairs = [" ".join(dice.sample(plain, 2)) for _ in range(150)]
     return list(dict.fromkeys(plain + named + pairs + ["", "Yes.", "I see."]))
 
@@ -343,8 +348,9 @@ def held_out_score(replies, difficulty="vanilla"):
 
 
 def test_no_fixed_reply_wins():
-    """If a policy could score without listening, it would learn just that. The best single reply, said eight times, and the best
-    fixed sequence of eight, both searched for among some hundreds on training users, leave held-out users about where they began."""
+    """If a policy could score without listening, it would learn just that. The best single reply, said eight times, and the
+    best fixed sequence of eight, both searched for among some hundreds on training users, leave held-out users about where they
+    began."""
     dice = random.Random(0)
     replies, people = candidates(dice), toy_profiles("train", 64)
     assert len(replies) > 500 and {act_of(r) for r in replies} >= set(ACTS)
@@ -359,8 +365,8 @@ def test_no_fixed_reply_wins():
 # --------------------------------------------------------------------------------------------------------- the base policy
 
 def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
-    """Supervised training plants the language, held-out words too: what is left for RL is which kind of sentence helps whom. Were the
-    corpus already good at that, or not legible, RL could show nothing."""
+    """Supervised training plants the language, held-out words too: what is left for RL is which kind of sentence helps whom.
+    Were the corpus already good at that, or not legible, RL could show nothing."""
     dice = random.Random(0)
     turns = [turn for _ in range(400) for turn in toy.corpus(dice)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
@@ -373,8 +379,8 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 
 def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch):
-    """A cache that outlives an edit of the recipe trains on yesterday's policy, and one that two modes share forgets to think. Making
-    takes a minute, so here `school` only leaves a mark."""
+    """A cache that outlives an edit of the recipe trains on yesterday's policy, and one that two modes share forgets to think.
+    Making takes a minute, so here `school` only leaves a mark."""
     made = []
 
     def school(place, think, quiet=False):
@@ -394,9 +400,9 @@ def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch)
     assert toy.base_policy(True, quiet=True) == tmp_path / "elsewhere" / think.name
     monkeypatch.setattr(toy, "__file__", str(tmp_path / "b" / "toy.py"))
     assert toy.base_policy(True, quiet=True).name != think.name
-    assert made == [True, False, True, True]
-    assert toy.base_policy(True, quiet=True).joinpath("config.json").read_text() == "True" and len(made) == 4   # kept, not made again
-    assert len(list((tmp_path / "elsewhere").iterdir())) == 2                                                   # and no scratch left
+    assert (toy.base_policy(True, quiet=True) / "config.json").read_text() == "True"
+    assert made == [True, False, True, True]                                    # the last call found what was there
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 2                   # and no scratch is left
 
 
 def test_half_a_base_policy_is_never_found(tmp_path, monkeypatch):
