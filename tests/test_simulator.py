@@ -4,6 +4,7 @@
 """
 import asyncio
 import json
+import random
 import re
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 import simulator
 import toy
+from policy import Reply
 from rlver import converse
 from simulator import (EMOTION_SECTIONS, PLACEHOLDERS, PROMPTS, REPLY_SECTIONS, BadInput, Clock, Profile, Simulator,
                        SimulatorFailed, User, emotion_level, fill, load_profiles, load_prompt, make_simulator, move_emotion,
@@ -385,25 +387,34 @@ def test_only_a_farewell_in_the_last_sentence_ends_the_dialogue(line):
 
 
 def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
-    """What makes the reward verifiable: put the recorded replies to the user again, and the same emotions come out. A record
-    with another emotion in it is found."""
-    profile, sim = toy_profiles("heldout", 1)[0], make_simulator("toy")
+    """What makes the reward verifiable: put the recorded replies to the user again, in the dialogue as it was, and the same
+    emotions come out. A record with another emotion in it is found."""
+    profile, heard = toy_profiles("heldout", 1)[0], []
     _, person, feeling, _, _, need = toy.read_scene(profile.scene, profile.task)
-    acts = [need, "topic", need, "cheer", need]
+    acts, scripted = [need, "topic", need, "cheer", need], toy.ScriptedModel()
+
+    async def model(prompt):
+        if "<emotion_level>" not in prompt:
+            heard.append(prompt)
+        return await scripted(prompt)
 
     async def reply(line):
-        from policy import Reply
-        text = toy.sentence(acts[len(said)], person, feeling, toy.random.Random(len(said)))
-        said.append(text)
-        return Reply(text, text, "", len(said) == 5)                # the last one is malformed: never sent, never replayed
-    said = []
-    episode = asyncio.run(converse(SimpleNamespace(reply=reply, segments=[]), User(sim, profile), "My line.", 8))
-    rows = [{"profile_id": profile.id, "first_line": "My\u2028line.", "turns": episode.turns}] * 2      # one line of JSONL
+        turn = len(heard)
+        text = toy.sentence(acts[turn], person, feeling, random.Random(turn)).replace(" ", "\u2028", 1)   # still one line
+        return Reply(text, text, "", turn == 4)                 # the last one is malformed: never sent, never replayed
+
+    async def dialogue():
+        user = User(Simulator(model), profile)
+        return await converse(SimpleNamespace(reply=reply, segments=[]), user, await user.answer(), 8)
+    episode = asyncio.run(dialogue())
+    recorded, rows = list(heard), [{"profile_id": profile.id, "first_line": episode.first_line, "turns": episode.turns}] * 2
+    heard.clear()
     path = write(tmp_path / "dialogues.jsonl", *rows)
-    assert asyncio.run(score_consistency(path, sim, {profile.id: profile})) == [8, 8, 2, 2]
+    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile})) == [8, 8, 2, 2]
+    assert heard == recorded * 2 and len(recorded) == 4
     rows[1] = json.loads(json.dumps(rows[1]))
     rows[1]["turns"][3]["emotion"] += 1
     write(path, *rows)
-    assert asyncio.run(score_consistency(path, sim, {profile.id: profile})) == [8, 7, 2, 1]
+    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile})) == [8, 7, 2, 1]
     with pytest.raises(BadInput, match="line 1"):
-        asyncio.run(score_consistency(path, sim, {}))
+        asyncio.run(score_consistency(path, Simulator(model), {}))
