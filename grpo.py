@@ -11,7 +11,7 @@ from ppo import identity, logp_gap, old_scores, optimise
 
 
 def group_advantages(rewards, groups, eps=1e-6):
-    """A_i = (r_i - mean of its group) / (std of its group + eps), std unbiased (RLVER appendix B.3; Shao 2024, eq. 3).
+    """A_i = (r_i - mean of its group) / (std of its group + eps), std unbiased (RLVER appendix B.3; Shao 2024, section 4.1).
 
     rewards: [D] float, one per *dialogue*; groups: [D] long, the group's id. Returns [D].
 

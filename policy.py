@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,24 +29,30 @@ class BadModel(ValueError):
 # ------------------------------------------------------------------------------------------------ model and tokenizer
 
 def load_model(path, device="cpu"):
-    """Load a Hugging Face causal LM and its tokenizer from `path` (a directory, or the name of one already cached).
+    """Load a Hugging Face causal LM and its tokenizer from the directory `path`.
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as bf16, and a bf16 weight of
     0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round to nothing. Dropout is set to 0, not switched off by
     `eval()`: with dropout on, the same tokens get other log-probs on every pass and the first PPO ratio is not 1.
 
-    Returns (model, tokenizer). Raises BadModel if weights, config, tokenizer or chat template are missing.
+    Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few architectures that scale or cap
+    their logits behind the output layer, which this code reads directly.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if not Path(path).is_dir():
+        raise BadModel(f"--model {path}: no such directory; one is needed that holds config.json, weights and a tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise BadModel(f"--model {path}: {' '.join(str(error).split())[:200]} (a directory is needed that holds config.json, "
-                       "weights and a tokenizer)") from None
-    if not tokenizer.chat_template:
-        raise BadModel(f"--model {path}: its tokenizer has no chat template; take an instruct model, or add chat_template.jinja")
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        if not tokenizer.chat_template:
+            raise BadModel("its tokenizer has no chat template; take an instruct model, or add chat_template.jinja")
+        model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa",
+                                                            local_files_only=True, output_loading_info=True)
+        if found["missing_keys"]:
+            raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
+    except Exception as error:      # transformers, safetensors and jinja each have their own; to the user all mean the same
+        raise BadModel(f"--model {path}: {' '.join(str(error).split())[:200]}") from None
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -55,6 +62,10 @@ def load_model(path, device="cpu"):
     for module in model.modules():                      # attention layers copy the number when they are built
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+    with torch.no_grad():
+        ids = torch.arange(4)[None]
+        if not torch.allclose(model(ids).logits, model.get_output_embeddings()(model.base_model(ids).last_hidden_state), atol=1e-3):
+            raise BadModel(f"--model {path}: its logits are not those of its output layer (scaled or capped); not supported")
     return model.to(device), tokenizer
 
 
@@ -79,7 +90,10 @@ class ChatFormat:
                     {"role": "user", "content": marks[3]}]
         if system_prompt:
             messages.insert(0, {"role": "system", "content": marks[0]})
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:      # a template may refuse whatever it likes, a system message for one
+            raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
         pieces = []
         for mark in (marks if system_prompt else marks[1:]):
             piece, found, rendered = rendered.partition(mark)
@@ -95,7 +109,8 @@ class ChatFormat:
             + (self.text(system_prompt) if system_prompt else []) + self.scaffold(head)
         self.ask = self.scaffold(rendered)
         tail = self.scaffold(after_reply)
-        special = [i for i, t in enumerate(tail) if t in tokenizer.all_special_ids]
+        specials = set(tokenizer.all_special_ids) | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = [i for i, t in enumerate(tail) if t in specials]
         if not special:
             raise BadModel("the chat template ends a reply without a special token; the policy could not learn to stop")
         self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
@@ -189,7 +204,7 @@ class Agent:
         if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.dice, key=id(self))
+        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.dice, key=self)
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.decode(ids[:-1] if stopped else ids)
         if not self.think:
@@ -286,10 +301,10 @@ def tree_mask(branch):
 
 # ------------------------------------------------------------------------------------------------------- the one door
 
-def hidden_at_policy(trunk, batch):
+def hidden_at_policy(body, batch):
     """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in memory."""
-    hidden = trunk(input_ids=batch.ids, position_ids=batch.positions, attention_mask=tree_mask(batch.branch),
-                   use_cache=False).last_hidden_state                                   # [B, L, H]
+    hidden = body(input_ids=batch.ids, position_ids=batch.positions, attention_mask=tree_mask(batch.branch),
+                  use_cache=False).last_hidden_state                                    # [B, L, H]
     return hidden[:, :-1][batch.policy[:, 1:]]
 
 
@@ -333,7 +348,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's trunk under a scalar head. `forward(batch)` returns values, [B, L], 0 off the policy.
+    """V_phi: a copy of the policy's transformer under a scalar head. `forward(batch)` returns values, [B, L], 0 off the policy.
 
     V of a token is read from the state before it is emitted, which is what an action's baseline may know. The head starts at
     zero: a random one would open with advantages that are noise.
@@ -341,14 +356,14 @@ class Critic(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.trunk = copy.deepcopy(model.base_model)
+        self.body = copy.deepcopy(model.base_model)
         self.head = nn.Linear(model.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
-        return at_policy(self.head(hidden_at_policy(self.trunk, batch)).float()[:, 0], batch)
+        return at_policy(self.head(hidden_at_policy(self.body, batch)).float()[:, 0], batch)
 
 
 # --------------------------------------------------------------------------------------------------- the torch engine
@@ -417,6 +432,10 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in named_tensors:
                 own[name].copy_(tensor)
+        self.forget()
+
+    def forget(self):
+        """Start as new: which rows a batch has, and so its last bits, must not depend on dialogues that are over."""
         self.slot_of, self.known = {}, {}
 
     async def generate(self, prompt, max_tokens, dice, key):
@@ -485,7 +504,8 @@ class TorchEngine:
         length = int(start.max()) + width
         self.cache.place(rows.to(device) if torch.is_tensor(rows) else rows, positions, max(slots) + 1, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]                          # [R, W, length]
-        hidden = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
+        last = self.model.config.max_position_embeddings - 1        # only padding ever comes to stand beyond it
+        hidden = self.model.base_model(input_ids=ids, position_ids=positions.clamp(max=last), attention_mask=visible[:, None],
                                        past_key_values=self.cache, use_cache=True).last_hidden_state
         at = [i for i, chunk in enumerate(chunks) if chunk]
         ends = torch.tensor([len(chunks[i]) - 1 for i in at], device=device)

@@ -9,10 +9,13 @@ ratio is 1 and the clip never acts; it takes two mini-batches or more to see it 
 
 Run it alone for the smallest example:  python ppo.py
 
-Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi) within the update;  clipfrac  share of tokens whose ratio is
+Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each
+mini-batch before its own step (so 0 where there is only one);  clipfrac  share of tokens whose ratio is
 clipped;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
 perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
 """
+import math
+
 import torch
 
 
@@ -121,7 +124,7 @@ def importance_weights(old_log_probs, engine_log_probs, cap=2.0):
 def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"), [B, L] -> [B, L].
 
-        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it belongs into the
+        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it belongs in the
                    *reward*, for PPO, and must not be differentiated.
         k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi, ref): right.
         k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a *value*; as a loss, its
@@ -204,15 +207,15 @@ def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             sums["clipped"] += clipped.item()
             sums["tokens"] += mask.sum().item()
             k += 1
-        norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)))
-        if norms[-1] != norms[-1]:
-            raise SelfCheckFailed("the gradient is NaN; the weights were not touched. Look at the learning rate and the last batch")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if critic:
-            torch.nn.utils.clip_grad_norm_(critic[0].parameters(), critic[5])
-            critic[1].step()
-            critic[1].zero_grad(set_to_none=True)
+        stepped = [(policy, optimizer, max_grad_norm)] + ([(critic[0], critic[1], critic[5])] if critic else [])
+        found = [float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)) for model, _, limit in stepped]
+        if not all(map(math.isfinite, found)):      # before any step: a weight that is NaN once is NaN in every checkpoint to come
+            raise SelfCheckFailed(f"the gradient is not finite (norms {found}); this step was not taken. Look at the learning rate "
+                                  "and at the last dialogues")
+        norms.append(found[0])
+        for _, one, _ in stepped:
+            one.step()
+            one.zero_grad(set_to_none=True)
     count = max(1, sums["tokens"])
     return {"kl": sums["kl"] / count, "entropy": sums["entropy"] / count, "clipfrac": sums["clipped"] / count,
             "grad_norm": sum(norms) / len(norms), "tokens_trained": int(sums["tokens"])}

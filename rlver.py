@@ -34,7 +34,7 @@ import toy
 from grpo import grpo_update
 from policy import Agent, BadModel, ChatFormat, Critic, Episode, Policy, TorchEngine, load_model, micro_batches
 from ppo import SelfCheckFailed, ppo_update
-from simulator import (START, BadInput, Clock, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, refuse_foreign,
+from simulator import (START, BadInput, Clock, Parser, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, refuse_foreign,
                        says_goodbye, toy_profiles)
 
 # The paper's settings for a real model (RLVER appendix B; its batch is 32 dialogues for PPO, 32 x 4 for GRPO).
@@ -45,7 +45,7 @@ PAPER = dict(steps=350, batch_size={"ppo": 32, "grpo": 128}, group_size=4, max_t
 # --------------------------------------------------------------------------------------------------------------- settings
 
 def make_parser():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rlver.py", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="RLVER from scratch: a model talks with a simulated user whose final emotion is the reward.",
         epilog="Without --model and --simulator everything is embedded and offline. Defaults are given as toy / real model.")
@@ -135,9 +135,9 @@ def settle(given):
         if cfg.get(key) is None:
             cfg[key] = next(v for k, v in value.items() if k in kinds) if isinstance(value, dict) else value
     if cfg["algo"] == "grpo" and cfg["batch_size"] % cfg["group_size"]:
-        raise BadInput(f"--batch-size {cfg['batch_size']} is no multiple of --group-size {cfg['group_size']}: groups must be whole")
+        raise BadInput(f"--batch-size {cfg['batch_size']} is not a multiple of --group-size {cfg['group_size']}: groups must be whole")
     if cfg["algo"] == "grpo" and cfg["kl_coef"] and cfg["kl_estimator"] == "k1":
-        raise BadInput("--kl-estimator k1 goes into a per-token reward, which grpo has not; use k2, k3 or k3-ratio")
+        raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 or k3-ratio")
     if cfg["algo"] == "ppo":
         cfg["group_size"] = 1
     if cfg["batch_size"] < cfg["minibatches"]:
@@ -182,7 +182,7 @@ async def converse(agent, user, line, max_turns, group=0):
 async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes, number of dropped ones).
 
-    The users of a group hear and say the same first line, made once, and are separate from there on.
+    All users of a group open with the same first line, made once, and are separate from there on.
     """
     async def one(agent, user, line, group):
         try:
@@ -209,7 +209,7 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
 
 def people_of_step(people, count, seed, step):
     """The users of a step: all of them in a shuffled order, again and again, each pass in an order of its own."""
-    order = lambda turn: random.Random(f"{seed} {turn}").sample(range(len(people)), len(people))
+    order = lambda epoch: random.Random(f"{seed} {epoch}").sample(range(len(people)), len(people))
     start = (step - 1) * count
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
@@ -224,7 +224,7 @@ GAP_LIMITS = (1e-4, 1e-2)
 class Trainer:
     """The state of a run: the settings, the models and what it has written. Its methods are the numbered steps above."""
 
-    def __init__(self, cfg, out, resume=False):
+    def __init__(self, cfg, out):
         self.cfg, self.out, self.clock = cfg, Path(out), Clock()
         self.state = {"step": -1, "evaluations": [], "seconds": dict.fromkeys(
             ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0},
@@ -235,10 +235,14 @@ class Trainer:
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a run to be resumed.
         if cfg["model"] != "toy":
             self.load(found[-1] if found else None)
-        if not resume:
+        try:
             write_json(self.out / "config.json", cfg)
+        except OSError as error:
+            raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
         if cfg["model"] == "toy":
             self.load(found[-1] if found else None)
+        if cfg["steps"] < self.state["step"]:
+            raise BadInput(f"--steps {cfg['steps']}: this run has done {self.state['step']} already")
         for name, size in self.state["log_bytes"].items():      # what was logged after the checkpoint will be done again
             if (self.out / name).exists():
                 os.truncate(self.out / name, size)
@@ -265,7 +269,7 @@ class Trainer:
         device = "cuda" if torch.cuda.is_available() and start != "toy" else "cpu"
         if start == "toy":
             began = time.perf_counter()
-            start = toy.base_policy(cfg["think"])
+            start = toy.base_policy(cfg["think"]) if not checkpoint or cfg["kl_coef"] else None     # else nobody asks for it
             self.state["seconds"]["toy_policy"] = time.perf_counter() - began
             system = ""             # the toy knows its job; the prompt would cost it a third of its tokens
         else:
@@ -284,7 +288,7 @@ class Trainer:
             for name, part in self.parts().items():
                 part.load_state_dict(parts[name])
             toy_policy = self.state["seconds"]["toy_policy"]
-            self.state = json.loads((checkpoint / "state.json").read_text())
+            self.state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
             self.state["seconds"]["toy_policy"] += toy_policy
         self.engine = TorchEngine(model, self.chat.stop_id, cfg["temperature"], clock=self.clock)
 
@@ -292,11 +296,13 @@ class Trainer:
         parts = {"optimizer": self.optimizer, "critic": self.critic, "critic_optimizer": self.critic_optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def dialogues(self, people, group_size, lucky, desc=None):
-        """Steps 1 and 2. Every dialogue has dice of its own, thrown from (seed, `lucky`, its number): resumed or not, it falls alike."""
+    def dialogues(self, people, group_size, stream, desc=None):
+        """Steps 1 and 2. Every dialogue has dice of its own, seeded by (seed, *`stream`, its number), where `stream` is (0, step) for
+        training and (1, step) for evaluation: resumed or not, the dice fall alike."""
         cfg = self.cfg
+        self.engine.forget()
         make_agent = lambda i: Agent(self.engine, self.chat, think=cfg["think"], max_tokens=cfg["max_tokens"], context=self.context,
-                                     seed=[cfg["seed"], *lucky, i])
+                                     seed=[cfg["seed"], *stream, i])
         bar = tqdm(total=len(people) * group_size, desc=desc, unit="dialogue", leave=False) if desc else None
         try:
             return asyncio.run(rollout(self.simulator, people, group_size, make_agent, cfg["max_turns"], bar))
@@ -320,13 +326,13 @@ class Trainer:
     def train_step(self, step):
         """Steps 2 to 5. Returns the line of metrics."""
         cfg, began, waited = self.cfg, time.perf_counter(), self.clock.simulator
-        count = cfg["batch_size"] // cfg["group_size"]
+        count = cfg["batch_size"] // cfg["group_size"]                                  # 1. and 2. converse, roll out
         episodes, dropped = self.dialogues(people_of_step(self.people, count, cfg["seed"], step), cfg["group_size"], [0, step],
                                            f"step {step}" if cfg["model"] != "toy" else None)
         if not episodes:
             raise SelfCheckFailed(f"step {step}: the simulator failed in every dialogue; nothing is left to learn from")
         check_groups(episodes)
-        rolled = time.perf_counter()
+        rolled = time.perf_counter()                                                    # 3. update
         warm = min(1.0, step / max(1, cfg["warmup"]))
         for optimizer, lr in ((self.optimizer, cfg["lr"]), (self.critic_optimizer, cfg["critic_lr"])):
             if optimizer:
@@ -417,7 +423,7 @@ class Trainer:
         if state["step"]:
             learning_curve(self.out, state["evaluations"])
         print_table(summary)
-        print(f"everything is in {self.out}: learning_curve.png, dialogues.jsonl, metrics.jsonl, summary.json, {checkpoints(self.out)[-1].name}/")
+        print(f"everything is in {self.out}: " + ", ".join(sorted(p.name for p in self.out.iterdir() if not p.name.startswith("."))))
         return summary
 
 
@@ -448,7 +454,7 @@ def scores(episodes):
 # ----------------------------------------------------------------------------------------------------------------- files
 
 def write_json(path, value):
-    """Write beside and rename, so that no reader and no power cut meets half a file."""
+    """Write beside and rename, so that no reader and no killed run leaves half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
     scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -493,7 +499,7 @@ def learning_curve(out, evaluations):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     x = [r["step"] for r in rows]
     get = lambda key: np.array([r[key] for r in rows], dtype=float)
     fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
@@ -514,7 +520,7 @@ def learning_curve(out, evaluations):
     d.plot(x, get("entropy"), color="tab:orange", label="entropy per token, nats (left)")
     d.set(title="entropy and KL", ylim=(0, 1.5 * max(get("entropy").max(), 1e-9)))        # room for the legend
     right = d.twinx()
-    right.plot(x, get("kl"), color="tab:cyan", label="KL(before, after the step) (right)")
+    right.plot(x, get("kl"), color="tab:cyan", label="KL(pi_old, pi) in the update (right)")
     right.set_ylim(0, 1.5 * max(get("kl").max(), 1e-9))
     for axis in axes.flat:
         axis.set_xlabel("step")
@@ -531,34 +537,39 @@ def learning_curve(out, evaluations):
 # ------------------------------------------------------------------------------------------------------------------ main
 
 def open_run(given):
-    """Decide between a new run and a resumed one. Returns (settings, directory, resumed); raises BadInput, writes nothing."""
-    if given["resume"]:
+    """Decide between a new run and a resumed one. Returns (settings, directory); raises BadInput, writes nothing."""
+    if given["resume"] is not None:
         out = Path(given["resume"])
         try:
-            cfg = json.loads((out / "config.json").read_text())
-        except (OSError, ValueError):
+            cfg = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            if set(cfg) != (set(FIXED) | set(toy.DEFAULTS)) - {"out", "resume"}:
+                raise ValueError
+        except (OSError, ValueError, TypeError):
             raise BadInput(f"--resume {out}: there is no run here (config.json is missing or unreadable)") from None
         for key, value in given.items():
             if value is not None and key not in ("resume", "steps") and value != cfg.get(key):
                 raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has {cfg.get(key)!r}); only --steps can")
         if given["steps"] is not None:
             cfg["steps"] = given["steps"]
-        return cfg, out, True
+        return cfg, out
     cfg = settle(given)
     mode = "think" if cfg["think"] else "direct"
-    out = Path(cfg.pop("out") or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{cfg['algo']}-{mode}")
+    default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{cfg['algo']}-{mode}"
+    while Path(default).exists():       # two runs that were started in the same second
+        default += "x"
+    out = Path(cfg.pop("out") or default)
     del cfg["resume"]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"--out {out}: exists and is not empty; choose another, or continue that run with --resume {out}")
-    return cfg, out, False
+    return cfg, out
 
 
 def main(argv=None):
     given = vars(make_parser().parse_args(argv))
     out = None
     try:
-        cfg, out, resumed = open_run(given)
-        trainer = Trainer(cfg, out, resumed)
+        cfg, out = open_run(given)
+        trainer = Trainer(cfg, out)
         print(f"{cfg['algo']} {'think' if cfg['think'] else 'direct'}, policy {cfg['model']}, user {cfg['simulator']} ({cfg['difficulty']}, "
               f"{cfg['lang']}), {len(trainer.people)} users to train on, {len(trainer.heldout)} held out -> {out}")
         rest = {k: v for k, v in cfg.items() if k not in ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")}

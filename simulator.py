@@ -30,6 +30,13 @@ START = {"training": 30, "benchmark": 40}       # RLVER trains from 30; SAGE's b
 MAX_CHANGE = 10                                 # SAGE: one reply moves the emotion by 10 at most
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line, not the whole usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
+
+
 class BadInput(ValueError):
     """A user's mistake; the message is one line that says what, where, and what to do."""
 
@@ -92,7 +99,7 @@ def load_profiles(path):
                 values[name] = value
         profile = Profile(**values)
         if profile.id in seen:
-            raise BadInput(f"{where}: id {profile.id!r} stands in line {seen[profile.id]} already")
+            raise BadInput(f"{where}: id {profile.id!r} is used in line {seen[profile.id]} already")
         seen[profile.id] = number
         found.append(profile)
     if not found:
@@ -111,9 +118,14 @@ def emotion_level(emotion):
     return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
 
 
+def clamp_change(change):
+    """To +-10 (SAGE appendix E.1): without it, one misread number decides a dialogue."""
+    return min(MAX_CHANGE, max(-MAX_CHANGE, change))
+
+
 def move_emotion(emotion, change):
-    """e_t = e_{t-1} + change, the change clamped to +-10 (SAGE appendix E.1), the emotion to 0..100."""
-    return min(100, max(0, emotion + min(MAX_CHANGE, max(-MAX_CHANGE, change))))
+    """e_t = e_{t-1} + change, the change clamped to +-10, the emotion to 0..100."""
+    return min(100, max(0, emotion + clamp_change(change)))
 
 
 FAREWELL = re.compile(
@@ -149,7 +161,10 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"prompt file {path} is not UTF-8 text") from None
     found = set(re.findall(r"\{\{(\w+)\}\}", text))
     for kind, names in (("lacks its placeholder", PLACEHOLDERS[name] - found), ("has an unknown placeholder", found - PLACEHOLDERS[name])):
         if names:
@@ -320,7 +335,7 @@ class User:
         what makes the reward verifiable, and the clamped change."""
         self.dialogue.append({"speaker": "friend", "text": reply})
         text, sections, change = await self.simulator.ask("emotion", self.values(), parse_emotion)
-        change = min(MAX_CHANGE, max(-MAX_CHANGE, change))
+        change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason") or "",
                          "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
@@ -353,13 +368,29 @@ async def replay(dialogue, user):
     return emotions
 
 
+def read_dialogues(path):
+    """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
+    if not Path(path).is_file():
+        raise BadInput(f"--replay {path}: no such file")
+    found = []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        try:
+            if line.strip():
+                found.append(json.loads(line))
+                found[-1]["profile_id"], found[-1]["first_line"], found[-1]["turns"]
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"--replay {path}, line {number}: not a line of a run's dialogues.jsonl") from None
+    if not found:
+        raise BadInput(f"--replay {path}: the file holds no dialogue")
+    return found
+
+
 async def score_consistency(path, simulator, profiles):
     """How often a replayed dialogue gets the same emotions and the same final score: (turns, same, dialogues, same)."""
     counts = [0, 0, 0, 0]
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
-        dialogue = json.loads(line)
+    for number, dialogue in enumerate(read_dialogues(path), 1):
         if dialogue["profile_id"] not in profiles:
-            raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is not among the profiles; name them with --profiles")
+            raise BadInput(f"--replay {path}, dialogue {number}: profile {dialogue['profile_id']!r} is unknown; name its file with --profiles")
         recorded = [t["emotion"] for t in dialogue["turns"] if t["emotion"] is not None]
         again = await replay(dialogue, User(simulator, profiles[dialogue["profile_id"]]))
         counts[0] += len(recorded)
@@ -369,32 +400,33 @@ async def score_consistency(path, simulator, profiles):
     return counts
 
 
-async def play(user, max_turns):
+def play(user, max_turns):
     """Be the assistant in the terminal."""
-    print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies at most; an empty line ends.\n")
-    if isinstance(user.simulator.model, toy.ScriptedModel):
-        print("This user understands only the sentences of a small grammar. One of each kind, of which one helps most:")
-        _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
-        print("".join(f"    {toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n" for act in toy.NEEDS))
-    print(f"[emotion {user.emotion}]  {await user.answer()}")
-    for turn in range(max_turns):
-        reply = await asyncio.to_thread(input, "you> ")
-        if not reply.strip():
-            break
-        analysis, change = await user.feel(reply)
-        print("".join(f"    | {line}\n" for line in analysis.splitlines()), end="")
-        print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
-        if user.emotion in (0, 100) or turn == max_turns - 1:
-            break
-        line = await user.answer()
-        print(f"[emotion {user.emotion}]  {line}")
-        if says_goodbye(line):
-            break
+    with asyncio.Runner() as runner:        # input() stays outside of the loop, where Ctrl-C reaches it at once
+        print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies at most; an empty line ends.\n")
+        if isinstance(user.simulator.model, toy.ScriptedModel):
+            print("This user understands only the sentences of a small grammar. One of each kind, of which one helps most:")
+            _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
+            print("".join(f"    {toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n" for act in toy.NEEDS))
+        print(f"[emotion {user.emotion}]  {runner.run(user.answer())}")
+        for turn in range(max_turns):
+            reply = input("you> ")
+            if not reply.strip():
+                break
+            analysis, change = runner.run(user.feel(reply))
+            print("".join(f"    | {line}\n" for line in analysis.splitlines()), end="")
+            print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
+            if user.emotion in (0, 100) or turn == max_turns - 1:
+                break
+            line = runner.run(user.answer())
+            print(f"[emotion {user.emotion}]  {line}")
+            if says_goodbye(line):
+                break
     print(f"Final emotion {user.emotion}, reward {user.emotion / 100:.2f}.")
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Talk with a simulated user: you are the assistant.")
+    parser = Parser(description="Talk with a simulated user: you are the assistant.")
     parser.add_argument("--simulator", default="toy", help="model behind the user: toy, toy-weak (default: toy)")
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
     parser.add_argument("--lang", choices=["en", "zh"], default="en", help="language of the prompts")
@@ -405,7 +437,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
-        people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout") + toy_profiles("train")
+        people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout", 1000) + toy_profiles("train")
         refuse_foreign(args.simulator, people)
         if args.replay:
             turns, same, dialogues, equal = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
@@ -413,8 +445,8 @@ def main(argv=None):
         elif not 0 <= args.profile < len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
         else:
-            asyncio.run(play(User(simulator, people[args.profile]), args.max_turns))
-    except (BadInput, FileNotFoundError) as error:
+            play(User(simulator, people[args.profile]), args.max_turns)
+    except (BadInput, SimulatorFailed) as error:
         print(f"simulator.py: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):

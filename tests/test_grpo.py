@@ -134,7 +134,7 @@ def test_the_self_checks_hold_for_grpo_too():
     update with the weights as they were."""
     batch = pack(talk(0, 2, 5, 1, reward=0.2), talk(1, 1, 6, reward=0.4))
     off, broken = pack(talk(0, 2, 5, gap=1.0), talk(1, 1, 6)), pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6))
-    for policy, data, says in ((Table(dropout=0.5), batch, "dropout"), (Table(), off, "engine"), (Table(), broken, "NaN")):
+    for policy, data, says in ((Table(dropout=0.5), batch, "dropout"), (Table(), off, "engine"), (Table(), broken, "not finite")):
         before = weights(policy)
         with pytest.raises(SelfCheckFailed, match=says):
             grpo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[data]], clip_eps=0.2,

@@ -374,7 +374,7 @@ GOODBYES = {
     "再见。": 1, "好吧，那就这样，再见！": 1, "我先走了，拜拜啦～": 1, "谢谢你。再见": 1, "再见了，朋友": 1,
     "": 0, "Hm.": 0, "He never said goodbye.": 0, "Goodbye is the word she used.": 0, "Goodbye! No, wait, one more thing.": 0,
     "She left. I could not even say goodbye to her.": 0, "I waved goodbye and cried.": 0, "Buyer beware.": 0,
-    'And then she said: "Goodbye."': 0, "他只回了我两个字：再见。": 0,
+    'And then she said: "Goodbye."': 0, 'He just said, "Goodbye."': 0, "他只回了我两个字：再见。": 0, "他只说，再见。": 0,
     "他没有说再见。": 0, "他没有说再见": 0, "再见这个词她从来不说。": 0, "再见！不过我还想说一件事。": 0, "我们还能再见面吗？": 0, "走的时候，连再见都没说。": 0,
 }
 
@@ -416,5 +416,5 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
     rows[1]["turns"][3]["emotion"] += 1
     write(path, *rows)
     assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile})) == [8, 7, 2, 1]
-    with pytest.raises(BadInput, match="line 1"):
+    with pytest.raises(BadInput, match="dialogue 1: profile"):
         asyncio.run(score_consistency(path, Simulator(model), {}))
