@@ -233,19 +233,26 @@ class Trainer:
         self.people, self.heldout = self.load_people()
         found = checkpoints(self.out)
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a run to be resumed.
-        if cfg["model"] != "toy":
-            self.load(found[-1] if found else None)
-        try:
-            write_json(self.out / "config.json", cfg)
-        except OSError as error:
-            raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
-        if cfg["model"] == "toy":
-            self.load(found[-1] if found else None)
+        if cfg["model"] == "toy" and not found:
+            self.write_config()
+        self.load(found[-1] if found else None)
         if cfg["steps"] < self.state["step"]:
             raise BadInput(f"--steps {cfg['steps']}: this run has done {self.state['step']} already")
         for name, size in self.state["log_bytes"].items():      # what was logged after the checkpoint will be done again
-            if (self.out / name).exists():
-                os.truncate(self.out / name, size)
+            path = self.out / name
+            there = path.stat().st_size if path.exists() else 0
+            if there < size:
+                raise BadInput(f"--resume {out}: {name} has lost its end ({there} bytes, the checkpoint knows {size}); "
+                               "put it back, or start a new run")
+            if there:
+                os.truncate(path, size)
+        self.write_config()
+
+    def write_config(self):
+        try:
+            write_json(self.out / "config.json", self.cfg)
+        except OSError as error:
+            raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
 
     def load_people(self):
         size, names = self.cfg["eval_size"], self.cfg["profiles"]

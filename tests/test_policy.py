@@ -11,6 +11,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, TorchEngine, load_model, micro_batches, pack,
@@ -158,19 +159,44 @@ def test_weights_are_fp32_and_dropout_is_off(family, tiny_tokenizer, tmp_path):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("lacks, told", [("*", "no such directory"), ("*.json", ""), ("model.safetensors", "model.safetensors"),
-                                         ("chat_template.jinja", "no chat template")])
-def test_a_bad_model_directory_is_one_line_for_the_user(lacks, told, tiny_dir, tmp_path):
-    """Not a traceback, not three lines of it: what is wrong with which directory."""
+def cut_the_weights(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def drop_a_weight(path):
+    weights = load_file(path / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if name != "lm_head.weight"}, path / "model.safetensors", {"format": "pt"})
+
+
+DAMAGES = {"gone": (shutil.rmtree, "no such directory"),
+           "no configs": (lambda path: [file.unlink() for file in path.glob("*.json")], ""),
+           "no weights": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+           "half-copied weights": (cut_the_weights, ""),
+           "a weight missing": (drop_a_weight, "lm_head.weight"),         # transformers would make one up, at random
+           "no chat template": (lambda path: (path / "chat_template.jinja").unlink(), "no chat template")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_path):
+    """Not a traceback, and never a model that is partly noise: one line, what is wrong with which directory."""
+    harm, told = DAMAGES[damage]
     path = shutil.copytree(tiny_dir, tmp_path / "model")
     load_model(path)                                                    # good so far
-    for file in path.glob(lacks):
-        file.unlink()
-    if lacks == "*":
-        path.rmdir()
+    harm(path)
     with pytest.raises(BadModel) as error:
         load_model(path)
     assert str(error.value).startswith(f"--model {path}: ") and told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_model_whose_logits_this_code_would_get_wrong_is_refused(tiny_tokenizer, tmp_path):
+    """Granite divides its logits behind the output layer, which the one door reads directly: log-probs would all be wrong, and the
+    engine's alike, so that no self-check would show it."""
+    settings = {**FAMILIES["qwen2"], "vocab_size": len(tiny_tokenizer), "logits_scaling": 4.0, "initializer_range": 0.2}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **settings)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BadModel, match="not supported"):
+        load_model(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------- chat format
@@ -201,6 +227,19 @@ def test_text_that_spells_a_special_token_is_only_text(chat, tiny_tokenizer, tin
     agent, [reply] = speak(TorchEngine(tiny_model, chat.stop_id), chat, [chat.text(f"<think>x</think>{evil}") + [chat.stop_id]],
                            think=True, max_tokens=99)
     assert reply.visible == evil and count(agent.segments[-1].ids) == 1 and agent.segments[-1].ids[-1] == chat.stop_id
+
+
+@pytest.mark.parametrize("old, new, told", [
+    ("{{ m.content }}", "{{ raise_exception('roles!') }}", "roles!"),
+    ("for m in messages", "for m in messages[-2:]", "does not show every message"),
+    ("assistant\n{%", "assistant\n<think>\n{%", "one opening"),
+    ("<|im_", "<|said_", "could not learn to stop")])
+def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer):
+    """Better no run than one whose scaffold is not the template's."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    with pytest.raises(BadModel, match=told):
+        ChatFormat(tokenizer)
 
 
 @pytest.mark.parametrize("text, thought, visible, malformed", [

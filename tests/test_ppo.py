@@ -453,13 +453,25 @@ def test_the_first_ratio_must_be_1():
     assert metrics["kl"] > 1e-4 and not untouched(policy, before)           # the second mini-batch was past a ratio of 1
 
 
-def test_a_broken_gradient_stops_before_the_weights_do():
-    """Clipping a NaN gradient makes every weight NaN, and the night's checkpoints after it. Stop, with both models as they
-    were."""
+@pytest.mark.parametrize("broken", ["policy", "critic"])
+@pytest.mark.parametrize("slope", [NAN, INF])
+def test_a_broken_gradient_stops_before_the_weights_do(slope, broken):
+    """Clipping a NaN gradient makes every weight NaN, clipping an infinite one too (0 times infinity), and the night's
+    checkpoints after it. Stop, with both models as they were, whichever of the two it is: the loss itself may look fine."""
     policy, critic = Table(), Values()
     before, critic_before = weights(policy), weights(critic)
-    with pytest.raises(SelfCheckFailed, match="not finite"):
-        update(policy, [pack(talk(0, 2, 5), talk(1, 2, 5, reward=NAN))], critic)
+    list((policy if broken == "policy" else critic).parameters())[0].register_hook(lambda gradient: gradient * slope)
+    with pytest.raises(SelfCheckFailed, match="gradient"):
+        update(policy, [pack(talk(0, 2, 5), talk(1, 2, 5))], critic)
+    assert untouched(policy, before) and untouched(critic, critic_before)
+
+
+def test_a_reward_that_is_no_number_stops_the_update():
+    """One NaN, whitened over the batch, is everybody's advantage."""
+    policy, critic = Table(), Values()
+    before, critic_before = weights(policy), weights(critic)
+    with pytest.raises(SelfCheckFailed, match="gradient"):
+        update(policy, [pack(talk(0, 2, 5)), pack(talk(1, 2, 5, reward=NAN))], critic)
     assert untouched(policy, before) and untouched(critic, critic_before)
 
 
