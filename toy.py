@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 
 # The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py. The learning rate is the largest that
-# was safe: at 6e-4 one thinking run in two garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
+# was safe: at 6e-4 one thinking run of three garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
 # clipping has something to do. Steps until the curve is flat; direct ones are cheaper. Enough tokens for one whole reply, not two.
 DEFAULTS = dict(
     steps={"think": 50, "direct": 60}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
@@ -303,11 +303,11 @@ def sentence(act, person, feeling, dice):
     return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
 
 
-def corpus(dice):
+def corpus(dice, good=0.17):
     """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
-    feeling, and one time in four it does what helps. Held-out words occur here as training words do.
+    feeling, and one time in four it does what helps (`good`, and what falls to it by chance). Held-out words occur here as training words do.
     """
     split = dice.choice(["train", "heldout"])
     profile = profiles(split, 1, seed=dice.random())[0]
@@ -321,7 +321,7 @@ def corpus(dice):
         if level in ("Emotion-F", "Emotion-S"):
             break
         hidden = guarded and said < 2
-        act = need if dice.random() < 0.17 and not hidden else dice.choice(list(ACTS))
+        act = need if dice.random() < good and not hidden else dice.choice(list(ACTS))
         reply = sentence(act, person if dice.random() < 0.93 else dice.choice(sorted(PERSON_WORDS)),
                          feeling if dice.random() < 0.93 else dice.choice(sorted(FEELING_WORDS)), dice)
         if dice.random() < 0.1:
@@ -396,7 +396,7 @@ def school(place, think, quiet=False, batch_size=4):
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from policy import ChatFormat, Policy, pack
-    steps = 650 if think else 1200      # without thoughts nothing names the need, so it takes longer to be known
+    steps, good = (650, 0.17) if think else (1200, 0.2)     # without thoughts nothing names the need: it takes longer to be known
     dice = random.Random(f"school {think}")
     tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(dice) for text in turn])
     chat = ChatFormat(tokenizer)
@@ -415,7 +415,7 @@ def school(place, think, quiet=False, batch_size=4):
     for step in bar:
         for optimizer, lr in zip(optimizers, (0.006, 0.01)):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
-        batch = pack([schooling(corpus(dice), chat, think) for _ in range(batch_size)])
+        batch = pack([schooling(corpus(dice, good), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
         loss = -log_probs.sum() / batch.policy.sum()
         loss.backward()
