@@ -23,6 +23,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -571,9 +572,14 @@ def open_run(given):
     return cfg, out
 
 
+def interrupt(*_):
+    """Ctrl-C at once. asyncio would rather cancel its main task, and forgets about it where that task is just done."""
+    raise KeyboardInterrupt
+
+
 def main(argv=None):
     given = vars(make_parser().parse_args(argv))
-    out = None
+    out, usual = None, signal.signal(signal.SIGINT, interrupt)
     try:
         cfg, out = open_run(given)
         trainer = Trainer(cfg, out)
@@ -598,6 +604,8 @@ def main(argv=None):
         started = out and (out / "config.json").exists()
         print("\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started), file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGINT, usual)
     return 0
 
 

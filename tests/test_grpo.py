@@ -7,7 +7,7 @@ import torch
 
 from grpo import group_advantages, grpo_update
 from ppo import SelfCheckFailed, ppo_update
-from test_ppo import INF, NAN, Notes, Table, Values, close, every_outcome, kl, pack, talk, untouched, weights
+from test_ppo import INF, NAN, Notes, Ranks, Table, Values, close, every_outcome, kl, pack, talk, untouched, weights
 
 
 def gradients(minibatches, policy=None, **settings):
@@ -30,8 +30,8 @@ def score_sum(dialogue, policy):
 # ---------------------------------------------------------------------------------------------------------- advantages
 
 def test_group_advantages_by_hand():
-    """Shao 2024, eq. 3, with the unbiased std: 0 and 1 are 0.707 apart from their mean in units of it (1 with the biased one).
-    The mean is the group's own, not the batch's."""
+    """Shao 2024, section 4.1, with the unbiased std: 0 and 1 are 0.707 apart from their mean in units of it (1 with the biased
+    one). The mean is the group's own, not the batch's."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.9, 0.2, 0.4, 0.9])
     groups = torch.tensor([0, 0, 1, 1, 2, 3, 3, 3])
     std = math.sqrt((0.3 ** 2 + 0.1 ** 2 + 0.4 ** 2) / 2)
@@ -89,6 +89,15 @@ def test_a_group_is_a_group_wherever_packing_put_it():
         sizes = [sum(int(b.policy.sum()) for b in micros) for micros in cut]
         assert len(steps) == len(cut) and sum(sizes) == tokens
         close(sum(step * size for step, size in zip(steps, sizes)), wanted)
+
+
+def test_two_ranks_are_one_for_grpo_too():
+    """Pitfall 4.6: groups stay on their rank, but the number of tokens that a gradient is divided by is everybody's."""
+    d = [talk(s, 2, 2 + 3 * s, 1, 3, group=s // 2) for s in range(4)]
+    share = [[pack(*d[:2])], [pack(d[2]), pack(d[3])]]
+    (first, _), (second, _) = Ranks().run(lambda i, reduce: gradients([share[i]], reduce=reduce))
+    (whole,), _ = gradients([share[0] + share[1]])
+    close(first[0] + second[0], whole)
 
 
 def test_grpo_takes_ppos_step():

@@ -64,9 +64,9 @@ def speak(engine, chat, texts, *, think, lines=LINES, max_tokens=64, context=512
     return agent, asyncio.run(talk())
 
 
-def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=9, seeds=None):
+def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=5, seeds=None):
     """`count` dialogues at once, random draws, out of step: lines and replies of many lengths. Returns their Episodes."""
-    agents = [Agent(engine, chat, think=think, max_tokens=max_tokens - s % 3, context=512, seed=[7, s]) for s in seeds or range(count)]
+    agents = [Agent(engine, chat, think=think, max_tokens=max_tokens + s, context=512, seed=[7, s]) for s in seeds or range(count)]
 
     async def talk(number, agent):
         for turn in range(turns):
@@ -96,19 +96,25 @@ def random_episode(dice, vocab, think, turns=3, longest=9):
     return episode_of(segments)
 
 
-def by_rows(model, episodes, temperature=1.0):
-    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn in a row of its own."""
-    log_probs, entropy = [], []
+def rows_of(episodes):
+    """(history, sampled ids) of every turn, in time order."""
     for episode in episodes:
         trunk = []
         for s in episode.segments:
             if s.log_probs is not None:
-                logits = model(torch.tensor([trunk + s.ids]), use_cache=False).logits[0, len(trunk) - 1:-1]
-                scores = (logits / temperature).log_softmax(-1)
-                log_probs.append(scores[torch.arange(len(s.ids)), s.ids])
-                entropy.append(-(scores.exp() * scores).sum(-1))
+                yield trunk, s.ids
             if s.branch == 0:
                 trunk = trunk + s.ids
+
+
+def by_rows(model, episodes, temperature=1.0):
+    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn in a row of its own."""
+    log_probs, entropy = [], []
+    for trunk, ids in rows_of(episodes):
+        logits = model(torch.tensor([trunk + ids]), use_cache=False).logits[0, len(trunk) - 1:-1]
+        scores = (logits / temperature).log_softmax(-1)
+        log_probs.append(scores[torch.arange(len(ids)), ids])
+        entropy.append(-(scores.exp() * scores).sum(-1))
     return torch.cat(log_probs), torch.cat(entropy)
 
 
@@ -508,6 +514,11 @@ def test_a_value_is_read_before_its_token_is_emitted(think, tiny_model):
                           Segment([12, 13, 14], 2 * think, [0.0] * 3)])
     critic, batch = speaking_critic(tiny_model), pack([episode])
     values = critic(batch)[0]
+    states = [critic.body(torch.tensor([trunk + ids]), use_cache=False).last_hidden_state[0, len(trunk) - 1:-1]
+              for trunk, ids in rows_of([episode])]
+    plain = critic.head(torch.cat(states))[:, 0]
+    assert_close([values[batch.policy[0]]], [plain], 1e-5)
+    assert_close(*[torch.autograd.grad(v.square().mean(), list(critic.parameters())) for v in (values[batch.policy[0]], plain)], 1e-5)
     for t in (3, 4, 7, 8, 9):
         for changed, moves in ((t, False), (t - 1, True)):
             ids = batch.ids.clone()

@@ -268,7 +268,6 @@ def test_a_resumed_run_keeps_its_settings(flags, whole, tmp_path, monkeypatch, c
     assert files(out) == before and files(tmp_path) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="Trainer.__init__ writes config.json before it checks --steps")
 def test_fewer_steps_than_are_done_are_refused(whole, tmp_path, capfd):
     """Steps cannot be taken back; and the refusal must not be remembered, or the run refuses to go on for good."""
     out = shutil.copytree(whole("grpo"), tmp_path / "out")
@@ -520,7 +519,6 @@ def test_a_line_cut_within_a_letter_is_only_a_cut_line(whole, tmp_path):
     alike(out, whole("grpo"))
 
 
-@pytest.mark.xfail(strict=True, reason="os.truncate makes a file longer too: it fills the gap with NUL bytes")
 def test_a_log_that_lost_its_end_is_not_filled_up(whole, tmp_path, capfd):
     """A checkpoint may reach the disk before the log does. What is lost is lost: say so, or go on without it, but write no hole into
     the log that no JSON reader passes."""
@@ -721,22 +719,3 @@ def test_it_learns(tmp_path, monkeypatch):
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
     turns, same, *_ = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
     assert turns == same
-
-
-@pytest.mark.slow
-def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
-    """The lesson of `--simulator toy-weak`: the reward climbs, and a strict scorer who reads the same dialogues does not agree."""
-    as_it_is(monkeypatch)
-    assert rlver.main(["--algo", "grpo", "--think", "--simulator", "toy-weak", "--steps", "15", "--eval-size", "8", "--out", str(tmp_path / "out")]) == 0
-    known = {p.id: p for p in toy_profiles("train")}
-    strict = make_simulator("toy")
-    lines = [line for line in rows(tmp_path / "out" / "dialogues.jsonl") if line["split"] == "train"]
-
-    def scores(step):
-        """Mean final emotion of a step's dialogues: by the scorer that was trained on, and by the strict one."""
-        batch = [line for line in lines if line["step"] == step and line["ended"] != "malformed"]
-        return (mean(line["turns"][-1]["emotion"] for line in batch),
-                mean(asyncio.run(replay(line, User(strict, known[line["profile_id"]])))[-1] for line in batch))
-    (weak_before, strict_before), (weak_after, strict_after) = scores(1), scores(15)
-    assert weak_after - weak_before >= 30
-    assert strict_after - strict_before <= 10 and weak_after - strict_after >= 30
