@@ -1,4 +1,4 @@
-"""What all tests share: the path, an offline world, two markers, and a policy so small that a test may run it hundreds of times."""
+"""What tests share: the path, an offline world, two markers, and a policy so small that tests can run it hundreds of times."""
 import os
 import sys
 from pathlib import Path
