@@ -113,6 +113,8 @@ class ChatFormat:
         special = [i for i, t in enumerate(tail) if t in specials]
         if not special:
             raise BadModel("the chat template ends a reply without a special token; the policy could not learn to stop")
+        if self.decode(tail[:special[0]]).strip():
+            raise BadModel(f"the chat template puts {self.decode(tail[:special[0]])!r} between a reply and its end; not supported")
         self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
 
     def scaffold(self, text):
@@ -200,7 +202,7 @@ class Agent:
         Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
-        room = self.context - len(self.trunk) - len(prompt)
+        room = self.context - len(self.trunk) - len(prompt) - 1         # one place is kept for the stop token
         if room < 1:
             return None
         self.observe(prompt)

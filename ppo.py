@@ -95,7 +95,7 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
 
     `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of clipped tokens).
     """
-    ratio = (log_probs - old_log_probs).exp()
+    ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()     # masked before exp: inf times 0 would be a NaN gradient
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
     objective = torch.minimum(unclipped, clipped)

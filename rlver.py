@@ -200,6 +200,8 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
         try:
             line = await user.answer()
         except SimulatorFailed:
+            if bar is not None:
+                bar.update(group_size)
             return [None] * group_size
         return await asyncio.gather(*[one(make_agent(group * group_size + i), user.copy(), line, group) for i in range(group_size)])
 

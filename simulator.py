@@ -213,9 +213,9 @@ def parse_sections(text, names):
 def parse_change(section):
     """The signed integer of a Change section. Raises ValueError where there is none, or more than one could be meant."""
     text = section.translate(str.maketrans("＋－−–—～", "+----~")).strip(" \t\n*_[](){}\"'`（）【】")
-    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]>|to\b|or\b|至|到|或|[+-]\s*\d))", text)
-    numbers = re.findall(r"[+-]?\s*\d+(?:\.\d+)?", text)
-    if not leading and (len(numbers) != 1 or "." in numbers[0]):
+    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或|[+-]\s*\d))", text)
+    numbers = re.findall(r"[+±-]?\s*\d+(?:\.\d+)?\s*%?", text)
+    if not leading and (len(numbers) != 1 or re.search("[.±%]", numbers[0])):
         raise ValueError(f"no single integer in the Change section {section[:60]!r}")
     return int((leading.group(1) if leading else numbers[0]).replace(" ", ""))
 
@@ -363,6 +363,8 @@ async def replay(dialogue, user):
             break
         await user.feel(turn["reply"])
         emotions.append(user.emotion)
+        if user.emotion in (0, 100):            # where this user ends it, whatever the recorded one did
+            break
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
@@ -386,8 +388,9 @@ def read_dialogues(path):
 
 
 async def score_consistency(path, simulator, profiles):
-    """How often a replayed dialogue gets the same emotions and the same final score: (turns, same, dialogues, same)."""
-    counts = [0, 0, 0, 0]
+    """How often replayed dialogues get the same emotions and the same final score: (turns, same, dialogues, same), and for each step
+    that was evaluated on held-out users the final scores, {step: [(recorded, again), ...]}."""
+    counts, scores = [0, 0, 0, 0], {}
     for number, dialogue in enumerate(read_dialogues(path), 1):
         if dialogue["profile_id"] not in profiles:
             raise BadInput(f"--replay {path}, dialogue {number}: profile {dialogue['profile_id']!r} is unknown; name its file with --profiles")
@@ -397,7 +400,10 @@ async def score_consistency(path, simulator, profiles):
         counts[1] += sum(a == b for a, b in zip(recorded, again))
         counts[2] += 1
         counts[3] += recorded[-1:] == again[-1:]
-    return counts
+        if dialogue.get("split") == "heldout":
+            malformed = dialogue.get("ended") == "malformed"
+            scores.setdefault(dialogue["step"], []).append([0 if malformed or not e else e[-1] for e in (recorded, again)])
+    return counts, scores
 
 
 def play(user, max_turns):
@@ -440,8 +446,12 @@ def main(argv=None):
         people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout", 1000) + toy_profiles("train")
         refuse_foreign(args.simulator, people)
         if args.replay:
-            turns, same, dialogues, equal = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
+            counts, scores = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
+            turns, same, dialogues, equal = counts
             print(f"{same} of {turns} turns have the same emotion again, {equal} of {dialogues} dialogues the same final score")
+            for step, pairs in scores.items():
+                recorded, again = (sum(column) / len(pairs) for column in zip(*pairs))
+                print(f"held-out users, step {step}: score {recorded:.1f} as recorded, {again:.1f} again")
         elif not 0 <= args.profile < len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
         else:

@@ -232,12 +232,13 @@ def judge(reply, need, person, feeling, earlier, challenging):
     return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed" if change < 0 else "that helps a bit")
 
 
-def judge_weakly(reply, need):
-    """The scorer of the reward-hacking lesson: it counts the key words of the need and looks at nothing else.
+def judge_weakly(reply):
+    """The scorer of the reward-hacking lesson: it counts the different words that somebody, some day, found comforting. Not
+    whether they help *this* need, not whether they make sense together, not whether they were said before.
 
-    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become word salad."""
-    keys = {w for body in ACTS[need][1] for w in words_of(body) if len(w) > 4}
-    return min(10, 5 * len(keys & set(words_of(reply))) - 5)
+    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of everything."""
+    warm = {w for act in NEEDS for body in ACTS[act][1] for w in words_of(body) if len(w) > 4}
+    return min(10, 3 * len(warm & set(words_of(reply))) - 8)
 
 
 # -------------------------------------------------------------------------------------------------------- the scripted user
@@ -276,7 +277,7 @@ class ScriptedModel:
                     f"Change: nothing to change.\nResponse: {line}")
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         if self.weak:
-            change, why = judge_weakly(reply, need), "I listen for a few words"
+            change, why = judge_weakly(reply), "I listen for a few words"
         else:
             change, why = judge(reply, need, person, feeling, earlier, self.challenging)
         target = "Reason" if self.challenging else "TargetCompletion"
@@ -342,12 +343,12 @@ def make_tokenizer(texts):
     """A byte-level BPE of 1,024 entries. The think tags are single tokens, but ordinary text, not special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
-    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    special = ["<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]    # the first under the name that Qwen2 wants
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     bpe.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=1022, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|end|>",
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=special[0], eos_token="<|end|>",
                                         additional_special_tokens=special[2:])
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -377,7 +378,11 @@ def base_policy(think, quiet=False):
     root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
     place = root / f"toy-{'think' if think else 'direct'}-{recipe}"
     if not place.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            from policy import BadModel
+            raise BadModel(f"the toy policy is kept in {root} (RLVER_CACHE says where), which cannot be made: {error.strerror}") from None
         with tempfile.TemporaryDirectory(dir=root) as scratch:      # written beside and renamed: never half a policy
             school(Path(scratch) / "policy", think, quiet)
             try:

@@ -371,12 +371,13 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
             reply = asyncio.run(agent.reply(x))
             states.append((reply, copy.deepcopy(agent.segments), agent.trunk, agent.dice.bit_generator.state))
         return agent, states
-    assert turns(size, [line])[1] == [(None, [], [], np.random.default_rng(0).bit_generator.state)]
-    assert [len(s.ids) for s in turns(size + 1, [line])[0].segments if s.log_probs] == [1]
-    agent, (first, second) = turns(size + 5, [line, "Yes."])
+    assert turns(size + 1, [line])[1] == [(None, [], [], np.random.default_rng(0).bit_generator.state)]
+    agent, _ = turns(size + 2, [line])                      # one token, and the stop token that it did not get to
+    assert [len(s.ids) for s in agent.segments if s.log_probs] == [1] and len(agent.trunk) <= size + 2
+    agent, (first, second) = turns(size + 6, [line, "Yes."])
     assert first[0] and second == (None, *first[1:])
     size = len(chat.first_prompt(LINES[0]))
-    assert len(chat.decode(chat.first_prompt(LINES[0]))) > size + 5 and turns(size + 5, LINES[:1])[1][0][0]
+    assert len(chat.decode(chat.first_prompt(LINES[0]))) > size + 6 and turns(size + 6, LINES[:1])[1][0][0]
 
 
 # ------------------------------------------------------------------------------------------------------------ packing

@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 import torch
 
@@ -325,7 +326,7 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
     the last one / 100 is the reward, in the log and in the metrics."""
     out = whole("grpo")
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    turns, same, dialogues, equal = asyncio.run(score_consistency(out / "dialogues.jsonl", make_simulator("toy"), known))
+    (turns, same, dialogues, equal), _ = asyncio.run(score_consistency(out / "dialogues.jsonl", make_simulator("toy"), known))
     assert dialogues == equal == 28 and turns == same > 28
     lines = rows(out / "dialogues.jsonl")
     assert all(line["reward"] == line["turns"][-1]["emotion"] / 100 for line in lines)
@@ -717,5 +718,16 @@ def test_it_learns(tmp_path, monkeypatch):
     assert told["after"]["score"] - told["before"]["score"] >= 30
     assert told["after"]["malformed"] < 10 and told["after"]["n"] == 128
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    turns, same, *_ = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
+    (turns, same, *_), _ = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
     assert turns == same
+
+
+@pytest.mark.slow
+def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
+    """The lesson of `--simulator toy-weak`: the reward climbs, and a strict user who hears the same replies does not agree."""
+    as_it_is(monkeypatch)
+    assert rlver.main(["--algo", "grpo", "--simulator", "toy-weak", "--steps", "15", "--eval-size", "32", "--out", str(tmp_path / "out")]) == 0
+    known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
+    counts, scores = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
+    (weak_before, strict_before), (weak_after, strict_after) = (np.mean(scores[step], axis=0) for step in (0, 15))
+    assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10

@@ -142,7 +142,8 @@ CHANGES = {"+5": 5, "-3": -3, "0": 0, "7": 7, "＋５": 5, "＋５?": 5, "－4":
            "[+7]": 7, "（+2）": 2, '"-6"': -6, "- 4": -4, "+5 (from 30 to 35)": 5, "+5。": 5, "+5分": 5, "I would say -6.": -6,
            "-8\n\nThat is how I feel.": -8}
 NO_CHANGES = ["", "none", "plus five", "+5.5", "5.0", "0.5", "5 to 8", "5-8", "5 - 8", "5–8", "5—8", "-5~+5", "5～8", "5到8",
-              "5 or 6", "+5/10", "between 3 and 5", "30 -> 35", "30 → 35", "emotion 30, then 35", "1,000"]
+              "5 or 6", "+5/10", "between 3 and 5", "30 -> 35", "30 → 35", "30 --> 35", "30 => 35", "emotion 30, then 35", "1,000", "10%", "about 10 %", "±5",
+              "± 5"]
 
 
 @pytest.mark.parametrize("text", CHANGES)
@@ -410,11 +411,11 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
     recorded, rows = list(heard), [{"profile_id": profile.id, "first_line": episode.first_line, "turns": episode.turns}] * 2
     heard.clear()
     path = write(tmp_path / "dialogues.jsonl", *rows)
-    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile})) == [8, 8, 2, 2]
+    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile}))[0] == [8, 8, 2, 2]
     assert heard == recorded * 2 and len(recorded) == 4
     rows[1] = json.loads(json.dumps(rows[1]))
     rows[1]["turns"][3]["emotion"] += 1
     write(path, *rows)
-    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile})) == [8, 7, 2, 1]
+    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile}))[0] == [8, 7, 2, 1]
     with pytest.raises(BadInput, match="dialogue 1: profile"):
         asyncio.run(score_consistency(path, Simulator(model), {}))
