@@ -39,7 +39,7 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Who was it that acted? pi_old and, only if a KL is asked for, the reference.
     old = old_scores(policy, batches)
-    gap = logp_gap(batches, old, gap_limits)
+    gap = logp_gap(batches, old, gap_limits, reduce)
     ref = old_scores(reference, batches) if kl_coef else None
     # 2. Advantages over the dialogues of each group, wherever the packing put them; then to each one's tokens.
     advantages = group_advantages(torch.cat([b.reward for b in batches]), torch.cat([b.group for b in batches]))

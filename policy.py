@@ -1,4 +1,4 @@
-"""policy.py - the agent: model, chat format, engine, token-exact episodes, packing, log-probs, critic.
+"""policy.py - the agent: model, chat format, token-exact episodes, packing, log-probs, critic, sharding.
 
 RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought that
 nobody else ever sees. Three rules are kept in this file, and most bugs of the field are one of them broken:
@@ -9,9 +9,8 @@ nobody else ever sees. Three rules are kept in this file, and most bugs of the f
 
 Run it alone to see how one dialogue is packed:  python policy.py
 """
-import asyncio
-import contextlib
 import copy
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +27,13 @@ class BadModel(ValueError):
 
 # ------------------------------------------------------------------------------------------------ model and tokenizer
 
-def load_model(path, device="cpu"):
-    """Load a Hugging Face causal LM and its tokenizer from the directory `path`.
+def best_device():
+    """This rank's GPU, if there is one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def load_model(path, device="cpu", flag="--model"):
+    """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by its name (OWNER/NAME).
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as bf16, and a bf16 weight of
     0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round to nothing. Dropout is set to 0, not switched off by
@@ -41,18 +45,20 @@ def load_model(path, device="cpu"):
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    if not Path(path).is_dir():
-        raise BadModel(f"--model {path}: no such directory; one is needed that holds config.json, weights and a tokenizer")
+    here = Path(path).is_dir()
+    if not here and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, weights and a tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=here)
         if not tokenizer.chat_template:
             raise BadModel("its tokenizer has no chat template; take an instruct model, or add chat_template.jinja")
         model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa",
-                                                            local_files_only=True, output_loading_info=True)
+                                                            local_files_only=here, output_loading_info=True)
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
     except Exception as error:      # transformers, safetensors and jinja each have their own; to the user all mean the same
-        raise BadModel(f"--model {path}: {' '.join(str(error).split())[:200]}") from None
+        what = "" if here else "no such directory, and not to be had from the hub: "
+        raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -65,7 +71,7 @@ def load_model(path, device="cpu"):
     with torch.no_grad():
         ids = torch.arange(4)[None]
         if not torch.allclose(model(ids).logits, model.get_output_embeddings()(model.base_model(ids).last_hidden_state), atol=1e-3):
-            raise BadModel(f"--model {path}: its logits are not those of its output layer (scaled or capped); not supported")
+            raise BadModel(f"{flag} {path}: its logits are not those of its output layer (scaled or capped); not supported")
     return model.to(device), tokenizer
 
 
@@ -159,6 +165,7 @@ class Episode:
     profile_id: str
     group: int
     first_line: str
+    number: int = 0                                 # in its batch, over all ranks
     turns: list = field(default_factory=list)       # [{reply, thought, user, analysis, change, emotion}]
     segments: list = field(default_factory=list)    # [Segment], in time order
     ended: str = ""                                 # design: goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
@@ -281,6 +288,8 @@ def micro_batches(episodes, max_tokens, pad_id=0):
     """
     lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
     batches, current = [], []
+    if not episodes:
+        return []
     for i in sorted(range(len(episodes)), key=lambda i: -lengths[i]):
         if current and lengths[current[0]] * (len(current) + 1) > max_tokens:
             batches.append(current)
@@ -368,164 +377,60 @@ class Critic(nn.Module):
         return at_policy(self.head(hidden_at_policy(self.body, batch)).float()[:, 0], batch)
 
 
-# --------------------------------------------------------------------------------------------------- the torch engine
-
-class SlotCache:
-    """A KV cache whose rows (slots) grow at their own pace, in the place where transformers expects its own.
-
-    Layer l keeps keys and values [slots, heads, length, size]. `place` says which rows a forward pass serves and at which
-    column each of its tokens goes. What lies beyond a row's own length is garbage that the attention mask hides.
-    """
-    is_compileable = False
-
-    def __init__(self):
-        self.keys, self.values = {}, {}
-
-    def place(self, rows, columns, slots, length):
-        self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
-
-    def update(self, key, value, layer, *args, **kwargs):       # [rows, heads, new, size]
-        for store, new in ((self.keys, key), (self.values, value)):
-            old = store.get(layer)
-            if old is None or old.shape[0] < self.slots or old.shape[2] < self.length:
-                size = (self.slots, new.shape[1], (self.length + 127) // 128 * 128, new.shape[3])
-                store[layer] = new.new_zeros([max(a, b) for a, b in zip(size, old.shape if old is not None else size)])
-                if old is not None:
-                    store[layer][:old.shape[0], :, :old.shape[2]] = old
-            store[layer][self.index()[:, None], :, self.columns] = new.transpose(1, 2)
-        return self.keys[layer][self.rows, :, :self.length], self.values[layer][self.rows, :, :self.length]
-
-    def index(self):
-        return self.rows if torch.is_tensor(self.rows) else torch.arange(self.rows.stop, device=self.columns.device)
-
-    def get_seq_length(self, *args):
-        return self.length
+def nothing(pad_id=0):
+    """A batch in which nobody says anything: what a rank runs that has fewer micro-batches than another. A forward pass of a sharded
+    model is a collective, so all ranks must make equally many; this one has a loss and gradients of zero."""
+    episode = Episode("nobody", -1, "")
+    episode.segments = [Segment([pad_id, pad_id])]
+    return pack([episode], pad_id)
 
 
-@dataclass
-class Request:
-    prompt: list
-    max_tokens: int
-    dice: np.random.Generator
-    key: object
-    done: asyncio.Future
-    ids: list = field(default_factory=list)
-    log_probs: list = field(default_factory=list)
+# ------------------------------------------------------------------------------------------------- one node, many GPUs
+
+def shard(module, device="cpu", dtype=None):
+    """Shard a Policy or a Critic over all ranks with FSDP2, in place: each transformer block, then the whole, whose forward is the
+    one door. Master weights, gradients and Adam's moments are fp32 shards; a block computes in `dtype` (bf16 on a GPU), gathered
+    just before. Gradients come out *averaged* over ranks, which is why `ppo.optimise` multiplies its loss by their number.
+
+    An optimizer must be built after this. Raises RuntimeError without a process group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    how = dict(mesh=init_device_mesh(device, (torch.distributed.get_world_size(),)),
+               mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+    for block in max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len):
+        fully_shard(block, **how)
+    fully_shard(module, **how)
 
 
-class TorchEngine:
-    """Samples replies with plain PyTorch: a waiting list, a KV cache, one token a step for everybody who is talking.
+def whole(tensor):
+    """The whole of a tensor that may be a shard. A collective call: on every rank, or on none."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-    It has its own copy of the weights and knows the trainer only by `load_weights`. A dialogue keeps its slot, so the next
-    turn computes only what is new. Newcomers are let in when they are a quarter of those at work: a forward pass for each would
-    cost more than the wait. Each sampled token comes with the log-prob it was drawn with.
-    """
 
-    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
-        self.model = copy.deepcopy(model).eval()
-        self.stop_id, self.temperature, self.max_slots, self.clock = stop_id, temperature, max_slots, clock
-        self.cache, self.waiting, self.running = SlotCache(), [], {}    # running: slot -> Request
-        self.slot_of, self.known = {}, {}                               # dialogue -> slot; slot -> ids in its cache row
-        self.loop_task = None
+def whole_weights(module):
+    """(name, whole tensor) of a module, one at a time: with eight ranks no rank ever holds more than one beside its own shard.
+    By state_dict(), not named_parameters(), which leaves out the second name of a tied tensor."""
+    for name, tensor in module.state_dict().items():
+        yield name, whole(tensor.detach())
 
-    def load_weights(self, named_tensors):
-        """Copy the trainer's weights in, and forget everything computed with the old ones."""
-        own = self.model.state_dict()
-        with torch.no_grad():
-            for name, tensor in named_tensors:
-                own[name].copy_(tensor)
-        self.forget()
 
-    def forget(self):
-        """Start as new: which rows a batch has, and so its last bits, must not depend on dialogues that are over."""
-        self.slot_of, self.known = {}, {}
+def optimizer_state(module, optimizer):
+    """Adam's moments by parameter name, whole, on the CPU: the same file whatever the number of ranks. (A plain state_dict() counts
+    parameters and holds shards.) A collective call."""
+    state = {}
+    for name, p in module.named_parameters():
+        state[name] = {key: whole(value).cpu() for key, value in optimizer.state.get(p, {}).items()}
+    return state
 
-    async def generate(self, prompt, max_tokens, dice, key):
-        """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its cache row is found again.
 
-        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `dice` is drawn from once a call.
-        """
-        request = Request(prompt, max_tokens, dice, key, asyncio.get_running_loop().create_future())
-        self.waiting.append(request)
-        if self.loop_task is None or self.loop_task.done():
-            self.loop_task = asyncio.create_task(self.work())
-        return await request.done
-
-    async def work(self):
-        try:
-            while self.waiting or self.running:
-                with self.clock.sampling() if self.clock else contextlib.nullcontext():
-                    if len(self.waiting) * 4 >= len(self.running):
-                        self.admit()
-                    self.step()
-                await asyncio.sleep(0)                  # here the dialogues whose reply is ready go on, and come back
-        except Exception as error:                      # a failure here is the failure of everybody who waits
-            for request in [*self.waiting, *self.running.values()]:
-                if not request.done.done():
-                    request.done.set_exception(error)
-            self.waiting, self.running = [], {}
-
-    def admit(self):
-        """Give the waiting requests a slot each, and read their prompts: as far as the slot does not hold them already."""
-        chunks = {}
-        while self.waiting and len(self.running) < self.max_slots:
-            request = self.waiting.pop(0)
-            slot = self.slot_of.get(request.key)
-            if slot is None or slot in self.running:
-                free = (s for s in range(self.max_slots) if s not in self.running)
-                slot = next((s for s in free if s not in self.known), None)
-                if slot is None:                        # all have a past: the longest unused loses it
-                    slot = next(s for s in self.known if s not in self.running)
-            known = self.known.pop(slot, [])            # popped and put back: the order of the dict is the order of use
-            same = next((i for i, (a, b) in enumerate(zip(known, request.prompt)) if a != b), min(len(known), len(request.prompt)))
-            same = min(same, len(request.prompt) - 1)   # at least one token must run, for its logits
-            chunks[slot] = request.prompt[same:]
-            self.known[slot], self.running[slot] = request.prompt[:same], request
-            self.slot_of = {k: s for k, s in self.slot_of.items() if s != slot} | {request.key: slot}
-            request.uniform = request.dice.random(request.max_tokens)
-        if chunks:
-            slots = list(chunks)
-            self.forward(torch.tensor(slots), slots, [chunks[s] for s in slots])
-
-    def step(self):
-        """One token for everybody at work. The rows are a slice of the cache, so nothing is copied; idle rows among them
-        compute garbage beside their own past and keep it."""
-        if self.running:
-            last = max(self.running) + 1
-            self.forward(slice(0, last), list(range(last)),
-                         [[self.running[s].ids[-1]] if s in self.running else [] for s in range(last)])
-
-    @torch.inference_mode()
-    def forward(self, rows, slots, chunks):
-        """Append `chunks` (a list of ids for each of `slots`) to the cache, and draw the next token of each that is at work."""
-        device = next(self.model.parameters()).device
-        start = torch.tensor([len(self.known.get(s, [])) for s in slots])
-        width = max(map(len, chunks))
-        ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)     # [R, W]
-        positions = (start[:, None] + torch.arange(width)).to(device)                                   # [R, W]
-        length = int(start.max()) + width
-        self.cache.place(rows.to(device) if torch.is_tensor(rows) else rows, positions, max(slots) + 1, length)
-        visible = torch.arange(length, device=device) <= positions[:, :, None]                          # [R, W, length]
-        last = self.model.config.max_position_embeddings - 1        # only padding ever comes to stand beyond it
-        hidden = self.model.base_model(input_ids=ids, position_ids=positions.clamp(max=last), attention_mask=visible[:, None],
-                                       past_key_values=self.cache, use_cache=True).last_hidden_state
-        at = [i for i, chunk in enumerate(chunks) if chunk]
-        ends = torch.tensor([len(chunks[i]) - 1 for i in at], device=device)
-        logits = self.model.get_output_embeddings()(hidden[torch.tensor(at, device=device), ends])      # [R', V]
-        log_probs = F.log_softmax(logits.float() / self.temperature, dim=-1)
-        cdf = log_probs.double().exp().cumsum(-1)       # inverse-CDF sampling: the first token whose cdf passes a uniform draw
-        draw = torch.tensor([[self.running[slots[i]].uniform[len(self.running[slots[i]].ids)]] for i in at],
-                            dtype=torch.float64, device=device)
-        tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True).clamp(max=cdf.shape[-1] - 1)   # [R', 1]
-        for i, token, log_prob in zip(at, tokens[:, 0].tolist(), log_probs.gather(-1, tokens)[:, 0].tolist()):
-            slot, request = slots[i], self.running[slots[i]]
-            self.known[slot] += chunks[i]
-            request.ids.append(token)
-            request.log_probs.append(log_prob)
-            if token == self.stop_id or len(request.ids) == request.max_tokens:
-                del self.running[slot]
-                if not request.done.cancelled():
-                    request.done.set_result((request.ids, request.log_probs))
+def load_optimizer_state(module, optimizer, state):
+    """The other way round, each rank taking its shard."""
+    from torch.distributed.tensor import distribute_tensor
+    for name, p in module.named_parameters():
+        for key, value in state[name].items():
+            if value.dim() and hasattr(p, "full_tensor"):
+                value = distribute_tensor(value.to(p.device), p.device_mesh, p.placements)
+            optimizer.state[p][key] = value.to(p.device) if value.dim() else value
 
 
 if __name__ == "__main__":

@@ -147,10 +147,11 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 
-def explained_variance(values, returns, masks):
+def explained_variance(values, returns, masks, reduce=identity):
     """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not vary."""
-    v, r = (torch.cat([x[m] for x, m in zip(tensors, masks)]) for tensors in (values, returns))
-    return float(1 - (r - v).var() / r.var()) if r.numel() > 1 and r.var() > 0 else 0.0
+    _, error = whitening([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
+    _, spread = whitening(returns, masks, reduce, eps=0.0)
+    return float(1 - (error / spread) ** 2) if spread > 1e-6 else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the update
@@ -161,26 +162,34 @@ def old_scores(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
-def logp_gap(batches, old_log_probs, limits=None):
-    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens.
+def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
+    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over this rank's own).
 
     limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed: the engine then samples from
     weights that are not the trainer's, or at another temperature, and the run would learn from somebody else's replies.
     """
     gaps = torch.cat([(b.log_probs - old)[b.policy].abs() for b, old in zip(batches, old_log_probs)])
-    mean, peak = (gaps.mean().item(), gaps.max().item()) if gaps.numel() else (0.0, 0.0)
+    total = reduce(torch.stack([gaps.double().sum(), torch.tensor(gaps.numel(), dtype=torch.float64, device=gaps.device)]))
+    mean, peak = (total[0] / total[1].clamp(min=1)).item(), gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed(f"engine and trainer disagree about the sampled tokens: log-probs differ by {mean:.1e} on average, "
                               f"{peak:.1e} at most; did the weights reach the engine?")
     return {"logp_gap": mean, "logp_gap_max": peak}
 
 
+def gradient_norm(model, limit):
+    """Clip the gradient to `limit`; returns its norm before. (Of a sharded model it is a shard of a sum: full_tensor() adds up.)"""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
 def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0, kl_coef=0.0, kl_estimator="k3",
-             ref=None, max_grad_norm=1.0, reduce=identity, critic=None):
+             ref=None, max_grad_norm=1.0, reduce=identity, ranks=1, critic=None, frozen=False):
     """One optimiser step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's policy step are this one.
 
     minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the same order.
     critic: None, or (model, optimizer, old_values, returns, value_clip, max_grad_norm): stepped on the same mini-batches.
+    ranks: by how many the sharding divides a gradient when it sums it. frozen: the policy is looked at, not stepped.
     Returns a dict of means over all tokens and all steps. Raises SelfCheckFailed if the first ratio is not 1.
     """
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
@@ -198,27 +207,29 @@ def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             loss = loss - entropy_coef * entropy[mask].sum()
             if kl_coef and kl_estimator != "k1":
                 loss = loss + kl_coef * kl_penalty(log_probs, ref[k], kl_estimator, old[k])[mask].sum()
-            (loss / tokens).backward()
+            (loss / tokens * ranks).backward()
             if critic:
                 model, _, old_values, returns, value_clip, _ = critic
-                (value_loss(model(batch), old_values[k], returns[k], mask, value_clip) / tokens).backward()
+                (value_loss(model(batch), old_values[k], returns[k], mask, value_clip) / tokens * ranks).backward()
             sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
             sums["entropy"] += entropy[mask].sum().item()
             sums["clipped"] += clipped.item()
             sums["tokens"] += mask.sum().item()
             k += 1
         stepped = [(policy, optimizer, max_grad_norm)] + ([(critic[0], critic[1], critic[5])] if critic else [])
-        found = [float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)) for model, _, limit in stepped]
+        found = [gradient_norm(model, limit) for model, _, limit in stepped]
         if not all(map(math.isfinite, found)):      # before any step: a weight that is NaN once is NaN in every checkpoint to come
             raise SelfCheckFailed(f"the gradient is not finite (norms {found}); this step was not taken. Look at the learning rate "
                                   "and at the last dialogues")
         norms.append(found[0])
         for _, one, _ in stepped:
-            one.step()
+            if not (frozen and one is optimizer):
+                one.step()
             one.zero_grad(set_to_none=True)
-    count = max(1, sums["tokens"])
-    return {"kl": sums["kl"] / count, "entropy": sums["entropy"] / count, "clipfrac": sums["clipped"] / count,
-            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(sums["tokens"])}
+    kl, entropy, clipped, trained = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=tokens.device)).tolist()
+    count = max(1.0, trained)
+    return {"kl": kl / count, "entropy": entropy / count, "clipfrac": clipped / count, "grad_norm": sum(norms) / len(norms),
+            "tokens_trained": int(trained)}
 
 
 def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0, value_clip=0.5, reference=None,
@@ -231,7 +242,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     masks = [batch.policy for batch in batches]
     # 1. Who was it that acted? pi_old, V_old and, only if a KL is asked for, the reference.
     old = old_scores(policy, batches)
-    gap = logp_gap(batches, old, gap_limits)
+    gap = logp_gap(batches, old, gap_limits, reduce)
     ref = old_scores(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
@@ -247,7 +258,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     critic_part = (critic, critic_optimizer, old_values, returns, value_clip, settings.get("max_grad_norm", 1.0))
     metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, critic=critic_part, **settings)
-    return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks)}
+    return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ STARTED = time.perf_counter()       # before the imports: they take seconds, and
 
 import argparse
 import asyncio
+import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -25,22 +27,27 @@ import resource
 import shutil
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from tqdm import tqdm
 
+import plan
 import toy
+from engine import TorchEngine, VllmEngine, vllm_is_there
 from grpo import grpo_update
-from policy import Agent, BadModel, ChatFormat, Critic, Episode, Policy, TorchEngine, load_model, micro_batches
-from ppo import SelfCheckFailed, ppo_update
-from simulator import (START, BadInput, Clock, Parser, SimulatorFailed, User, load_profiles, load_prompt, make_simulator, refuse_foreign,
-                       says_goodbye, toy_profiles)
+from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, best_device, load_model, load_optimizer_state, micro_batches,
+                    nothing, optimizer_state, pack, shard, whole_weights)
+from ppo import SelfCheckFailed, logp_gap, ppo_update
+from simulator import (START, BadInput, CallLog, Clock, Parser, SimulatorFailed, SimulatorRefused, User, load_profiles, load_prompt,
+                       make_simulator, refuse_foreign, says_goodbye, split_name, toy_profiles)
 
 # The paper's settings for a real model (RLVER appendix B; its batch is 32 dialogues for PPO, 32 x 4 for GRPO).
 PAPER = dict(steps=350, batch_size={"ppo": 32, "grpo": 128}, group_size=4, max_turns=8, max_tokens=5000, eval_size=100, eval_every=0,
-             save_every=5, lr=1e-6, critic_lr=5e-6, minibatches=1, warmup=50, tokens_per_batch=16384, context=None)
+             save_every=5, lr=1e-6, critic_lr=5e-6, minibatches=1, warmup=50, tokens_per_gpu=16384, context=None)
 
 
 # --------------------------------------------------------------------------------------------------------------- settings
@@ -64,8 +71,9 @@ def make_parser():
     what = parser.add_argument_group("what to train, on whom")
     flag(what, "--algo", "algorithm", "grpo", choices=["ppo", "grpo"])
     flag(what, "--think", "think before speaking: <think>...</think>, then the reply", action="store_const", const=True)
-    flag(what, "--model", "policy: toy, or the directory of a Hugging Face causal LM", "toy", metavar="DIR")
-    flag(what, "--simulator", "model behind the user: toy, or toy-weak (a scorer that can be hacked)", "toy", metavar="NAME")
+    flag(what, "--model", "policy: toy, or a Hugging Face causal LM: its directory, or its name on the hub", "toy", metavar="DIR")
+    flag(what, "--simulator", "model behind the user: toy; toy-weak, a scorer that can be hacked; openai:MODEL@URL, a server, its key in "
+         "$RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process", "toy", metavar="NAME")
     flag(what, "--difficulty", "how guarded the user is and how exacting", "vanilla", choices=["vanilla", "challenging"])
     flag(what, "--profiles", "users as JSONL, for training and, if a second file is named, held out; without one the last fifth is held "
          "out, --eval-size at most (default: the toy's 500 and 128)", nargs="+", metavar="FILE")
@@ -75,8 +83,10 @@ def make_parser():
     flag(run, "--steps", "training steps; 0 only evaluates", type=natural)
     flag(run, "--seed", "seed of all randomness", 0, type=natural)
     flag(run, "--out", "directory for everything the run leaves (default: runs/<time>-<algo>-<mode>)", metavar="DIR")
-    flag(run, "--resume", "continue the run in DIR with its own settings; only --steps may be changed", metavar="DIR")
+    flag(run, "--resume", "continue the run in DIR with its own settings; only --steps and the simulator's address may be changed", metavar="DIR")
     flag(run, "--save-every", "steps between checkpoints", type=positive)
+    flag(run, "--keep", "checkpoints that are kept, the newest", 2, type=positive)
+    run.add_argument("--plan", action="store_true", help="say what the run would need, from the model's config alone, and load nothing")
 
     rollout = parser.add_argument_group("rollout")
     flag(rollout, "--batch-size", "dialogues a step, for both algorithms", type=positive)
@@ -84,6 +94,15 @@ def make_parser():
     flag(rollout, "--max-turns", "replies of the policy in a dialogue, at most", type=positive)
     flag(rollout, "--max-tokens", "tokens of a reply, thought included, at most", type=positive)
     flag(rollout, "--temperature", "sampling temperature, also of all log-probs", 1.0, type=above_zero)
+    flag(rollout, "--engine", "what samples (default: vllm where it is installed and there is a GPU, else torch)", choices=["torch", "vllm"])
+    flag(rollout, "--rollout-timeout", "seconds after which the dialogues that are still open are dropped", 1800.0, type=rollout_seconds)
+
+    server = parser.add_argument_group("the user's model, where it is a server")
+    flag(server, "--simulator-concurrency", "calls under way at a time, for each rank", 64, type=positive)
+    flag(server, "--simulator-timeout", "seconds until a call is given up", 60.0, type=above_zero)
+    flag(server, "--simulator-retries", "further attempts at a call that failed or cannot be read, after growing waits", 8, type=natural)
+    flag(server, "--simulator-temperature", "its sampling temperature", 0.0, type=not_negative)
+    flag(server, "--simulator-cache", "calls.jsonl of another run, whose answers need not be paid for again", metavar="FILE")
 
     update = parser.add_argument_group("update")
     flag(update, "--lr", "learning rate of the policy", type=above_zero)
@@ -97,7 +116,8 @@ def make_parser():
     flag(update, "--kl-coef", "weight of the KL to the starting policy; 0: none, and no reference model is loaded", 0.0, type=not_negative)
     flag(update, "--kl-estimator", "k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio", "k3", choices=["k1", "k2", "k3", "k3-ratio"])
     flag(update, "--entropy-coef", "weight of the entropy bonus", 0.001, type=not_negative)
-    flag(update, "--tokens-per-batch", "padded tokens of a micro-batch; changes memory, not the result", type=positive)
+    flag(update, "--critic-warmup", "PPO: first steps, in which the critic alone learns", 0, type=natural)
+    flag(update, "--tokens-per-gpu", "padded tokens of a micro-batch; changes memory, not the result", type=positive)
 
     evaluation = parser.add_argument_group("evaluation on held-out users")
     flag(evaluation, "--eval-size", "dialogues", type=positive)
@@ -125,6 +145,8 @@ positive = number(int, lambda x: x >= 1, "a whole number from 1")
 above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
 not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
 fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+GROUP_TIMEOUT = 7200        # seconds a rank waits for another in a collective call; a rollout must be over long before
+rollout_seconds = number(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2, f"a number of seconds up to {GROUP_TIMEOUT // 2}")
 
 
 def settle(given):
@@ -141,6 +163,9 @@ def settle(given):
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 or k3-ratio")
     if cfg["algo"] == "ppo":
         cfg["group_size"] = 1
+    if cfg["engine"] == "vllm" and not vllm_is_there():
+        raise BadInput("--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install")
+    cfg["engine"] = cfg["engine"] or ("vllm" if vllm_is_there() and torch.cuda.is_available() and cfg["model"] != "toy" else "torch")
     if cfg["batch_size"] < cfg["minibatches"]:
         raise BadInput(f"--minibatches {cfg['minibatches']} cannot be cut from --batch-size {cfg['batch_size']}")
     return cfg
@@ -180,33 +205,41 @@ async def converse(agent, user, line, max_turns, group=0):
     return episode
 
 
-async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None):
+async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None, groups=None, name="", timeout=None):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes, number of dropped ones).
 
-    All users of a group open with the same first line, made once, and are separate from there on.
+    All users of a group open with the same first line, made once, and are separate from there on. groups: the number of each of
+    `people` in the whole batch, where this rank has a part of it. name: of the rollout, in the log of calls. timeout: seconds
+    after which a dialogue that is still open is given up, as if its simulator had failed.
     """
-    async def one(agent, user, line, group):
+    deadline = asyncio.get_running_loop().time() + timeout if timeout else None
+
+    async def one(number, user, line, group):
         try:
-            episode = await converse(agent, user, line, max_turns, group)
-        except SimulatorFailed:
+            async with asyncio.timeout_at(deadline):
+                episode = await converse(make_agent(number), user, line, max_turns, group)
+        except (SimulatorFailed, TimeoutError):
             return None
         finally:
             if bar is not None:
                 bar.update()
+        episode.number = number
         return episode if any(s.log_probs is not None for s in episode.segments) else None
 
     async def together(group, profile):
-        user = User(simulator, profile, START["training"])
+        user = User(simulator, profile, START["training"], f"{name} group {group}")
         try:
-            line = await user.answer()
-        except SimulatorFailed:
+            async with asyncio.timeout_at(deadline):
+                line = await user.answer()
+        except (SimulatorFailed, TimeoutError):
             if bar is not None:
                 bar.update(group_size)
             return [None] * group_size
-        return await asyncio.gather(*[one(make_agent(group * group_size + i), user.copy(), line, group) for i in range(group_size)])
+        numbers = range(group * group_size, (group + 1) * group_size)
+        return await asyncio.gather(*[one(n, user.copy(f"{name} {n}"), line, group) for n in numbers])
 
-    groups = await asyncio.gather(*[together(group, profile) for group, profile in enumerate(people)])
-    episodes = [episode for group in groups for episode in group]
+    found = await asyncio.gather(*[together(*pair) for pair in zip(groups or range(len(people)), people)])
+    episodes = [episode for group in found for episode in group]
     return [e for e in episodes if e], episodes.count(None)
 
 
@@ -217,22 +250,88 @@ def people_of_step(people, count, seed, step):
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
 
+# -------------------------------------------------------------------------------------------------------------- ranks
+
+class TooManyLost(Exception):
+    """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end. Exit code 75, EX_TEMPFAIL."""
+
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def join_ranks(cuda):
+    """Join the processes that torchrun started, or be a world of one. Before any model or engine is built: one that comes first
+    takes itself for alone, and later reductions silently do nothing."""
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if dist.is_initialized() or ranks == 1 and not cuda:
+        return
+    alone = dict(store=dist.HashStore(), rank=0, world_size=1) if ranks == 1 else {}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=GROUP_TIMEOUT), **alone)
+
+
+def check_world():
+    """The ranks that torchrun says there are must be the ranks that answer."""
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if world() != ranks:
+        raise SelfCheckFailed(f"torchrun started {ranks} processes, but this one is in a group of {world()}: "
+                              "the process group must be joined before an engine is built")
+
+
+def total(tensor):
+    """The sum of a tensor over all ranks."""
+    if world() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def everyone(things):
+    """The lists of all ranks, one behind the other, on every rank."""
+    if world() == 1:
+        return things
+    found = [None] * world()
+    dist.all_gather_object(found, things)
+    return [thing for part in found for thing in part]
+
+
 # ------------------------------------------------------------------------------------------------------------ the trainer
 
-# How far the engine's log-probs may be from the trainer's, in fp32: on average, and for a single token. On the toy they are 1e-7
+# How far the engine's log-probs may be from the trainer's: on average, and for a single token. On the toy, in fp32, they are 1e-7
 # apart; once in some hundred thousand tokens a very unlikely one is 1e-4 off, by rounding. Stale weights show as 1e-2 and more.
-GAP_LIMITS = (1e-4, 1e-2)
+# In bf16 two kernels differ by 1e-2 and more on a single token as a matter of course: the mean has to tell.
+GAP_LIMITS = {torch.float32: (1e-4, 1e-2), torch.bfloat16: (0.05, float("inf"))}
+PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, and when I asked her about it she laughed and told me "
+         "that I make too much of such things. Since then we have not spoken. I keep going over it, at night above all. ") * 3
 
 
 class Trainer:
-    """The state of a run: the settings, the models and what it has written. Its methods are the numbered steps above."""
+    """The state of a run: the settings, the models and what it has written. Its methods are the numbered steps above.
+
+    With many ranks each has its own dialogues, its own engine and a shard of the models; what is written, rank 0 writes."""
 
     def __init__(self, cfg, out):
-        self.cfg, self.out, self.clock = cfg, Path(out), Clock()
+        check_world()
+        self.cfg, self.out, self.clock, self.runner = cfg, Path(out), Clock(), asyncio.Runner()
+        self.main = rank() == 0
         self.state = {"step": -1, "evaluations": [], "seconds": dict.fromkeys(
             ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0},
-            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}}
-        self.simulator = make_simulator(cfg["simulator"], cfg["lang"], cfg["difficulty"], self.clock)
+            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}, "call_bytes": {}}
+        server = not cfg["simulator"].startswith("toy")
+        self.calls = CallLog(self.out / (f"calls-{rank()}.jsonl" if rank() else "calls.jsonl") if server else None)
+        self.simulator = make_simulator(cfg["simulator"], cfg["lang"], cfg["difficulty"], log=self.calls, clock=self.clock, **{
+            key: cfg[f"simulator_{key}"] for key in ("concurrency", "timeout", "retries", "temperature")})
+        if cfg["simulator_cache"]:
+            try:
+                self.calls.read(cfg["simulator_cache"])
+            except OSError as error:
+                raise BadInput(f"--simulator-cache {cfg['simulator_cache']}: {error.strerror}") from None
         self.people, self.heldout = self.load_people()
         found = checkpoints(self.out)
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a run to be resumed.
@@ -241,7 +340,7 @@ class Trainer:
         self.load(found[-1] if found else None)
         if cfg["steps"] < self.state["step"]:
             raise BadInput(f"--steps {cfg['steps']}: this run has done {self.state['step']} already")
-        for name, size in self.state["log_bytes"].items():      # what was logged after the checkpoint will be done again
+        for name, size in self.state["log_bytes"].items() if self.main else ():     # logged after the checkpoint: will be done again
             path = self.out / name
             there = path.stat().st_size if path.exists() else 0
             if there < size:
@@ -249,13 +348,16 @@ class Trainer:
                                "put it back, or start a new run")
             if there:
                 os.truncate(path, size)
+        for path in self.out.glob("calls*.jsonl") if server else ():       # ... but not paid for again
+            self.calls.read(path, self.state["call_bytes"].get(path.name, 0))
         self.write_config()
 
     def write_config(self):
-        try:
-            write_json(self.out / "config.json", self.cfg)
-        except OSError as error:
-            raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
+        if self.main:
+            try:
+                write_json(self.out / "config.json", self.cfg)
+            except OSError as error:
+                raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
 
     def load_people(self):
         size, names = self.cfg["eval_size"], self.cfg["profiles"]
@@ -274,61 +376,111 @@ class Trainer:
         return files[0][:-count], files[0][-count:]
 
     def load(self, checkpoint):
-        """Build the models: from a checkpoint, or from where the policy starts."""
+        """Build the models: from a checkpoint, or from where the policy starts. Engine first, while the weights are whole."""
         cfg, start = self.cfg, self.cfg["model"]
-        device = "cuda" if torch.cuda.is_available() and start != "toy" else "cpu"
+        self.device = best_device() if start != "toy" else torch.device("cpu")
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32         # of computing; masters are fp32
+        self.gap_limits = GAP_LIMITS[dtype]
         if start == "toy":
             began = time.perf_counter()
-            start = toy.base_policy(cfg["think"]) if not checkpoint or cfg["kl_coef"] else None     # else nobody asks for it
+            for turn in (True, False):      # the first rank makes it, the others find it made
+                if turn == self.main:
+                    start = toy.base_policy(cfg["think"], quiet=not self.main) if not checkpoint or cfg["kl_coef"] else None
+                everyone([])
             self.state["seconds"]["toy_policy"] = time.perf_counter() - began
             system = ""             # the toy knows its job; the prompt would cost it a third of its tokens
         else:
             system = load_prompt("policy_think" if cfg["think"] else "policy_direct", cfg["lang"])
-        model, self.tokenizer = load_model(checkpoint or start, device)
+        model, self.tokenizer = load_model(checkpoint or start)
         self.context = cfg["context"] or model.config.max_position_embeddings
         self.chat = ChatFormat(self.tokenizer, system)
         self.pad = self.tokenizer.pad_token_id or 0
-        self.policy = Policy(model, cfg["temperature"])
+        if cfg["engine"] == "vllm":
+            self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg["temperature"], context=self.context, seed=cfg["seed"],
+                                     clock=self.clock)
+            check_world()
+        else:
+            self.engine = TorchEngine(model, self.chat.stop_id, cfg["temperature"], clock=self.clock)
+            self.engine.model.to(self.device, dtype)
+        parts = torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True) if checkpoint else None
+        self.policy, self.critic, self.reference = Policy(model, cfg["temperature"]), None, None
+        if cfg["algo"] == "ppo":
+            self.critic = Critic(model)
+            if parts:
+                self.critic.load_state_dict(parts["critic"])
+        if cfg["kl_coef"]:
+            self.reference = Policy(load_model(start)[0], cfg["temperature"])
+        if cfg["model"] != "toy":
+            for body in (model, self.critic and self.critic.body):      # activations are made again in the backward pass
+                if body is not None:
+                    body.train()                                        # dropout is 0; out of training nothing is checkpointed
+                    body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in (self.policy, self.critic, self.reference):
+            if module is not None and dist.is_initialized():
+                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
         self.optimizer = adamw(self.policy, cfg["lr"])
-        self.critic = Critic(model) if cfg["algo"] == "ppo" else None
         self.critic_optimizer = adamw(self.critic, cfg["critic_lr"]) if self.critic else None
-        self.reference = Policy(load_model(start, device)[0], cfg["temperature"]) if cfg["kl_coef"] else None
         if checkpoint:
-            parts = torch.load(checkpoint / "trainer.pt", map_location=device, weights_only=True)
-            for name, part in self.parts().items():
-                part.load_state_dict(parts[name])
+            load_optimizer_state(self.policy, self.optimizer, parts["optimizer"])
+            if self.critic:
+                load_optimizer_state(self.critic, self.critic_optimizer, parts["critic_optimizer"])
             toy_policy = self.state["seconds"]["toy_policy"]
             self.state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
             self.state["seconds"]["toy_policy"] += toy_policy
-        self.engine = TorchEngine(model, self.chat.stop_id, cfg["temperature"], clock=self.clock)
+        if cfg["engine"] == "vllm":
+            self.probe()
 
-    def parts(self):
-        parts = {"optimizer": self.optimizer, "critic": self.critic, "critic_optimizer": self.critic_optimizer}
-        return {name: part for name, part in parts.items() if part is not None}
+    def make_agent(self, seed):
+        cfg = self.cfg
+        return Agent(self.engine, self.chat, think=cfg["think"], max_tokens=cfg["max_tokens"], context=self.context, seed=seed)
+
+    def sync(self):
+        """Step 4. The new weights go to the engine, tensor by tensor, on every rank."""
+        self.engine.load_weights(whole_weights(self.policy.model))
+        if self.cfg["engine"] == "vllm":        # the torch engine copies tensor by name; what vLLM does is its own affair
+            self.probe()
+
+    def probe(self):
+        """Let the engine say something, and compare its log-probs with the trainer's: nothing else shows that a sync did not take, or
+        that a cache is stale. The prompt is the same each time and long enough for the prefix cache. Raises SelfCheckFailed."""
+        agent = self.make_agent([self.cfg["seed"], 2])
+        agent.max_tokens = 16
+        self.runner.run(agent.reply(" ".join(PROBE.split()[:self.context // 4])))
+        episode = Episode("probe", 0, "")
+        episode.segments = agent.segments
+        batch = pack([episode], self.pad).to(self.device)
+        with torch.no_grad():
+            logp_gap([batch], [self.policy(batch)[0]], self.gap_limits, total)
 
     def dialogues(self, people, group_size, stream, desc=None):
         """Steps 1 and 2. Every dialogue has dice of its own, seeded by (seed, *`stream`, its number), where `stream` is (0, step) for
-        training and (1, step) for evaluation: resumed or not, the dice fall alike."""
+        training and (1, step) for evaluation: resumed or not, on however many ranks, the dice fall alike. (So there is no other
+        state of randomness to be saved.) Returns this rank's episodes and the number of dropped dialogues over all ranks."""
         cfg = self.cfg
         self.engine.forget()
-        make_agent = lambda i: Agent(self.engine, self.chat, think=cfg["think"], max_tokens=cfg["max_tokens"], context=self.context,
-                                     seed=[cfg["seed"], *stream, i])
-        bar = tqdm(total=len(people) * group_size, desc=desc, unit="dialogue", leave=False) if desc else None
+        mine = range(rank(), len(people), world())          # whole groups: their statistics need no other rank
+        bar = tqdm(total=len(mine) * group_size, desc=desc, unit="dialogue", leave=False) if desc and self.main else None
         try:
-            return asyncio.run(rollout(self.simulator, people, group_size, make_agent, cfg["max_turns"], bar))
+            episodes, dropped = self.runner.run(rollout(
+                self.simulator, [people[i] for i in mine], group_size, lambda n: self.make_agent([cfg["seed"], *stream, n]), cfg["max_turns"],
+                bar, list(mine), f"{['training', 'evaluation'][stream[0]]} {stream[1]}", cfg["rollout_timeout"]))
         finally:
             if bar is not None:
                 bar.close()
+        dropped = int(total(torch.tensor(dropped)))
+        if dropped * 5 > len(people) * group_size:
+            reasons = [r for r in everyone([self.simulator.last_failure]) if r] or ["the rollout's time was over"]
+            raise TooManyLost(f"the simulator failed in {dropped} of {len(people) * group_size} dialogues: {reasons[0]}")
+        return episodes, dropped
 
     def evaluate(self, step):
         """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept in the state."""
         began = time.perf_counter()
-        episodes, dropped = self.dialogues(self.heldout, 1, [1, step], f"evaluating, step {step}")
+        mine, dropped = self.dialogues(self.heldout, 1, [1, step], f"evaluating, step {step}")
+        episodes = in_order(mine)
         self.write_dialogues(step, "heldout", episodes)
         self.state["seconds"]["evaluate"] += time.perf_counter() - began
-        if not episodes:
-            raise SelfCheckFailed("the simulator failed in every held-out dialogue; nothing could be evaluated")
-        if dropped:
+        if dropped and self.main:
             tqdm.write(f"evaluation at step {step}: the simulator failed in {dropped} dialogues, which do not count")
         self.state["evaluations"].append({"step": step, **scores(episodes)})
         return episodes
@@ -337,29 +489,28 @@ class Trainer:
         """Steps 2 to 5. Returns the line of metrics."""
         cfg, began, waited = self.cfg, time.perf_counter(), self.clock.simulator
         count = cfg["batch_size"] // cfg["group_size"]                                  # 1. and 2. converse, roll out
-        episodes, dropped = self.dialogues(people_of_step(self.people, count, cfg["seed"], step), cfg["group_size"], [0, step],
-                                           f"step {step}" if cfg["model"] != "toy" else None)
-        if not episodes:
-            raise SelfCheckFailed(f"step {step}: the simulator failed in every dialogue; nothing is left to learn from")
+        mine, dropped = self.dialogues(people_of_step(self.people, count, cfg["seed"], step), cfg["group_size"], [0, step],
+                                       f"step {step}" if cfg["model"] != "toy" else None)
+        episodes = in_order(mine)
         check_groups(episodes)
         rolled = time.perf_counter()                                                    # 3. update
+        if self.device.type == "cuda":
+            self.engine.sleep()
         warm = min(1.0, step / max(1, cfg["warmup"]))
         for optimizer, lr in ((self.optimizer, cfg["lr"]), (self.critic_optimizer, cfg["critic_lr"])):
             if optimizer:
                 optimizer.param_groups[0]["lr"] = lr * warm
-        shuffled = random.Random(f"{cfg['seed']} {step}").sample(episodes, len(episodes))
-        cuts = [shuffled[i::cfg["minibatches"]] for i in range(cfg["minibatches"])]
-        minibatches = [[b.to(self.device()) for b in micro_batches(cut, cfg["tokens_per_batch"], self.pad)] for cut in cuts if cut]
-        shared = dict(clip_eps=cfg["clip_eps"], entropy_coef=cfg["entropy_coef"], kl_coef=cfg["kl_coef"],
-                      kl_estimator=cfg["kl_estimator"], reference=self.reference, gap_limits=GAP_LIMITS)
+        shared = dict(clip_eps=cfg["clip_eps"], entropy_coef=cfg["entropy_coef"], kl_coef=cfg["kl_coef"], reduce=total, ranks=world(),
+                      kl_estimator=cfg["kl_estimator"], reference=self.reference, gap_limits=self.gap_limits)
         if cfg["algo"] == "grpo":
-            update = grpo_update(self.policy, self.optimizer, minibatches, **shared)
+            update = grpo_update(self.policy, self.optimizer, self.minibatches(mine, step), **shared)
         else:
-            update = ppo_update(self.policy, self.optimizer, self.critic, self.critic_optimizer, minibatches, gamma=cfg["gamma"],
-                                lam=cfg["lam"], value_clip=cfg["value_clip"], **shared)
-        self.engine.load_weights(self.policy.model.state_dict().items())                # 4. sync
+            update = ppo_update(self.policy, self.optimizer, self.critic, self.critic_optimizer, self.minibatches(mine, step),
+                                gamma=cfg["gamma"], lam=cfg["lam"], value_clip=cfg["value_clip"], frozen=step <= cfg["critic_warmup"], **shared)
+        update["logp_gap_max"] = max(everyone([update["logp_gap_max"]]))
+        self.sync()                                                                     # 4. sync
         done = time.perf_counter()
-        sampled = sum(e.tokens_sampled for e in episodes)
+        sampled = int(total(torch.tensor(sum(e.tokens_sampled for e in mine))))
         for key, value in (("rollout", rolled - began), ("simulator", self.clock.simulator - waited), ("update", done - rolled)):
             self.state["seconds"][key] += value
         self.state["tokens"]["sampled"] += sampled
@@ -372,60 +523,91 @@ class Trainer:
                 "emotion_std": float(np.std([e.emotion for e in episodes])), "success": summary["success"], "failure": summary["failure"],
                 "malformed": summary["malformed"], "dropped": dropped, "turns": replies / len(episodes),
                 "reply_tokens": sampled / replies, **update, "tokens_sampled": sampled, "seconds": done - began}
-        append_line(self.out / "metrics.jsonl", line)
+        if self.main:
+            append_line(self.out / "metrics.jsonl", line)
         return line
 
-    def device(self):
-        return next(self.policy.parameters()).device
+    def minibatches(self, episodes, step):
+        """Cut the batch into mini-batches, those into micro-batches. By the numbers of the dialogues in the whole batch, so that any
+        number of ranks takes the same steps; and equally many micro-batches on each, because a forward pass is a collective."""
+        cfg = self.cfg
+        order = random.Random(f"{cfg['seed']} {step}").sample(range(cfg["batch_size"]), cfg["batch_size"])
+        place = {number: i for i, number in enumerate(order)}
+        episodes = sorted(episodes, key=lambda e: place[e.number])
+        cuts = [[e for e in episodes if place[e.number] % cfg["minibatches"] == i] for i in range(cfg["minibatches"])]
+        cuts = [micro_batches(cut, cfg["tokens_per_gpu"], self.pad) for cut in cuts]
+        most = [max(column) for column in zip(*everyone([[len(cut) for cut in cuts]]))]
+        return [[b.to(self.device) for b in cut + [nothing(self.pad)] * (m - len(cut))] for cut, m in zip(cuts, most) if m]
 
     def write_dialogues(self, step, split, episodes):
-        for e in episodes:
+        for e in episodes if self.main else ():
             append_line(self.out / "dialogues.jsonl", {
                 "step": step, "split": split, "profile_id": e.profile_id, "group": e.group, "first_line": e.first_line, "turns": e.turns,
                 "ended": e.ended, "reward": e.reward})
 
     def save(self):
-        """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one, never half of one."""
+        """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one, never half of one.
+
+        Gathering the shards is a collective; the files hold whole tensors, so that any number of ranks can go on from them."""
+        weights = {name: w.cpu() for name, w in whole_weights(self.policy.model)}
+        parts = {"optimizer": optimizer_state(self.policy, self.optimizer)}
+        if self.critic:
+            parts["critic"] = {name: w.cpu() for name, w in whole_weights(self.critic)}
+            parts["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer)
+        sizes = everyone([(p.name, p.stat().st_size) for p in [self.calls.path] if p and p.exists()])
+        if not self.main:
+            return
         name = f"checkpoint-{self.state['step']:06d}"
         scratch = self.out / f".{name}"
         shutil.rmtree(scratch, ignore_errors=True)
-        self.policy.model.save_pretrained(scratch)
-        self.tokenizer.save_pretrained(scratch)
-        torch.save({key: part.state_dict() for key, part in self.parts().items()}, scratch / "trainer.pt")
+        self.state["call_bytes"].update(sizes)
         self.state["log_bytes"] = {log: os.path.getsize(self.out / log) if (self.out / log).exists() else 0
                                    for log in self.state["log_bytes"]}
-        write_json(scratch / "state.json", self.state)
+        try:
+            self.policy.model.save_pretrained(scratch, state_dict=weights)
+            self.tokenizer.save_pretrained(scratch)
+            torch.save(parts, scratch / "trainer.pt")
+            write_json(scratch / "state.json", self.state)
+        except Exception as error:          # a full disk is an OSError to Python, other things to safetensors and to torch
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise SelfCheckFailed(f"{name} could not be written ({error}); the checkpoint before it is whole. Make room") from None
         os.rename(scratch, self.out / name)
-        for old in checkpoints(self.out)[:-2]:
+        for old in checkpoints(self.out)[:-self.cfg["keep"]]:
             shutil.rmtree(old)
 
     def run(self):
         cfg, state, before_this = self.cfg, self.state, self.state["seconds"]["total"]
 
-        def total():
+        def count_seconds():
             state["seconds"]["total"] = before_this + time.perf_counter() - STARTED
 
         if state["step"] < 0:
             episodes = self.evaluate(0)
             state["step"] = 0
-            total()
+            count_seconds()
             self.save()
-            show("before training", episodes[0])
-        bar = tqdm(range(state["step"] + 1, cfg["steps"] + 1), initial=state["step"], total=cfg["steps"], desc="training", unit="step")
+            if self.main:
+                show("before training", episodes[0])
+        bar = tqdm(range(state["step"] + 1, cfg["steps"] + 1), initial=state["step"], total=cfg["steps"], desc="training", unit="step",
+                   disable=not self.main)
         for step in bar:
             line = self.train_step(step)
             bar.set_postfix_str(f"emotion {line['emotion']:.0f}, success {line['success']:.0f} %, "
                                 f"{line['tokens_sampled'] / line['seconds']:.0f} tokens/s" + f", {line['dropped']} dropped" * bool(line["dropped"]))
             if cfg["eval_every"] and step % cfg["eval_every"] == 0 and step < cfg["steps"]:
                 self.evaluate(step)
-                tqdm.write(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
+                if self.main:
+                    tqdm.write(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
             if step % cfg["save_every"] == 0 or step == cfg["steps"]:
-                total()
+                count_seconds()
                 self.save()
-        if state["step"]:
-            show("after training", self.evaluate(state["step"])[0])
+        episodes = self.evaluate(state["step"]) if state["step"] else None
+        if not self.main:
+            return None
+        if episodes:
+            show("after training", episodes[0])
         before, after = ({k: v for k, v in state["evaluations"][i].items() if k != "step"} for i in (0, -1))
-        total()
+        count_seconds()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024 ** 2)
         summary = {"before": before, "after": after, "steps": state["step"], "seconds": state["seconds"],
                    "tokens": state["tokens"], "peak_rss_mb": round(peak, 1)}
@@ -435,6 +617,11 @@ class Trainer:
         print_table(summary)
         print(f"everything is in {self.out}: " + ", ".join(sorted(p.name for p in self.out.iterdir() if not p.name.startswith("."))))
         return summary
+
+
+def in_order(episodes):
+    """The episodes of all ranks, in the order of their numbers, for counting and for the log: without their tokens."""
+    return sorted(everyone([dataclasses.replace(e, segments=[]) for e in episodes]), key=lambda e: e.number)
 
 
 def adamw(module, lr):
@@ -552,16 +739,16 @@ def open_run(given):
         out = Path(given["resume"])
         try:
             cfg = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            if set(cfg) != (set(FIXED) | set(toy.DEFAULTS)) - {"out", "resume"}:
+            if set(cfg) != (set(FIXED) | set(toy.DEFAULTS)) - {"out", "resume"}:        # another version's run, or none
                 raise ValueError
         except (OSError, ValueError, TypeError):
             raise BadInput(f"--resume {out}: there is no run here (config.json is missing or unreadable)") from None
+        moved = given["simulator"] is not None and split_name(given["simulator"])[:2] == split_name(cfg["simulator"])[:2]
         for key, value in given.items():
-            if value is not None and key not in ("resume", "steps") and value != cfg.get(key):
-                raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has {cfg.get(key)!r}); only --steps can")
-        if given["steps"] is not None:
-            cfg["steps"] = given["steps"]
-        return cfg, out
+            if value is not None and key not in ("resume", "steps") and value != cfg.get(key) and not (key == "simulator" and moved):
+                raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has {cfg.get(key)!r}); "
+                               "only --steps and the simulator's address can")
+        return {**cfg, **{key: given[key] for key in ("steps", "simulator") if given[key] is not None}}, out
     cfg = settle(given)
     mode = "think" if cfg["think"] else "direct"
     default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{cfg['algo']}-{mode}"
@@ -580,36 +767,91 @@ def interrupt(*_):
 
 
 def main(argv=None):
-    given = vars(make_parser().parse_args(argv))
-    out, usual = None, signal.signal(signal.SIGINT, interrupt)
+    first = os.environ.get("RANK", "0") == "0"
+    with contextlib.nullcontext() if first else contextlib.redirect_stderr(open(os.devnull, "w")):      # one complaint, not eight
+        given = vars(make_parser().parse_args(argv))
+    plan_only, out, trainer = given.pop("plan"), None, None
+    usual = signal.signal(signal.SIGINT, interrupt)
+
+    def say(text):
+        """To the user, on stderr: once if all ranks have the same to say, else with the rank's number."""
+        print(text, file=sys.stderr, flush=True)
+
     try:
-        cfg, out = open_run(given)
+        if plan_only:
+            cfg = open_run(given)[0]
+            print(plan.report(cfg))
+            return 0
+        join_ranks(cuda=torch.cuda.is_available() and given["model"] not in (None, "toy"))
+        cfg, out = agree(given)
         trainer = Trainer(cfg, out)
-        print(f"{cfg['algo']} {'think' if cfg['think'] else 'direct'}, policy {cfg['model']}, user {cfg['simulator']} ({cfg['difficulty']}, "
-              f"{cfg['lang']}), {len(trainer.people)} users to train on, {len(trainer.heldout)} held out -> {out}")
-        rest = {k: v for k, v in cfg.items() if k not in ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")}
-        line = ""
-        for key, value in [*rest.items(), ("", None)]:
-            word = f"{key} {value}"
-            if not key or len(line) + len(word) > 116:
-                print("   ", line.rstrip(", "))
-                line = ""
-            line += word + ", "
+        if rank() == 0:
+            print_settings(cfg, trainer)
         trainer.run()
-    except (BadInput, BadModel) as error:
-        print(f"rlver.py: {error}", file=sys.stderr)
+    except (BadInput, BadModel, SimulatorRefused) as error:
+        if first:
+            say(f"rlver.py: {error}")
         return 2
+    except TooManyLost as error:
+        if trainer.state["step"] >= 0 and checkpoints(out)[-1:] != [out / f"checkpoint-{trainer.state['step']:06d}"]:
+            trainer.save()
+        if first:
+            say(f"rlver.py: {error}\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}")
+        return 75
     except SelfCheckFailed as error:
-        print(f"rlver.py: stopped by a self-check: {error}", file=sys.stderr)
+        say(f"rlver.py{f' (rank {rank()})' * (world() > 1)}: stopped by a self-check: {error}")
+        return 1
+    except OSError as error:
+        say(f"rlver.py: {error}; the run can be continued from its last checkpoint: python rlver.py --resume {out}")
+        return 1
+    except RuntimeError as error:
+        if world() == 1 or not re.search("gloo|nccl|connection", str(error), re.I):
+            raise
+        say(f"rlver.py (rank {rank()}): another rank is gone")
         return 1
     except KeyboardInterrupt:
         started = out and (out / "config.json").exists()
-        print("\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started), file=sys.stderr)
+        say("\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started))
         return 130
     finally:
         signal.signal(signal.SIGINT, usual)
+        if trainer:
+            with contextlib.suppress(KeyboardInterrupt):    # a dialogue that was interrupted tells it again when it is put away
+                trainer.runner.close()
     return 0
 
 
+def agree(given):
+    """The settings and the directory of the run, as rank 0 finds them, on every rank. Raises BadInput, on every rank."""
+    answer = [None]
+    if rank() == 0:
+        try:
+            answer = [open_run(given)]
+        except BadInput as error:
+            answer = [error]
+    if world() > 1:
+        dist.broadcast_object_list(answer)
+    if isinstance(answer[0], BadInput):
+        raise answer[0]
+    return answer[0]
+
+
+def print_settings(cfg, trainer):
+    print(f"{cfg['algo']} {'think' if cfg['think'] else 'direct'}, policy {cfg['model']}, user {cfg['simulator']} ({cfg['difficulty']}, "
+          f"{cfg['lang']}), {len(trainer.people)} users to train on, {len(trainer.heldout)} held out -> {trainer.out}"
+          + f", on {world()} ranks" * (world() > 1))
+    rest = {k: v for k, v in cfg.items() if k not in ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")}
+    line = ""
+    for key, value in [*rest.items(), ("", None)]:
+        word = f"{key} {value}"
+        if not key or len(line) + len(word) > 116:
+            print("   ", line.rstrip(", "))
+            line = ""
+        line += word + ", "
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(code)

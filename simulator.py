@@ -14,12 +14,14 @@ Does the same dialogue get the same score twice?                        python s
 """
 import argparse
 import asyncio
+import hashlib
 import json
+import os
 import random
 import re
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +45,18 @@ class BadInput(ValueError):
 
 class SimulatorFailed(Exception):
     """The simulator gave no usable answer in as many attempts as it is allowed. Its dialogue is dropped, never guessed at."""
+
+
+class SimulatorRefused(Exception):
+    """The server refuses in a way that no second attempt heals (a wrong key, an unknown model): the run stops with its words."""
+
+
+class Unavailable(Exception):
+    """One call failed in a way that may heal. `wait`: seconds that the server asked us to wait, or 0."""
+
+    def __init__(self, reason, wait=0.0):
+        super().__init__(reason)
+        self.wait = wait
 
 
 # --------------------------------------------------------------------------------------------------------------- profiles
@@ -273,35 +287,209 @@ class Clock:
             self.samplers -= 1
 
 
+class Answer(str):
+    """The text of a model that also counts its tokens: {"prompt": ..., "completion": ...}."""
+    tokens = None
+
+
+class ServerModel:
+    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or anybody's.
+
+    A call is one request. Trying again is `Simulator.ask`'s business, so that one budget covers all that can go wrong. The key is
+    $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of whatever the server says (some quote it).
+    """
+
+    def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
+        import openai
+        self.openai, self.name, self.url = openai, name, url
+        self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
+        self.key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+        self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0, timeout=timeout)
+
+    def words(self, text):
+        return " ".join(str(text).replace(self.key, "***").split())[:300]
+
+    async def __call__(self, prompt):
+        openai = self.openai
+        try:
+            async with asyncio.timeout(self.timeout):       # of the whole call; the client's own is one of each read
+                answer = await self.client.chat.completions.create(
+                    model=self.name, messages=[{"role": "user", "content": prompt}], temperature=self.temperature, max_tokens=self.max_tokens)
+        except (TimeoutError, openai.APITimeoutError):
+            raise Unavailable(f"{self.url}: no answer within {self.timeout:g} s") from None
+        except openai.APIStatusError as error:
+            said = f"{self.url} says {error.status_code}: {self.words(error)}"
+            if error.status_code in (408, 409, 429) or error.status_code >= 500:
+                raise Unavailable(said, seconds_to_wait(error.response.headers.get("retry-after"))) from None
+            raise SimulatorRefused(said) from None
+        except openai.APIConnectionError as error:
+            raise Unavailable(f"{self.url} cannot be reached: {self.words(error.__cause__ or error)}") from None
+        except openai.APIError as error:                    # an answer, but not one of this protocol
+            raise Unavailable(f"{self.url}: {self.words(error)}") from None
+        try:
+            text = Answer(answer.choices[0].message.content or "")
+            if answer.usage:
+                text.tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
+            return text
+        except (AttributeError, IndexError, TypeError):
+            raise Unavailable(f"{self.url}: an answer without choices") from None
+
+
+def seconds_to_wait(retry_after):
+    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if there is none."""
+    from email.utils import parsedate_to_datetime
+    try:
+        wait = float(retry_after)
+    except (TypeError, ValueError):
+        try:
+            wait = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return 0.0
+    return min(60.0, max(0.0, wait)) if wait == wait else 0.0
+
+
+class LocalModel:
+    """A model from a directory, behind the user: served by the same engine code as the policy, in this process."""
+
+    def __init__(self, path, temperature=0.0, max_tokens=1024):
+        import numpy as np
+        from engine import TorchEngine
+        from policy import BadModel, ChatFormat, best_device, load_model
+        try:
+            model, tokenizer = load_model(path, best_device(), flag="--simulator local")
+            self.chat = ChatFormat(tokenizer)
+        except BadModel as error:
+            raise BadInput(str(error)) from None
+        self.name, self.temperature, self.max_tokens = str(path), temperature, max_tokens
+        self.context = model.config.max_position_embeddings
+        self.engine = TorchEngine(model, self.chat.stop_id, temperature)
+        self.dice = np.random.default_rng(0)
+
+    async def __call__(self, prompt):
+        ids = self.chat.first_prompt(prompt)
+        room = self.context - len(ids)
+        if room < 1:
+            raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens does not fit its context of {self.context}")
+        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.dice, key=object())
+        text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
+        text.tokens = {"prompt": len(ids), "completion": len(said)}
+        return text
+
+
+class CallLog:
+    """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used instead of paying again.
+
+    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte `start` on. A line that a killed run
+    left half-written is no answer; one clean newline keeps the next line whole."""
+
+    def __init__(self, path=None):
+        self.path, self.answers = path, {}
+
+    def read(self, path, start=0):
+        with open(path, "rb") as file:
+            file.seek(start)
+            for line in file:
+                try:
+                    row = json.loads(line)
+                    self.answers[row["key"]] = row["answer"]
+                except (ValueError, KeyError, TypeError):
+                    continue
+
+    def write(self, key, prompt, text, seconds):
+        if self.path is None:
+            return
+        row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
+        with open(self.path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def digest(*parts):
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched for sections
+
+
 class Simulator:
-    """What all users share: the model behind them, the prompts, the bounded retries, the clock.
+    """What all users share: the model behind them, the prompts, the bounded retries, the log of calls, the clock.
 
-    `model` is any `async def model(prompt) -> text`. An answer that cannot be read is asked for again, `attempts` times in
-    all; then the dialogue is given up. (The released code asks for ever.)"""
+    `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under way. A call that fails and an
+    answer that cannot be read are tried again, `retries` times in all, after growing waits: `wait` seconds, doubled each time, halved
+    by chance so that a hundred dialogues do not come back at the same moment, and never less than the server asked for. Then the
+    dialogue is given up. (The released code asks for ever.)"""
 
-    def __init__(self, model, lang="en", difficulty="vanilla", attempts=3, clock=None):
-        self.model, self.attempts, self.clock = model, attempts, clock or Clock()
+    def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, concurrency=None, log=None, clock=None):
+        self.model, self.retries, self.wait, self.clock, self.log = model, retries, wait, clock or Clock(), log or CallLog()
+        self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+        self.last_failure = ""
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
 
-    async def ask(self, name, values, parse):
-        prompt = fill(self.prompts[name], values)
-        for _ in range(self.attempts):
+    def key(self, prompt, dialogue, answered):
+        """What an answer is an answer to. At temperature 0 equal prompts share it; else the dialogue is part of it, or all of a group
+        would hear the same "sample". `answered` counts unreadable answers before it, so that they are not found for ever."""
+        temperature = getattr(self.model, "temperature", 0.0)
+        return digest(getattr(self.model, "name", ""), temperature, prompt, dialogue if temperature else "", answered)
+
+    async def call(self, prompt, key):
+        known = self.log.answers.get(key)
+        if known is not None:
+            return known
+        async with self.slots:
+            began = time.perf_counter()
             with self.clock.calling():
                 text = await self.model(prompt)
+        self.log.write(key, prompt, text, time.perf_counter() - began)
+        return text
+
+    async def ask(self, name, values, parse, dialogue=""):
+        """Ask the model for one hop. Returns (its whole answer, *what `parse` makes of it). Raises SimulatorFailed."""
+        prompt, answered, asked_for = fill(self.prompts[name], values), 0, 0.0
+        for attempt in range(self.retries + 1):
+            if attempt:
+                await asyncio.sleep(max(asked_for, min(30.0, self.wait * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)))
             try:
+                text = await self.call(prompt, self.key(prompt, dialogue, answered))
+            except Unavailable as error:
+                reason, asked_for = error, error.wait
+                continue
+            answered, asked_for = answered + 1, 0.0
+            try:
+                if len(text) > LONGEST_ANSWER:
+                    raise ValueError(f"an answer of {len(text)} characters")
                 return text, *parse(text)
             except ValueError as error:
                 reason = error
-        raise SimulatorFailed(f"{self.attempts} unreadable answers of the {name} hop, the last one: {reason}")
+        self.last_failure = f"{self.retries + 1} attempts at the {name} hop failed, the last one: {reason}"
+        raise SimulatorFailed(self.last_failure)
 
 
-def make_simulator(name, lang="en", difficulty="vanilla", clock=None):
-    """`name` as in --simulator: toy, or toy-weak (the scorer that can be hacked)."""
-    if name not in ("toy", "toy-weak"):
-        raise BadInput(f"--simulator {name}: unknown; choose toy or toy-weak")
-    if lang != "en":
-        raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks English only")
-    return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock)
+def split_name(name):
+    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for openai, the last "@"."""
+    kind, _, rest = name.partition(":")
+    model, _, url = rest.rpartition("@") if kind == "openai" else (rest, "", "")
+    return kind, model, url
+
+
+def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0, retries=8, temperature=0.0, log=None, clock=None):
+    """`name` as in --simulator: toy, toy-weak (the scorer that can be hacked), openai:MODEL@URL or local:DIR."""
+    kind, model, url = split_name(name)
+    if name in ("toy", "toy-weak"):
+        if lang != "en":
+            raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks English only")
+        return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock)
+    if kind == "openai":
+        if not model or not re.match(r"https?://[^\s/]", url):
+            raise BadInput(f"--simulator {name}: openai:MODEL@URL is needed, the URL with http:// or https://")
+        answering = ServerModel(model, url, temperature, timeout)
+    elif kind == "local" and model:
+        answering, concurrency = LocalModel(model, temperature), None       # its engine has a waiting list of its own
+    else:
+        raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR")
+    return Simulator(answering, lang, difficulty, retries, 0.25, concurrency, log, clock)
 
 
 def refuse_foreign(name, profiles):
@@ -322,6 +510,7 @@ class User:
     simulator: Simulator
     profile: Profile
     emotion: int = START["training"]
+    name: str = ""                                      # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)        # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
 
@@ -334,7 +523,7 @@ class User:
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the model's whole answer, which is
         what makes the reward verifiable, and the clamped change."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        text, sections, change = await self.simulator.ask("emotion", self.values(), parse_emotion)
+        text, sections, change = await self.simulator.ask("emotion", self.values(), parse_emotion, self.name)
         change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason") or "",
@@ -343,13 +532,13 @@ class User:
 
     async def answer(self):
         """f_reply (SAGE eq. 2): say the next line, the first one too."""
-        _, _, line = await self.simulator.ask("reply", self.values(), parse_reply)
+        _, _, line = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
         self.dialogue.append({"speaker": "me", "text": line})
         return line
 
-    def copy(self):
+    def copy(self, name=""):
         """A user of its own for one dialogue of a group, with the same past: all of a group hear the same first line."""
-        return User(self.simulator, self.profile, self.emotion, [dict(m) for m in self.dialogue], dict(self.planning))
+        return User(self.simulator, self.profile, self.emotion, name, [dict(m) for m in self.dialogue], dict(self.planning))
 
 
 # ----------------------------------------------------------------------------------------------------------- run it alone
@@ -433,7 +622,8 @@ def play(user, max_turns):
 
 def main(argv=None):
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
-    parser.add_argument("--simulator", default="toy", help="model behind the user: toy, toy-weak (default: toy)")
+    parser.add_argument("--simulator", default="toy", metavar="NAME",
+                        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR (default: toy)")
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
     parser.add_argument("--lang", choices=["en", "zh"], default="en", help="language of the prompts")
     parser.add_argument("--profiles", metavar="FILE", help="profiles as JSONL (default: the toy's held-out users)")
@@ -456,7 +646,7 @@ def main(argv=None):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
         else:
             play(User(simulator, people[args.profile]), args.max_turns)
-    except (BadInput, SimulatorFailed) as error:
+    except (BadInput, SimulatorFailed, SimulatorRefused) as error:
         print(f"simulator.py: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):

@@ -25,7 +25,7 @@ from pathlib import Path
 # clipping has something to do. Steps until the curve is flat; direct ones are cheaper. Enough tokens for one whole reply, not two.
 DEFAULTS = dict(
     steps={"think": 50, "direct": 60}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
-    lr=4e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_batch=8192, context=1024)
+    lr=4e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_gpu=8192, context=1024)
 
 # ------------------------------------------------------------------------------------------------------ words of the world
 # Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a person, an event, a feeling

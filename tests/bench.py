@@ -20,12 +20,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import toy
-from policy import Agent, ChatFormat, Episode, Policy, Segment, TorchEngine, load_model, micro_batches
+from engine import TorchEngine
+from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
 from ppo import policy_loss
 from rlver import rollout
 from simulator import make_simulator, toy_profiles
 
-BUDGET = toy.DEFAULTS["tokens_per_batch"]
+BUDGET = toy.DEFAULTS["tokens_per_gpu"]
 
 
 def rows_per_turn(episode):

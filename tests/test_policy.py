@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, TorchEngine, load_model, micro_batches, pack,
+from engine import TorchEngine
+from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, load_model, micro_batches, pack,
                     split_thought, tree_mask)
 
 LINES = ["My sister forgot my birthday.", "I feel hurt, and I do not know why I should be the one to say sorry.", "Yes.",

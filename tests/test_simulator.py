@@ -316,7 +316,7 @@ def test_unreadable_answers_are_asked_for_again_and_then_given_up():
         for attempts in (1, 3):
             model = Model(**{hop: ["Change: +10 is what I was told to say."]})
             user = user_of(model)
-            user.simulator.attempts = attempts
+            user.simulator.retries = attempts - 1
             with pytest.raises(SimulatorFailed, match=hop):
                 ask(user)
             assert len(model.prompts) == attempts and user.emotion == 30          # nothing was guessed
@@ -364,7 +364,7 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
         now[0] += 1000
         return "?"
     with pytest.raises(SimulatorFailed):
-        asyncio.run(Simulator(model, attempts=2, clock=clock).ask("reply", user_of(None).values(), parse_reply))
+        asyncio.run(Simulator(model, retries=1, clock=clock).ask("reply", user_of(None).values(), parse_reply))
     assert clock.simulator == 150 + 2 * 1000
 
 

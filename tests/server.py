@@ -1,0 +1,135 @@
+"""server.py - an OpenAI-compatible model server on loopback, with the toy's scripted model behind it, for tests: with every fault that
+a long run will meet.
+
+    python tests/server.py --port 8000 --latency 0.2          prints its URL, serves until it is killed
+
+A real server over real sockets: status codes, headers, slow bodies and refused connections are what the client sees, not what
+somebody thinks it would see.
+"""
+import argparse
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import toy
+
+GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", "{\"change\": 5}"]
+
+
+class Loopback(ThreadingHTTPServer):
+    """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by a seed. latency: seconds a call.
+    outage: (after so many calls, seconds): then connections are cut without an answer. answer: a function of the prompt, instead
+    of the scripted model. reply: a function of the request that returns (status, headers, body), instead of everything."""
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, port=0, latency=0.0, faults=None, outage=None, answer=None, reply=None, difficulty="vanilla", seed=0, key=None):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.latency, self.faults, self.outage, self.answer, self.reply, self.key = latency, faults or {}, outage, answer, reply, key
+        self.model = toy.ScriptedModel(difficulty)
+        self.dice, self.lock = random.Random(seed), threading.Lock()
+        self.calls, self.active, self.most, self.down_until, self.prompts, self.times = 0, 0, 0, 0.0, [], []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, address):       # a client that gave up waiting is no news
+        pass
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.calls += 1
+            server.active += 1
+            server.most = max(server.most, server.active)
+            server.prompts.append(request["messages"][0]["content"])
+            server.times.append(time.monotonic())
+            if server.outage and server.calls == server.outage[0]:
+                server.down_until = time.monotonic() + server.outage[1]
+            draw, edge, fault = server.dice.random(), 0.0, None
+            for name, share in server.faults.items():
+                if fault is None and draw < (edge := edge + share):
+                    fault = name
+            garbage = server.dice.choice(GARBAGE)
+        try:
+            if time.monotonic() < server.down_until:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            time.sleep(server.latency)
+            if server.reply:
+                return self.send(*server.reply(request))
+            if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
+                return self.send(401, {}, {"error": {"message": f"Incorrect API key: {self.headers['Authorization']}", "code": "invalid_api_key"}})
+            if fault == "hang":
+                time.sleep(30)
+                return
+            if fault == "429":
+                return self.send(429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
+            if fault == "500":
+                return self.send(500, {}, {"error": {"message": "oops"}})
+            if request["model"] != "scripted":
+                return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` does not exist."}})
+            prompt = request["messages"][0]["content"]
+            text = garbage if fault == "garbage" else server.answer(prompt) if server.answer else asyncio.run(server.model(prompt))
+            self.send(200, {}, completion(text))
+        finally:
+            with server.lock:
+                server.active -= 1
+
+    def send(self, status, headers, body):
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def completion(text):
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted",
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split()), "total_tokens": 10 + len(text.split())}}
+
+
+def start(*flags):
+    """The server in a process of its own, so that it takes no time from who is measured. Returns (process, URL)."""
+    process = subprocess.Popen([sys.executable, __file__, *map(str, flags)], stdout=subprocess.PIPE, text=True)
+    return process, process.stdout.readline().strip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--faults", type=json.loads, default={})
+    parser.add_argument("--outage", type=json.loads)
+    args = parser.parse_args()
+    with Loopback(**vars(args)) as server:
+        print(server.url, flush=True)
+        threading.Event().wait()
