@@ -39,8 +39,8 @@ import plan
 import toy
 from engine import TorchEngine, VllmEngine, vllm_is_there
 from grpo import grpo_update
-from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, best_device, load_model, load_optimizer_state, micro_batches,
-                    nothing, optimizer_state, pack, shard, whole_weights)
+from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, best_device, load_model, load_optimizer_state,
+                    micro_batches, nothing, optimizer_state, pack, shard, whole_weights)
 from ppo import SelfCheckFailed, logp_gap, ppo_update
 from simulator import (START, BadInput, CallLog, Clock, Parser, SimulatorFailed, SimulatorRefused, User, load_profiles, load_prompt,
                        make_simulator, refuse_foreign, says_goodbye, split_name, toy_profiles)
@@ -443,11 +443,10 @@ class Trainer:
     def probe(self):
         """Let the engine say something, and compare its log-probs with the trainer's: nothing else shows that a sync did not take, or
         that a cache is stale. The prompt is the same each time and long enough for the prefix cache. Raises SelfCheckFailed."""
-        agent = self.make_agent([self.cfg["seed"], 2])
-        agent.max_tokens = 16
-        self.runner.run(agent.reply(" ".join(PROBE.split()[:self.context // 4])))
+        prompt = self.chat.first_prompt(PROBE)[:self.context // 2]
+        ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, np.random.default_rng([self.cfg["seed"], 2]), key=None))
         episode = Episode("probe", 0, "")
-        episode.segments = agent.segments
+        episode.segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
         batch = pack([episode], self.pad).to(self.device)
         with torch.no_grad():
             logp_gap([batch], [self.policy(batch)[0]], self.gap_limits, total)
@@ -570,7 +569,7 @@ class Trainer:
             write_json(scratch / "state.json", self.state)
         except Exception as error:          # a full disk is an OSError to Python, other things to safetensors and to torch
             shutil.rmtree(scratch, ignore_errors=True)
-            raise SelfCheckFailed(f"{name} could not be written ({error}); the checkpoint before it is whole. Make room") from None
+            raise SelfCheckFailed(f"{name} could not be written ({error}); the checkpoint before it is whole. Is the disk full?") from None
         os.rename(scratch, self.out / name)
         for old in checkpoints(self.out)[:-self.cfg["keep"]]:
             shutil.rmtree(old)

@@ -324,8 +324,8 @@ class ServerModel:
             raise SimulatorRefused(said) from None
         except openai.APIConnectionError as error:
             raise Unavailable(f"{self.url} cannot be reached: {self.words(error.__cause__ or error)}") from None
-        except openai.APIError as error:                    # an answer, but not one of this protocol
-            raise Unavailable(f"{self.url}: {self.words(error)}") from None
+        except (openai.APIError, ValueError) as error:      # an answer, but not one of this protocol; not even JSON, perhaps
+            raise Unavailable(f"{self.url}: not an answer: {self.words(error)}") from None
         try:
             text = Answer(answer.choices[0].message.content or "")
             if answer.usage:

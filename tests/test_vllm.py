@@ -1,0 +1,153 @@
+"""vLLM for real: its CPU build samples in this process. Without it these tests skip by name; .ci/run has an environment for them."""
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import rlver
+from conftest import make_tiny_model
+from engine import VllmEngine, vllm_is_there
+from policy import Agent, ChatFormat, Episode, Policy, load_model, pack, whole_weights
+from ppo import SelfCheckFailed, logp_gap
+
+pytestmark = pytest.mark.skipif(not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install")
+LINES = ["My sister forgot my birthday. I feel hurt.", "Hm. Nobody knows how it feels.", "I just need to let it out."]
+SMALL = ["--engine", "vllm", "--steps", "2", "--batch-size", "4", "--group-size", "2", "--minibatches", "2", "--max-turns", "2",
+         "--max-tokens", "8", "--eval-size", "4", "--lr", "1e-2", "--warmup", "0"]
+
+
+@pytest.fixture(scope="module")
+def tied_dir(tiny_tokenizer, tmp_path_factory):
+    """A model whose embeddings serve as output layer too, as in the small Qwens: where a sync goes wrong most quietly. Its heads have
+    32 numbers: vLLM's CPU attention knows no smaller ones."""
+    path = tmp_path_factory.mktemp("tied")
+    make_tiny_model(tiny_tokenizer, hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True).save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(tied_dir):
+    chat = ChatFormat(load_model(tied_dir)[1])
+    return VllmEngine(tied_dir, chat.stop_id, 0.7, context=512)
+
+
+def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
+    async def one(seed):
+        agent = Agent(engine, chat, think=think, max_tokens=max_tokens + seed, context=512, seed=[3, seed])
+        for line in lines:
+            await asyncio.sleep(0.01 * seed)            # they join while others are at work
+            await agent.reply(line)
+        episode = Episode(str(seed), 0, "")
+        episode.segments = agent.segments
+        return episode
+
+    async def all_of_them():
+        return await asyncio.gather(*map(one, range(count)))
+    return asyncio.run(all_of_them())
+
+
+def gap(engine, policy, chat, think=False, **more):
+    """The largest difference between the engine's log-probs of fresh dialogues and the trainer's."""
+    batch = pack(dialogues(engine, chat, think, **more))
+    with torch.no_grad():
+        return logp_gap([batch], [policy(batch)[0]])["logp_gap_max"]
+
+
+@pytest.fixture
+def policy(tied_dir, engine):
+    """The trainer's side, in step with the engine."""
+    model, tokenizer = load_model(tied_dir)
+    policy = Policy(model, 0.7)
+    engine.load_weights(whole_weights(model))
+    return policy, ChatFormat(tokenizer)
+
+
+def changed(policy, seed=0):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+
+
+@pytest.mark.parametrize("think", [False, True], ids=["direct", "think"])
+def test_its_log_probs_are_the_trainers(engine, policy, think):
+    """Ids in, ids out, requests that join mid-run, at temperature 0.7: vLLM's default log-probs are those at temperature 1 and fail here."""
+    assert gap(engine, *policy, think) < 1e-4
+
+
+def test_its_ids_are_what_was_sampled(engine, policy):
+    """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes behind it; the limit holds."""
+    _, chat = policy
+    replies = [s for e in dialogues(engine, chat, False, 12, max_tokens=60) for s in e.segments if s.log_probs is not None]
+    assert all(len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies)
+    assert {s.ids[-1] == chat.stop_id for s in replies} == {True, False}
+
+
+def test_a_dialogues_dice_decide(engine, policy):
+    """Each dialogue brings its own seed: the same one says the same again, in whatever company."""
+    _, chat = policy
+    said = lambda count: [[s.ids for s in e.segments] for e in dialogues(engine, chat, False, count)]
+    assert said(3) == said(6)[:3]
+    assert len({str(row) for row in said(6)}) == 6
+
+
+def test_new_weights_take_effect_again_and_again(engine, policy):
+    """Tied embeddings, fused projections, the prefix cache: after a sync all must be new, each time."""
+    trainer, chat = policy
+    for seed in range(3):
+        changed(trainer, seed)
+        assert gap(engine, trainer, chat) > 1e-2        # stale weights
+        engine.load_weights(whole_weights(trainer.model))
+        assert gap(engine, trainer, chat) < 1e-4
+
+
+def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
+    """Keys and values made with the old weights fit the new ones badly. The prompt is long: only whole blocks are cached."""
+    trainer, chat = policy
+    long = dict(lines=[" ".join(rlver.PROBE.split()[:100])], count=2)
+    gap(engine, trainer, chat, **long)                  # fills the cache
+    changed(trainer)
+    with monkeypatch.context() as patch:
+        patch.setattr(VllmEngine, "forget", lambda self: None)
+        engine.load_weights(whole_weights(trainer.model))
+    assert gap(engine, trainer, chat, **long) > 1e-2
+    engine.load_weights(whole_weights(trainer.model))
+    assert gap(engine, trainer, chat, **long) < 1e-4
+
+
+def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
+    """An engine that dies must not leave dialogues waiting for ever; and the next request starts afresh."""
+    _, chat = policy
+
+    def broken():
+        raise RuntimeError("out of blocks")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.llm.llm_engine, "step", broken)
+        with pytest.raises(RuntimeError, match="out of blocks"):
+            dialogues(engine, chat, False, 3)
+    for name in range(engine.count + 1):
+        engine.llm.llm_engine.abort_request([str(name)])
+    assert dialogues(engine, chat, False, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- a whole run
+
+@pytest.mark.parametrize("flags", [["--algo", "grpo"], ["--algo", "ppo", "--think"]], ids=" ".join)
+def test_a_run(flags, tied_dir, tmp_path):
+    """Engine and trainer stay together through the updates, and the gap of every step is in the metrics."""
+    assert rlver.main(["--model", str(tied_dir), *SMALL, *flags, "--out", str(tmp_path / "out")]) == 0
+    steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2 and all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)
+
+
+def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
+    """named_parameters() leaves the second name of a tied tensor out. vLLM takes the rest without a word and samples from a stale
+    output layer: from step 2 on, gibberish (defect 27). The probe stops the run at once."""
+    load = VllmEngine.load_weights
+    monkeypatch.setattr(VllmEngine, "load_weights", lambda self, named: load(self, [(n, w) for n, w in named if n != "lm_head.weight"]))
+    assert rlver.main(["--model", str(tied_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
+    assert "engine and trainer disagree" in capfd.readouterr().err
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()        # the first step was not finished
