@@ -21,7 +21,15 @@ TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.",
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: learning runs, minutes each")
-    config.addinivalue_line("markers", "soak: long runs that look for leaks and rare failures")
+    config.addinivalue_line("markers", "soak: kills, faults and long servers; only with -m soak")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests marked soak run only where they are asked for: `pytest -m soak`."""
+    if "soak" not in (config.option.markexpr or ""):
+        soak = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
 
 
 @pytest.fixture(scope="session")

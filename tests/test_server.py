@@ -141,9 +141,9 @@ def test_what_cannot_heal_stops_at_once_with_the_servers_words(status):
 def test_an_answer_that_is_none_is_tried_again(body):
     """Proxies answer 200 with an empty page; models with nothing, or for ever. Each costs one attempt, no exception, no minute of
     regular expressions."""
-    answers = iter([body])
-    with Loopback(reply=lambda request: (200, {}, next(answers, None) or completion(
-            asyncio.run(server.model(request["messages"][0]["content"]))))) as server:
+    def reply(request):
+        return 200, {}, body if server.calls == 1 else completion(asyncio.run(server.model(request["messages"][0]["content"])))
+    with Loopback(reply=reply) as server:
         began = time.monotonic()
         assert asyncio.run(user_at(server).answer()) and server.calls == 2
         assert time.monotonic() - began < 5                 # a hang, not a speed: quadratic matching would take hours
@@ -190,8 +190,14 @@ def test_waits_grow_and_differ(monkeypatch):
 
 def test_calls_overlap_within_their_bound():
     """Defect 18: the released code makes one call after the other. Here all dialogues wait at the same time, as many as allowed."""
+    def together(prompt):
+        """Answer nobody before as many are waiting as may be (or for long it is clear that they never will)."""
+        began = time.monotonic()
+        while server.most < bound and time.monotonic() < began + 10:
+            time.sleep(0.005)
+        return asyncio.run(server.model(prompt))
     for bound in (3, 16):
-        with Loopback(latency=0.03) as server:
+        with Loopback(answer=together) as server:
             chain = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
             episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 16), 1, lambda n: Script("Go on, let it all out.", "Hm."), 2))
             assert len(episodes) == 16 and not dropped

@@ -1,0 +1,213 @@
+"""One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for real. What two ranks compute must be
+what one computes, to 1e-5; and whatever happens to one of them, nobody waits for ever.
+
+Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things. This file is also their script."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2", "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3",
+         "--critic-lr", "2e-3", "--warmup", "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
+
+
+def torchrun(ranks, script, *flags, env=None, timeout=240):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
+                          capture_output=True, text=True, timeout=timeout, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+    return done.returncode, done.stdout, done.stderr
+
+
+def make_episodes(count=6, think=True):
+    """Dialogues of unequal length with made-up log-probs: the update does not care who said what."""
+    import random
+    from policy import Episode, Segment
+    episodes, dice = [], random.Random(0)
+    for n in range(count):
+        e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=dice.random())
+        for turn in range(1, dice.randint(2, 4)):
+            said = lambda low, high: [dice.randrange(3, 300) for _ in range(dice.randint(low, high))]
+            e.segments.append(Segment(said(3, 9)))
+            ids = said(2, 12)
+            e.segments.append(Segment(ids, branch=turn * think, log_probs=[-5.0] * len(ids)))
+            if think:
+                e.segments.append(Segment(said(1, 4)))
+        episodes.append(e)
+    return episodes
+
+
+def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
+    """One update of policy and critic on this rank's part of the dialogues. Returns (metrics, gradients of each step, weights), whole."""
+    import ppo
+    import rlver
+    from grpo import grpo_update
+    from policy import Critic, Policy, load_model, micro_batches, nothing, shard, whole
+    model, _ = load_model(tiny_dir)
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.manual_seed(0)
+    policy, critic = Policy(model), Critic(model)
+    torch.nn.init.normal_(critic.head.weight)
+    if ranks:
+        shard(policy, "cpu")
+        shard(critic, "cpu")
+    cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
+    most = [max(column) for column in zip(*rlver.everyone([[len(cut) for cut in cuts]]))]
+    cuts = [cut + [nothing()] * (m - len(cut)) for cut, m in zip(cuts, most)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (policy, critic)]
+    gradients, norm = [], ppo.gradient_norm
+
+    def listening(module, limit):
+        gradients.append({name: whole(p.grad).clone() for name, p in module.named_parameters()})
+        return norm(module, limit)
+    ppo.gradient_norm = listening
+    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=rlver.total, ranks=max(1, ranks), kl_coef=0.1, kl_estimator="k2",
+                  reference=Policy(load_model(tiny_dir)[0]))
+    if algo == "grpo":
+        metrics = grpo_update(policy, optimizers[0], cuts, **shared)
+    else:
+        metrics = ppo.ppo_update(policy, optimizers[0], critic, optimizers[1], cuts, lam=0.9, **shared)
+    ppo.gradient_norm = norm
+    weights = {name: whole(p.detach()).clone() for m in (policy, critic) for name, p in m.named_parameters()}
+    return metrics, gradients, weights
+
+
+DEALS = {"by turns": lambda episodes, ranks, rank: [e for e in episodes if e.group % ranks == rank],
+         "all to the first": lambda episodes, ranks, rank: episodes if rank == 0 else []}
+
+
+def worker(tiny_dir, out):
+    """What each rank does in the test below."""
+    import rlver
+    rlver.join_ranks(cuda=False)
+    result = {}
+    for algo in ("grpo", "ppo"):
+        for name, deal in DEALS.items():
+            result[algo, name] = update(tiny_dir, algo, lambda r: deal(make_episodes(), 2, r), 2, rlver.rank())
+    if rlver.rank() == 0:
+        torch.save(result, out)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks") / "result.pt"
+    code, _, err = torchrun(2, __file__, "worker", tiny_dir, out)
+    assert code == 0, err
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deal", DEALS)
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_two_ranks_take_the_step_of_one(algo, deal, two_ranks, tiny_dir):
+    """Loss, gradients of both mini-batches, updated weights, metrics: the normaliser is that of the whole batch, gradients are summed and
+    not averaged, whitening is global. And a rank without any dialogue takes part in every collective and adds nothing."""
+    metrics, gradients, weights = update(tiny_dir, algo, lambda rank: make_episodes(), 0, 0)
+    metrics2, gradients2, weights2 = two_ranks[algo, deal]
+    assert len(gradients) == len(gradients2) == (2 if algo == "grpo" else 4)
+    for one, two in zip(gradients, gradients2):
+        assert one.keys() == two.keys() and any(g.abs().max() > 1e-3 for g in one.values())
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-4)
+    for name in weights:
+        torch.testing.assert_close(weights2[name], weights[name], atol=1e-5, rtol=0)
+    for key in set(metrics) - {"logp_gap_max"}:         # a maximum over the rank's own tokens; the trainer takes that over ranks
+        assert metrics2[key] == (None if metrics[key] is None else pytest.approx(metrics[key], abs=1e-5, rel=1e-4)), key
+
+
+# -------------------------------------------------------------------------------------------------------------- whole runs
+
+def dialogues(out):
+    return [json.loads(line) for line in (out / "dialogues.jsonl").read_text().splitlines()]
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def alike(a, b):
+    """The same steps: the same dialogues word for word, the same numbers to rounding."""
+    assert dialogues(a) == dialogues(b)
+    assert len(rows(a)) == len(rows(b)) == 3
+    for x, y in zip(rows(a), rows(b)):
+        for key in set(x) - {"seconds", "logp_gap", "logp_gap_max"}:
+            assert x[key] == (None if y[key] is None else pytest.approx(y[key], abs=2e-4, rel=2e-3)), key
+
+
+def run(ranks, tiny_dir, out, *flags):
+    flags = ["--model", tiny_dir, *SMALL, "--out", out, *flags]
+    return torchrun(ranks, "rlver.py", *flags) if ranks > 1 else alone(*flags)
+
+
+def alone(*flags):
+    done = subprocess.run([sys.executable, "rlver.py", *map(str, flags)], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_a_run_on_two_ranks_and_its_checkpoints(algo, tiny_dir, tmp_path):
+    """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments of Adam and critic included."""
+    for ranks, name in ((1, "one"), (2, "two")):
+        code, out, err = run(ranks, tiny_dir, tmp_path / name, "--algo", algo)
+        assert code == 0, err
+        assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
+    alike(tmp_path / "one", tmp_path / "two")
+    for ranks, start in ((2, "one"), (1, "two")):
+        there = tmp_path / f"{start}-on-{ranks}"
+        code, out, err = run(3 - ranks, tiny_dir, there, "--algo", algo, "--steps", 1)
+        assert code == 0, err
+        resume = ["--resume", there, "--steps", 3]
+        code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)
+        assert code == 0, err
+        trained = lambda out: [d for d in dialogues(out) if d["split"] == "train"]      # it was evaluated once more at its first end
+        assert trained(there) == trained(tmp_path / "one")
+        assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
+        assert [r["grad_norm"] for r in rows(there)] == pytest.approx([r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3)
+
+
+@pytest.mark.slow
+def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
+    """The others sit in a collective call and would wait there for hours."""
+    code, _, err = torchrun(2, __file__, "failing", tiny_dir, tmp_path / "out", timeout=120)
+    assert code != 0 and "rank 1 fell ill" in err
+
+
+@pytest.mark.slow
+def test_bad_input_is_told_once(tmp_path):
+    code, _, err = torchrun(2, "rlver.py", "--model", tmp_path / "nowhere", "--out", tmp_path / "out", timeout=120)
+    assert code != 0 and len(re.findall("^rlver.py: --model", err, re.M)) == 1
+    code, _, err = torchrun(2, "rlver.py", "--algo", "dpo", timeout=120)
+    assert code != 0 and len(re.findall("^rlver.py: ", err, re.M)) == 1
+
+
+def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path, monkeypatch, capfd):
+    """An engine before init_process_group leaves each rank in a world of one, where every reduction silently does nothing."""
+    import rlver
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(rlver, "join_ranks", lambda cuda: None)
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
+    assert "torchrun started 2 processes, but this one is in a group of 1" in capfd.readouterr().err
+
+
+def failing(tiny_dir, out):
+    import rlver
+    step = rlver.Trainer.train_step
+
+    def ill(self, number):
+        if rlver.rank() == 1 and number == 2:
+            raise rlver.SelfCheckFailed("rank 1 fell ill")
+        return step(self, number)
+    rlver.Trainer.train_step = ill
+    sys.exit(rlver.main(["--model", tiny_dir, *SMALL, "--out", out]))
+
+
+if __name__ == "__main__":
+    {"worker": worker, "failing": failing}[sys.argv[1]](*sys.argv[2:])
