@@ -2,15 +2,23 @@
 
     python tests/bench.py            a table
     python tests/bench.py --json     the same as JSON
+    python tests/bench.py --server   a user over a model server that takes 200 ms a call (two minutes)
+    python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten minutes)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one packed row a dialogue, against one
                 row a turn, rows sorted by length, padded per micro-batch, with the same budget of tokens.
 engine/generate sampled tokens a second on the same prompts, turn after turn: the torch engine, against `generate` of transformers.
+server          32 dialogues of 8 turns over the slow server: all at once, against one call after another, and against the critical path
+                (8 turns x 2 calls x 0.2 s, and the sampling measured alone).
+faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a deadline of 2 s and 8 retries.
 """
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import subprocess
+import tempfile
 import sys
 import time
 from pathlib import Path
@@ -24,7 +32,8 @@ from engine import TorchEngine
 from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
 from ppo import policy_loss
 from rlver import rollout
-from simulator import make_simulator, toy_profiles
+from server import start, steady
+from simulator import Simulator, make_simulator, toy_profiles
 
 BUDGET = toy.DEFAULTS["tokens_per_gpu"]
 
@@ -109,10 +118,64 @@ def bench(think, dialogues=64, repeats=5):
             "engine_speedup": median(a / b for a, b in speeds)}
 
 
+def over_a_server(dialogues=32, turns=8, latency=0.2):
+    """Seconds of a rollout: with a user who answers at once, over the slow server, and over it with one call at a time."""
+    model, tokenizer = load_model(toy.base_policy(True))
+    chat = ChatFormat(tokenizer)
+    engine = TorchEngine(model, chat.stop_id)
+    calls = []
+
+    def seconds(simulator):
+        engine.forget()
+        make_agent = lambda i: Agent(engine, chat, think=True, max_tokens=toy.DEFAULTS["max_tokens"], context=1024, seed=i)
+        began = time.perf_counter()
+        episodes, dropped = asyncio.run(rollout(simulator, toy_profiles("train", dialogues), 1, make_agent, turns))
+        calls.append(sum(2 * len(e.turns) - (e.ended == "malformed") for e in episodes))
+        return time.perf_counter() - began
+    process, url = start("--latency", latency, "--steady")
+    try:
+        at = lambda concurrency: make_simulator(f"openai:scripted@{url}", concurrency=concurrency)
+        seconds(at(64))                                                                         # warm up
+        alone, together, serial = seconds(Simulator(steady)), seconds(at(64)), seconds(at(1))
+    finally:
+        process.kill()
+    path = turns * 2 * latency + alone
+    return {"sampling_seconds": alone, "critical_path_seconds": path, "together_seconds": together, "serial_seconds": serial,
+            "over_critical_path": together / path, "speedup_over_serial": serial / together, "calls": calls[-1]}
+
+
+def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
+    """A toy run over a server with every fault, and the same run without: what was lost, and the scores after."""
+    faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02}), "--outage", "[6000, 20]"]
+    result = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name, simulator in (("without", []), ("with", faults)):
+            process, url = start(*simulator)
+            try:
+                out = Path(place) / name
+                subprocess.run([sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out", str(out), "--simulator",
+                                f"openai:scripted@{url}", "--simulator-timeout", "2", "--simulator-retries", "8"], check=True,
+                               cwd=Path(__file__).resolve().parent.parent, stdout=subprocess.DEVNULL, env=os.environ)
+            finally:
+                process.kill()
+            rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().split("\n") if line]
+            summary = json.loads((out / "summary.json").read_text())
+            dialogues = sum(1 for _ in open(out / "dialogues.jsonl", encoding="utf-8"))
+            result[name] = {"steps": len(rows), "dropped": sum(r["dropped"] for r in rows), "dialogues": dialogues,
+                            **{k: summary["after"][k] for k in ("score", "stderr")}, "seconds": summary["seconds"]["total"]}
+    a, b = result["without"], result["with"]
+    return {**result, "difference": b["score"] - a["score"], "two_combined_errors": 2 * (a["stderr"] ** 2 + b["stderr"] ** 2) ** 0.5}
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch engine against generate.")
+    parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch engine against generate; model servers.")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--server", action="store_true", help="a user over a slow model server, instead")
+    parser.add_argument("--faults", action="store_true", help="a run over a server with faults, instead")
     args = parser.parse_args()
+    if args.server or args.faults:
+        print(json.dumps(over_a_server() if args.server else with_faults(), indent=2))
+        return
     result = {"think": bench(True), "direct": bench(False), "threads": torch.get_num_threads()}
     if args.json:
         print(json.dumps(result, indent=2))

@@ -111,6 +111,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+async def steady(prompt):
+    """A user who never leaves: a mild change, a plain line. For measuring, where every dialogue must take all its turns."""
+    if "<emotion_level>" in prompt:
+        return "Thinking: t\nOrigin: o\nChange: none\nResponse: Hm, go on."
+    return "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: +1"
+
+
 def completion(text):
     return {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted",
             "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
@@ -129,7 +136,8 @@ if __name__ == "__main__":
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--faults", type=json.loads, default={})
     parser.add_argument("--outage", type=json.loads)
-    args = parser.parse_args()
-    with Loopback(**vars(args)) as server:
+    parser.add_argument("--steady", action="store_true", help="a user who never leaves")
+    flags = vars(parser.parse_args())
+    with Loopback(answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady") else None, **flags) as server:
         print(server.url, flush=True)
         threading.Event().wait()

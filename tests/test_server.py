@@ -43,7 +43,7 @@ def run(model, url, out, *flags):
 
 
 def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 # ---------------------------------------------------------------------------------------------------------- the address

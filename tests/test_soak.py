@@ -1,0 +1,77 @@
+"""What three days of a run will meet, in minutes: kills at random moments, a server with every fault. Run by `pytest -m soak`."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bench
+from server import start
+
+ROOT = Path(__file__).parent.parent
+KILLS = int(os.environ.get("RLVER_KILLS", 5))
+STEPS = 6 * KILLS
+RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-turns", "3", "--max-tokens", "8", "--lr", "1e-3", "--eval-size", "4",
+       "--save-every", "1"]
+
+
+def torchrun(*flags):
+    """Two ranks, in a process group of their own, so that all of it can be killed at once."""
+    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "rlver.py", *map(str, flags)],
+                            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True, start_new_session=True)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+@pytest.mark.soak
+def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, tmp_path):
+    """kill -9 of both ranks, again and again: each resume continues, and the end is that of a run that was let alone, dialogue by
+    dialogue. (RLVER_KILLS=20 for a longer night.)"""
+    server, url = start("--latency", 0.02)
+    try:
+        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN]
+        whole = torchrun(*policy, "--out", tmp_path / "whole")
+        assert whole.wait(timeout=300) == 0, whole.stderr.read()
+        dice, out, kills = random.Random(), tmp_path / "out", 0
+        run = torchrun(*policy, "--out", out)
+        while kills < KILLS:
+            while not (out / "config.json").exists() and run.poll() is None:
+                time.sleep(0.05)
+            before = len(list(out.glob("calls*.jsonl"))) and sum(p.stat().st_size for p in out.glob("calls*.jsonl"))
+            began = time.monotonic()                # not while it only starts: it must have got somewhere since the last kill
+            while run.poll() is None and time.monotonic() - began < 60 and sum(p.stat().st_size for p in out.glob("calls*.jsonl")) <= before:
+                time.sleep(0.02)
+            time.sleep(dice.uniform(0, 1.5))
+            if run.poll() is not None:
+                break
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            kills += 1
+            run = torchrun("--resume", out)
+        assert run.wait(timeout=300) == 0, run.stderr.read()
+    finally:
+        server.kill()
+    assert kills == KILLS
+    assert lines(out / "dialogues.jsonl") == lines(tmp_path / "whole" / "dialogues.jsonl")
+    assert [row["step"] for row in lines(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    keys = [row["key"] for path in out.glob("calls*.jsonl") for row in lines(path) if row]
+    assert len(keys) - len(set(keys)) <= 0.2 * len(keys)        # and next to nothing was paid for twice: equal prompts of two dialogues
+
+
+@pytest.mark.soak
+def test_a_run_over_a_server_with_every_fault():
+    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 % of the dialogues, and the after-score
+    is that of the run without, to two combined standard errors."""
+    result = bench.with_faults()
+    print(json.dumps(result))
+    assert result["with"]["steps"] == result["without"]["steps"] == 20
+    assert result["with"]["dropped"] < 0.01 * 20 * 64
+    assert abs(result["difference"]) <= result["two_combined_errors"]
