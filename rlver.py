@@ -224,7 +224,9 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
             if bar is not None:
                 bar.update()
         episode.number = number
-        return episode if any(s.log_probs is not None for s in episode.segments) else None
+        if episode.tokens_sampled:
+            return episode
+        simulator.last_failure = "the user's first line leaves no room in the context for a reply"
 
     async def together(group, profile):
         user = User(simulator, profile, START["training"], f"{name} group {group}")
@@ -394,6 +396,8 @@ class Trainer:
         model, self.tokenizer = load_model(checkpoint or start)
         self.context = cfg["context"] or model.config.max_position_embeddings
         self.chat = ChatFormat(self.tokenizer, system)
+        if len(self.chat.first_prompt("")) + 2 > self.context:
+            raise BadInput(f"--model {cfg['model']}: its context of {self.context} tokens is too short for the system prompt alone")
         self.pad = self.tokenizer.pad_token_id or 0
         if cfg["engine"] == "vllm":
             self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg["temperature"], context=self.context, seed=cfg["seed"],

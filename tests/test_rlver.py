@@ -6,6 +6,7 @@ group or a lost critic would go unseen. So here the checksum of a reply decides 
 answers, the clamp and the log are the real ones. The learning runs, at the end, have the real judge and the toy's own policy.
 """
 import asyncio
+import copy
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import torch
 
 import rlver
 import toy
+from conftest import make_tiny_model
 from ppo import SelfCheckFailed
 from policy import Episode
 from simulator import User, make_simulator, replay, score_consistency, toy_profiles
@@ -737,3 +739,65 @@ def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
     counts, scores = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
     (weak_before, strict_before), (weak_after, strict_after) = (np.mean(scores[step], axis=0) for step in (0, 15))
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
+
+
+# ------------------------------------------------------------------------------- models, tokenizers and disks as they come
+
+def other_model(tiny_tokenizer, path, change=lambda tokenizer: None, **settings):
+    """A small model on disk whose tokenizer `change` has been at."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    change(tokenizer)
+    make_tiny_model(tokenizer, **settings).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def no_system(tokenizer):
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" \
+        + tokenizer.chat_template
+
+
+@pytest.mark.parametrize("change, settings, told", [
+    (no_system, {}, "System role not supported"),
+    (lambda t: None, {"vocab_size": 300}, "its tokenizer knows ids up to"),
+    (lambda t: None, {"max_position_embeddings": 64}, "context of 64 tokens is too short")], ids=["system", "vocabulary", "context"])
+def test_a_model_that_cannot_do_is_refused_in_one_line(change, settings, told, tiny_tokenizer, tmp_path, capfd):
+    model = other_model(tiny_tokenizer, tmp_path / "model", change, **settings)
+    assert go(model, tmp_path / "out") == 2
+    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlver.py:")]
+    assert told in line and not (tmp_path / "out").exists()
+
+
+def test_a_context_that_the_first_line_fills_is_named(tiny_tokenizer, tmp_path, capfd):
+    """Not "the simulator failed": nothing is wrong with the user but the length of what it says."""
+    system = len(rlver.ChatFormat(tiny_tokenizer, rlver.load_prompt("policy_direct")).first_prompt(""))
+    assert go(other_model(tiny_tokenizer, tmp_path / "model", max_position_embeddings=system + 5), tmp_path / "out") == 75
+    assert "leaves no room in the context" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("change, settings", [
+    (lambda t: setattr(t, "pad_token", None), {"pad_token_id": None}), (lambda t: setattr(t, "pad_token", t.eos_token), {}),
+    (lambda t: None, {"vocab_size": 400})], ids=["no pad token", "pad is the end token", "more rows than words"])
+def test_tokenizers_as_they_come(change, settings, tiny_tokenizer, tmp_path):
+    """Padding is masked by where it came from, never by its id: so any id will do, the stop token's too, and that one is still trained
+    (pitfall 4.11). And real models have rows in their embedding that no word has; a random one samples them."""
+    model = other_model(tiny_tokenizer, tmp_path / "model", change, **settings)
+    assert go(model, tmp_path / "out", "--max-tokens", 40, "--steps", 1) == 0
+    [row] = metrics(tmp_path / "out")
+    assert row["tokens_trained"] == row["tokens_sampled"] > 0 and row["logp_gap"] < 1e-5
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
+    """A file may not grow beyond a limit, as on a full disk: a line of the log fits, the weights do not. One line, exit code 1, and the
+    run goes on when there is room."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, "--steps", 0) == 0
+    state = (out / "checkpoint-000000" / "state.json").read_bytes()
+    size = max(p.stat().st_size for p in (out / "checkpoint-000000").iterdir())
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2},) * 2); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", limited, "--resume", str(out), "--steps", "2"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "checkpoint-000002 could not be written" in done.stderr and "checkpoint before it is whole" in done.stderr
+    assert [p.name for p in rlver.checkpoints(out)] == ["checkpoint-000000"] and not list(out.glob(".checkpoint*"))
+    assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
+    assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
