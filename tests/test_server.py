@@ -109,12 +109,14 @@ def test_a_body_that_trickles_in_for_ever_has_the_same_deadline():
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
                 self.end_headers()
-                for _ in range(100):
+                for _ in range(400):
                     self.wfile.write(b" ")
                     time.sleep(0.05)
         server.RequestHandlerClass = Trickle
+        began = time.monotonic()
         with pytest.raises(SimulatorFailed, match="no answer within 0.3 s"):
             asyncio.run(user_at(server, retries=0, timeout=0.3).answer())
+        assert time.monotonic() - began < 10                # the body takes 20 s to come
 
 
 def test_a_server_that_cuts_the_line_and_comes_back():
