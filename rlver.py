@@ -173,8 +173,10 @@ def settle(given):
 
 # ----------------------------------------------------------------------------------------------------------- the dialogue
 
-async def converse(agent, user, line, max_turns, group=0):
+async def converse(agent, user, line, max_turns, group=0, floor=0):
     """One dialogue: at most `max_turns` replies, every one of them scored. Returns its Episode (design: how a dialogue ends).
+
+    It is over at an emotion of 100, or of `floor` or less: 0 in training, 9 in the benchmark, which stops below 10.
 
     Raises SimulatorFailed if the user's model gives out.
     """
@@ -191,8 +193,8 @@ async def converse(agent, user, line, max_turns, group=0):
             break
         said["analysis"], said["change"] = await user.feel(reply.visible)       # f_emo: the emotion moves
         said["emotion"] = episode.emotion = user.emotion
-        if user.emotion in (0, 100):
-            episode.ended = "emotion_max" if user.emotion else "emotion_min"
+        if user.emotion >= 100 or user.emotion <= floor:
+            episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
             break
         if turn == max_turns:       # no bootstrap here: the reward is observed, whoever ends the dialogue
             episode.ended = "turn_limit"

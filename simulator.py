@@ -310,11 +310,14 @@ class ServerModel:
         return " ".join(str(text).replace(self.key, "***").split())[:300]
 
     async def __call__(self, prompt):
+        return await self.chat([{"role": "user", "content": prompt}])
+
+    async def chat(self, messages):
         openai = self.openai
         try:
             async with asyncio.timeout(self.timeout):       # of the whole call; the client's own is one of each read
                 answer = await self.client.chat.completions.create(
-                    model=self.name, messages=[{"role": "user", "content": prompt}], temperature=self.temperature, max_tokens=self.max_tokens)
+                    model=self.name, messages=messages, temperature=self.temperature, max_tokens=self.max_tokens)
         except (TimeoutError, openai.APITimeoutError):
             raise Unavailable(f"{self.url}: no answer within {self.timeout:g} s") from None
         except openai.APIStatusError as error:
@@ -513,6 +516,7 @@ class User:
     name: str = ""                                      # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)        # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
+    thoughts: list = field(default_factory=list)        # the Thinking behind each line
 
     def values(self):
         return {"persona": self.profile.player, "scene": self.profile.scene, "task": self.profile.task,
@@ -532,13 +536,15 @@ class User:
 
     async def answer(self):
         """f_reply (SAGE eq. 2): say the next line, the first one too."""
-        _, _, line = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
+        _, sections, line = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
         self.dialogue.append({"speaker": "me", "text": line})
+        self.thoughts.append(sections["Thinking"])
         return line
 
     def copy(self, name=""):
         """A user of its own for one dialogue of a group, with the same past: all of a group hear the same first line."""
-        return User(self.simulator, self.profile, self.emotion, name, [dict(m) for m in self.dialogue], dict(self.planning))
+        return User(self.simulator, self.profile, self.emotion, name, [dict(m) for m in self.dialogue], dict(self.planning),
+                    list(self.thoughts))
 
 
 # ----------------------------------------------------------------------------------------------------------- run it alone
