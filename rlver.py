@@ -41,7 +41,8 @@ from engine import TorchEngine, VllmEngine, vllm_is_there
 from grpo import grpo_update
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, best_device, load_model, load_optimizer_state,
                     micro_batches, nothing, optimizer_state, pack, shard, whole_weights)
-from ppo import SelfCheckFailed, logp_gap, ppo_update
+from ppo import SelfCheckFailed, kl_penalty, logp_gap, ppo_update
+from signs import signs, warnings
 from simulator import (START, BadInput, CallLog, Clock, Parser, SimulatorFailed, SimulatorRefused, User, load_profiles, load_prompt,
                        make_simulator, refuse_foreign, says_goodbye, split_name, toy_profiles)
 
@@ -311,6 +312,7 @@ def everyone(things):
 # apart; once in some hundred thousand tokens a very unlikely one is 1e-4 off, by rounding. Stale weights show as 1e-2 and more.
 # In bf16 two kernels differ by 1e-2 and more on a single token as a matter of course: the mean has to tell.
 GAP_LIMITS = {torch.float32: (1e-4, 1e-2), torch.bfloat16: (0.05, float("inf"))}
+START_DIALOGUES = 8         # of the starting policy, whose log-probs are kept
 PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, and when I asked her about it she laughed and told me "
          "that I make too much of such things. Since then we have not spoken. I keep going over it, at night above all. ") * 3
 
@@ -482,6 +484,8 @@ class Trainer:
         """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept in the state."""
         began = time.perf_counter()
         mine, dropped = self.dialogues(self.heldout, 1, [1, step], f"evaluating, step {step}")
+        if step == 0:
+            self.remember_start(mine)
         episodes = in_order(mine)
         self.write_dialogues(step, "heldout", episodes)
         self.state["seconds"]["evaluate"] += time.perf_counter() - began
@@ -526,11 +530,34 @@ class Trainer:
         replies = sum(len(e.turns) for e in episodes)
         line = {"step": step, "reward": float(np.mean([e.reward for e in episodes])), "emotion": summary["score"],
                 "emotion_std": float(np.std([e.emotion for e in episodes])), "success": summary["success"], "failure": summary["failure"],
-                "malformed": summary["malformed"], "dropped": dropped, "turns": replies / len(episodes),
-                "reply_tokens": sampled / replies, **update, "tokens_sampled": sampled, "seconds": done - began}
+                "malformed": summary["malformed"], "dropped": dropped, "episodes": len(episodes), "turns": replies / len(episodes),
+                "reply_tokens": sampled / replies, **update, "kl_start": self.kl_start(), **signs(said_in(episodes)),
+                "tokens_sampled": sampled, "seconds": done - began}
         if self.main:
             append_line(self.out / "metrics.jsonl", line)
         return line
+
+    def remember_start(self, episodes):
+        """Keep a few dialogues of the starting policy with its log-probs, so that the distance from it can be told at every step without
+        a second model in memory."""
+        few = sorted(everyone(episodes[:START_DIALOGUES]), key=lambda e: e.number)[:START_DIALOGUES]
+        batch = pack(few, self.pad).to(self.device)
+        with torch.no_grad():
+            scored = iter(self.policy(batch)[0][batch.policy].tolist())
+        for s in [s for e in few for s in e.segments if s.log_probs is not None]:
+            s.log_probs = [next(scored) for _ in s.ids]
+        if self.main:
+            write_json(self.out / "start.json", [[vars(s) for s in e.segments] for e in few])
+
+    def kl_start(self):
+        """KL(pi_0, pi) per token, from samples of pi_0, by the k3 estimator."""
+        rows = json.loads((self.out / "start.json").read_text(encoding="utf-8"))[rank()::world()]
+        episodes = [dataclasses.replace(Episode("start", 0, ""), segments=[Segment(**s) for s in row]) for row in rows]
+        batch = (pack(episodes, self.pad) if episodes else nothing(self.pad)).to(self.device)
+        with torch.no_grad():
+            k3 = kl_penalty(batch.log_probs, self.policy(batch)[0], "k3")[batch.policy]
+        kl, tokens = total(torch.tensor([k3.double().sum(), k3.numel()], dtype=torch.float64)).tolist()
+        return kl / max(1, tokens)
 
     def minibatches(self, episodes, step):
         """Cut the batch into mini-batches, those into micro-batches. By the numbers of the dialogues in the whole batch, so that any
@@ -627,6 +654,11 @@ class Trainer:
 def in_order(episodes):
     """The episodes of all ranks, in the order of their numbers, for counting and for the log: without their tokens."""
     return sorted(everyone([dataclasses.replace(e, segments=[]) for e in episodes]), key=lambda e: e.number)
+
+
+def said_in(episodes):
+    """The replies that users heard, a list for each dialogue."""
+    return [[turn["reply"] for turn in e.turns if turn["emotion"] is not None] for e in episodes]
 
 
 def adamw(module, lr):

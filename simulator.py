@@ -10,7 +10,6 @@ sections, whichever model it is. The last emotion is the reward, so this file is
 says enters a prompt in one substitution pass, as a JSON string, and the change is read from its own section, clamped.
 
 Play the policy yourself, and see the emotion and the thoughts behind every answer:   python simulator.py
-Does the same dialogue get the same score twice?                        python simulator.py --replay runs/NAME/dialogues.jsonl
 """
 import argparse
 import asyncio
@@ -549,58 +548,6 @@ class User:
 
 # ----------------------------------------------------------------------------------------------------------- run it alone
 
-async def replay(dialogue, user):
-    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns the list of emotions."""
-    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
-    emotions = []
-    for turn in dialogue["turns"]:
-        if turn["emotion"] is None:             # a malformed reply: never sent
-            break
-        await user.feel(turn["reply"])
-        emotions.append(user.emotion)
-        if user.emotion in (0, 100):            # where this user ends it, whatever the recorded one did
-            break
-        if turn["user"]:
-            user.dialogue.append({"speaker": "me", "text": turn["user"]})
-    return emotions
-
-
-def read_dialogues(path):
-    """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
-    if not Path(path).is_file():
-        raise BadInput(f"--replay {path}: no such file")
-    found = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
-        try:
-            if line.strip():
-                found.append(json.loads(line))
-                found[-1]["profile_id"], found[-1]["first_line"], found[-1]["turns"]
-        except (ValueError, KeyError, TypeError):
-            raise BadInput(f"--replay {path}, line {number}: not a line of a run's dialogues.jsonl") from None
-    if not found:
-        raise BadInput(f"--replay {path}: the file holds no dialogue")
-    return found
-
-
-async def score_consistency(path, simulator, profiles):
-    """How often replayed dialogues get the same emotions and the same final score: (turns, same, dialogues, same), and for each step
-    that was evaluated on held-out users the final scores, {step: [(recorded, again), ...]}."""
-    counts, scores = [0, 0, 0, 0], {}
-    for number, dialogue in enumerate(read_dialogues(path), 1):
-        if dialogue["profile_id"] not in profiles:
-            raise BadInput(f"--replay {path}, dialogue {number}: profile {dialogue['profile_id']!r} is unknown; name its file with --profiles")
-        recorded = [t["emotion"] for t in dialogue["turns"] if t["emotion"] is not None]
-        again = await replay(dialogue, User(simulator, profiles[dialogue["profile_id"]]))
-        counts[0] += len(recorded)
-        counts[1] += sum(a == b for a, b in zip(recorded, again))
-        counts[2] += 1
-        counts[3] += recorded[-1:] == again[-1:]
-        if dialogue.get("split") == "heldout":
-            malformed = dialogue.get("ended") == "malformed"
-            scores.setdefault(dialogue["step"], []).append([0 if malformed or not e else e[-1] for e in (recorded, again)])
-    return counts, scores
-
-
 def play(user, max_turns):
     """Be the assistant in the terminal."""
     with asyncio.Runner() as runner:        # input() stays outside of the loop, where Ctrl-C reaches it at once
@@ -635,23 +582,14 @@ def main(argv=None):
     parser.add_argument("--profiles", metavar="FILE", help="profiles as JSONL (default: the toy's held-out users)")
     parser.add_argument("--profile", type=int, default=0, metavar="N", help="which of them, from 0 (default: 0)")
     parser.add_argument("--max-turns", type=int, default=8)
-    parser.add_argument("--replay", metavar="FILE", help="replay a run's dialogues.jsonl instead and report the score consistency")
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout", 1000) + toy_profiles("train")
         refuse_foreign(args.simulator, people)
-        if args.replay:
-            counts, scores = asyncio.run(score_consistency(args.replay, simulator, {p.id: p for p in people}))
-            turns, same, dialogues, equal = counts
-            print(f"{same} of {turns} turns have the same emotion again, {equal} of {dialogues} dialogues the same final score")
-            for step, pairs in scores.items():
-                recorded, again = (sum(column) / len(pairs) for column in zip(*pairs))
-                print(f"held-out users, step {step}: score {recorded:.1f} as recorded, {again:.1f} again")
-        elif not 0 <= args.profile < len(people):
+        if not 0 <= args.profile < len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
-        else:
-            play(User(simulator, people[args.profile]), args.max_turns)
+        play(User(simulator, people[args.profile]), args.max_turns)
     except (BadInput, SimulatorFailed, SimulatorRefused) as error:
         print(f"simulator.py: {error}", file=sys.stderr)
         return 2

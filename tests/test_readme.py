@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import evaluate
 import rlver
 import simulator
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(part.strip())[1:] for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()
-            for part in line.split("&&") if part.strip().startswith("python ")]
+            for part in line.split("&&") if part.strip().startswith(("python ", "torchrun "))]
+COMMANDS = [c[2:] if c[0] == "--nproc-per-node" else c for c in COMMANDS]
 
 
 def of(script):
@@ -37,15 +39,17 @@ def test_every_command_parses():
     assert len(of("rlver.py")) >= 6
     for flags in of("rlver.py"):
         rlver.settle({k: v for k, v in vars(rlver.make_parser().parse_args(flags)).items()})
+    for flags in of("evaluate.py"):
+        evaluate.make_parser().parse_args(flags)
     for script, *_ in COMMANDS:
         assert script == "-m" or (ROOT / script).is_file(), script
 
 
 def test_every_function_that_the_readme_names_is_there():
     """The tables lead from an equation to a function; a renamed function must not leave them pointing nowhere."""
-    import grpo, policy, ppo, toy
-    modules = {m.__name__: m for m in (grpo, policy, ppo, rlver, simulator, toy)}
-    for module, name in re.findall(r"`(grpo|policy|ppo|rlver|simulator|toy)\.(\w+)(?:\.\w+)?`", README):
+    import engine, grpo, plan, policy, ppo, signs, toy
+    modules = {m.__name__: m for m in (engine, evaluate, grpo, plan, policy, ppo, rlver, signs, simulator, toy)}
+    for module, name in re.findall(r"`(engine|evaluate|grpo|plan|policy|ppo|rlver|signs|simulator|toy)\.(\w+)(?:\.\w+)?`", README):
         if name != "py":
             assert hasattr(modules[module], name), f"{module}.{name}"
 
@@ -58,8 +62,7 @@ def test_the_toy_commands_run(flags, tmp_path):
     if "--resume" in flags:
         pytest.skip("needs the run that it names; resuming has tests of its own")
     assert rlver.main([*flags, *short]) == 0
-    assert simulator.main(["--replay", str(tmp_path / "run" / "dialogues.jsonl"), "--simulator", "toy-weak" if "toy-weak" in flags else "toy",
-                           "--difficulty", "challenging" if "challenging" in flags else "vanilla"]) == 0
+    assert evaluate.main(["--consistency", str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
 
 @pytest.mark.parametrize("script", ["toy.py", "policy.py", "ppo.py", "grpo.py"])

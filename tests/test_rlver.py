@@ -26,9 +26,10 @@ import torch
 import rlver
 import toy
 from conftest import make_tiny_model
+from evaluate import consistency
 from ppo import SelfCheckFailed
 from policy import Episode
-from simulator import User, make_simulator, replay, score_consistency, toy_profiles
+from simulator import User, make_simulator, toy_profiles
 
 ROOT = Path(__file__).parent.parent
 REAL = {(toy, "judge"): toy.judge, (rlver, "learning_curve"): rlver.learning_curve}
@@ -328,8 +329,8 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
     the last one / 100 is the reward, in the log and in the metrics."""
     out = whole("grpo")
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    (turns, same, dialogues, equal), _ = asyncio.run(score_consistency(out / "dialogues.jsonl", make_simulator("toy"), known))
-    assert dialogues == equal == 28 and turns == same > 28
+    again = consistency(out / "dialogues.jsonl", make_simulator("toy"), known)
+    assert again["dialogues"] == 28 < again["turns"] and again["emotion"] == again["final"] == 1 and not again["found"]
     lines = rows(out / "dialogues.jsonl")
     assert all(line["reward"] == line["turns"][-1]["emotion"] / 100 for line in lines)
     assert len({line["reward"] for line in lines}) > 5      # or this test would show nothing
@@ -393,7 +394,7 @@ def test_config_picture_and_checkpoints_are_there(whole):
     assert (cfg["algo"], cfg["lr"], cfg["gamma"], cfg["entropy_coef"], cfg["max_turns"], cfg["think"]) == ("ppo", 2e-3, 1.0, 0.001, 3, False)
     assert (out / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert sorted(files(out)) == sorted([name for name in files(out) if name.startswith("checkpoint-")] + [
-        "config.json", "dialogues.jsonl", "learning_curve.png", "metrics.jsonl", "summary.json"])       # and no scratch file
+        "config.json", "dialogues.jsonl", "learning_curve.png", "metrics.jsonl", "start.json", "summary.json"])       # and no scratch file
 
 
 def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_dir, tmp_path):
@@ -726,8 +727,7 @@ def test_it_learns(tmp_path, monkeypatch):
     assert told["after"]["score"] - told["before"]["score"] >= 30
     assert told["after"]["malformed"] < 10 and told["after"]["n"] == 128
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    (turns, same, *_), _ = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
-    assert turns == same
+    assert not consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known)["found"]
 
 
 @pytest.mark.slow
@@ -736,8 +736,8 @@ def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
     as_it_is(monkeypatch)
     assert rlver.main(["--algo", "grpo", "--simulator", "toy-weak", "--steps", "15", "--eval-size", "32", "--out", str(tmp_path / "out")]) == 0
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    counts, scores = asyncio.run(score_consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known))
-    (weak_before, strict_before), (weak_after, strict_after) = (np.mean(scores[step], axis=0) for step in (0, 15))
+    scores = consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
+    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[15]
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
 
 

@@ -14,9 +14,10 @@ import simulator
 import toy
 from policy import Reply
 from rlver import converse
+from evaluate import consistency
 from simulator import (EMOTION_SECTIONS, PLACEHOLDERS, PROMPTS, REPLY_SECTIONS, BadInput, Clock, Profile, Simulator,
                        SimulatorFailed, User, emotion_level, fill, load_profiles, load_prompt, make_simulator, move_emotion,
-                       parse_change, parse_emotion, parse_reply, refuse_foreign, says_goodbye, score_consistency, toy_profiles)
+                       parse_change, parse_emotion, parse_reply, refuse_foreign, says_goodbye, toy_profiles)
 
 LIN = {"id": "p-1", "player": "* 姓名：林小雨\n* 说话风格：说话直接。", "scene": "**事件起因**\n\n同事抢了她的功劳，领导没有过问。",
        "main_cha": "被动型", "cha_group": ["内向", "谦逊"], "task": "你希望对方用心倾听你的情绪宣泄"}
@@ -411,11 +412,14 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
     recorded, rows = list(heard), [{"profile_id": profile.id, "first_line": episode.first_line, "turns": episode.turns}] * 2
     heard.clear()
     path = write(tmp_path / "dialogues.jsonl", *rows)
-    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile}))[0] == [8, 8, 2, 2]
+    def shares():
+        found = consistency(path, Simulator(model), {profile.id: profile})
+        return [found[key] for key in ("turns", "emotion", "dialogues", "final")]
+    assert shares() == [8, 1, 2, 1]
     assert heard == recorded * 2 and len(recorded) == 4
     rows[1] = json.loads(json.dumps(rows[1]))
     rows[1]["turns"][3]["emotion"] += 1
     write(path, *rows)
-    assert asyncio.run(score_consistency(path, Simulator(model), {profile.id: profile}))[0] == [8, 7, 2, 1]
-    with pytest.raises(BadInput, match="dialogue 1: profile"):
-        asyncio.run(score_consistency(path, Simulator(model), {}))
+    assert shares() == [8, 7 / 8, 2, 1 / 2]
+    with pytest.raises(BadInput, match="line 1: profile"):
+        consistency(path, Simulator(model), {})
