@@ -84,9 +84,8 @@ class ServerAgent:
 
     async def reply(self, line):
         import asyncio
-        import random
         from policy import Reply, split_thought
-        from simulator import Unavailable
+        from simulator import Unavailable, backoff
         self.messages.append({"role": "user", "content": line})
         for attempt in range(self.retries + 1):
             try:
@@ -95,7 +94,7 @@ class ServerAgent:
             except Unavailable as error:
                 if attempt == self.retries:
                     raise SimulatorFailed(f"the policy's server: {error}") from None
-                await asyncio.sleep(max(error.wait, min(30.0, 0.25 * 2 ** attempt) * random.uniform(0.5, 1.0)))
+                await asyncio.sleep(max(error.wait, backoff(attempt + 1)))
         thought, visible, malformed = split_thought(text) if self.think else ("", text.strip(), False)
         self.messages.append({"role": "assistant", "content": visible})         # thoughts are not in the history that later turns see
         return Reply(text, visible, thought, malformed)
@@ -463,7 +462,7 @@ def recorded_dialogues(path):
             if message["role"] == "assistant":
                 own = message.get("rlver") or {}
                 line = history[k + 1]["content"] if k + 1 < len(history) else None
-                turns.append({"reply": message["content"], "user": line, "change": own.get("change"), "emotion": own.get("emotion")})
+                turns.append({"reply": message["content"], "user": line, **{k: own.get(k) for k in ("thought", "analysis", "change", "emotion")}})
         yield {"profile_id": row["id"], "first_line": history[0]["content"], "turns": turns, "ended": row["ended"],
                "reward": row["final"] / 100, "start": row["made_by"].get("start", BENCHMARK["start"])}
 
@@ -481,6 +480,56 @@ def arithmetic(dialogue, turns):
     if abs(dialogue.get("reward", reward) - reward) > 1e-9:
         return f"reward {dialogue['reward']} as recorded, {reward} by its last emotion"
     return None
+
+
+# ------------------------------------------------------------------------------------------------------------ the report
+
+def tables_by_part(sides):
+    """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score": [dialogues of the report]}."""
+    tables = []
+    for name, title in (("intention", "By hidden intention"), ("kind", "Rational or emotional"), ("group", "By persona group")):
+        rows = []
+        for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
+            parts = [[d["score"] for d in dialogues if d[name] == value] for dialogues in sides.values()]
+            rows.append([value, *[numbers_of(part)["score"] if part else None for part in parts], *[len(part) for part in parts[-1:]]])
+        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows})
+    return tables
+
+
+def report_of_run(out, people, evaluations):
+    """Write report.html of a run from what the run has logged. people: its held-out profiles."""
+    from report import write_report
+    from signs import warnings
+    out, people = Path(out), {p.id: p for p in people}
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_bytes().split(b"\n") if line]
+    last, dialogues = evaluations[-1]["step"], []
+    for d in read_dialogues(out / "dialogues.jsonl"):
+        if d["split"] == "heldout" and d["step"] in (0, last):
+            profile = people[d["profile_id"]]
+            intention, kind = intention_of(profile.task)
+            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention, "kind": kind,
+                              "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player, "first_line": d["first_line"],
+                              "start": 30, "ended": d["ended"], "score": round(100 * d["reward"]), "turns": d["turns"]})
+    sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
+    write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"), curves=rows, evaluations=evaluations,
+                 dialogues=dialogues, tables=tables_by_part(sides), notes=warnings(rows, evaluations))
+
+
+def report_of_results(path, result):
+    """Write the report of a result file beside it. Returns its path."""
+    from report import write_report
+    rows, dialogues = read_results(path)[0], []
+    for row, recorded in zip(rows, recorded_dialogues(path)):
+        turns = [{"thought": None, "analysis": None, **turn} for turn in recorded["turns"]]
+        dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"], "group": row["group"],
+                          "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
+                          "ended": row["ended"], "score": row["final"], "turns": turns})
+    numbers = {key: result[key] for key in ("score", "stderr", "success", "failure", "malformed", "n")}
+    path = Path(path).with_suffix(".html")
+    write_report(path, title=result["by_whom"], settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[], evaluations=[{"step": None, **numbers}],
+                 dialogues=dialogues, tables=[*tables_by_part({"score": dialogues}),
+                                              {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[k, f"{v:.3f}"] for k, v in result["signs"].items()]}])
+    return path
 
 
 # ------------------------------------------------------------------------------------------------------------- talk to it
@@ -591,6 +640,8 @@ def run(args):
     results = [score(path, args.rule, args.anyway) for path in files]
     for result in results:
         print_score(result)
+    if not args.score:
+        print(f"results: {files[0]}; to look at: {report_of_results(files[0], results[0])}")
     problems = [problem for result in results for problem in result["problems"]]
     for problem in problems:
         print(f"evaluate.py: {problem}", file=sys.stderr)

@@ -646,7 +646,12 @@ class Trainer:
         write_json(self.out / "summary.json", summary)
         if state["step"]:
             learning_curve(self.out, state["evaluations"])
+            from evaluate import report_of_run      # late: evaluate.py stands above this file
+            report_of_run(self.out, self.heldout, state["evaluations"])
         print_table(summary)
+        for line in warnings([json.loads(line) for line in (self.out / "metrics.jsonl").read_bytes().split(b"\n") if line],
+                             state["evaluations"]) if state["step"] else ():
+            print(f"look at the dialogues: {line}")
         print(f"everything is in {self.out}: " + ", ".join(sorted(p.name for p in self.out.iterdir() if not p.name.startswith("."))))
         return summary
 

@@ -22,6 +22,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import rlver
 import toy
@@ -394,7 +395,7 @@ def test_config_picture_and_checkpoints_are_there(whole):
     assert (cfg["algo"], cfg["lr"], cfg["gamma"], cfg["entropy_coef"], cfg["max_turns"], cfg["think"]) == ("ppo", 2e-3, 1.0, 0.001, 3, False)
     assert (out / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert sorted(files(out)) == sorted([name for name in files(out) if name.startswith("checkpoint-")] + [
-        "config.json", "dialogues.jsonl", "learning_curve.png", "metrics.jsonl", "start.json", "summary.json"])       # and no scratch file
+        "config.json", "dialogues.jsonl", "learning_curve.png", "metrics.jsonl", "report.html", "start.json", "summary.json"])       # and no scratch file
 
 
 def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_dir, tmp_path):
@@ -801,3 +802,21 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     assert [p.name for p in rlver.checkpoints(out)] == ["checkpoint-000000"] and not list(out.glob(".checkpoint*"))
     assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
     assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
+
+
+def test_the_critic_can_learn_first(tiny_dir, tmp_path):
+    """A critic that starts at zero makes advantages that are mostly noise; --critic-warmup lets it learn for some steps while the policy
+    only talks. Its own steps are taken."""
+    weights = lambda steps, name: load_file(tmp_path / name / f"checkpoint-{steps:06d}" / "model.safetensors")
+    assert go(tiny_dir, tmp_path / "a", "--algo", "ppo", "--critic-warmup", 2, "--steps", 3, "--save-every", 1, "--keep", 4) == 0
+    for steps, same in ((1, True), (2, True), (3, False)):
+        start, now = weights(0, "a"), weights(steps, "a")
+        assert all(torch.equal(start[name], now[name]) for name in start) == same
+    critic = lambda steps: torch.load(tmp_path / "a" / f"checkpoint-{steps:06d}" / "trainer.pt", weights_only=True)["critic"]
+    assert not torch.equal(critic(0)["head.weight"], critic(1)["head.weight"])
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
+    assert go(tiny_dir, tmp_path / "out", "--save-every", 1, "--keep", keep) == 0
+    assert [p.name for p in rlver.checkpoints(tmp_path / "out")] == [f"checkpoint-{step:06d}" for step in range(5 - keep, 5)]
