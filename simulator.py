@@ -350,6 +350,13 @@ def seconds_to_wait(retry_after):
     return min(60.0, max(0.0, wait)) if wait == wait else 0.0
 
 
+def backoff(attempt, first=0.4, longest=12.0):
+    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a quarter shorter by chance, so that a
+    hundred dialogues do not come back at the same moment. Eight retries last 36 s at least: a server that is away for 20 s leaves
+    three of them."""
+    return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
+
+
 class LocalModel:
     """A model from a directory, behind the user: served by the same engine code as the policy, in this process."""
 
@@ -420,9 +427,8 @@ class Simulator:
     """What all users share: the model behind them, the prompts, the bounded retries, the log of calls, the clock.
 
     `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under way. A call that fails and an
-    answer that cannot be read are tried again, `retries` times in all, after growing waits: `wait` seconds, doubled each time, halved
-    by chance so that a hundred dialogues do not come back at the same moment, and never less than the server asked for. Then the
-    dialogue is given up. (The released code asks for ever.)"""
+    answer that cannot be read are tried again, `retries` times in all, after growing waits, never shorter than the server asked for.
+    Then the dialogue is given up. (The released code asks for ever.)"""
 
     def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, concurrency=None, log=None, clock=None):
         self.model, self.retries, self.wait, self.clock, self.log = model, retries, wait, clock or Clock(), log or CallLog()
@@ -452,7 +458,7 @@ class Simulator:
         prompt, answered, asked_for = fill(self.prompts[name], values), 0, 0.0
         for attempt in range(self.retries + 1):
             if attempt:
-                await asyncio.sleep(max(asked_for, min(30.0, self.wait * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)))
+                await asyncio.sleep(max(asked_for, backoff(attempt, self.wait)))
             try:
                 text = await self.call(prompt, self.key(prompt, dialogue, answered))
             except Unavailable as error:
@@ -491,7 +497,7 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
         answering, concurrency = LocalModel(model, temperature), None       # its engine has a waiting list of its own
     else:
         raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR")
-    return Simulator(answering, lang, difficulty, retries, 0.25, concurrency, log, clock)
+    return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
 def refuse_foreign(name, profiles):

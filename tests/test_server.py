@@ -18,13 +18,14 @@ from simulator import (BadInput, CallLog, ServerModel, Simulator, SimulatorFaile
 from test_dialogue import Agent
 
 ANN = toy_profiles("train", 1)[0]
+FIRST_WAIT = make_simulator("openai:m@http://127.0.0.1").wait
 SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns", "2", "--max-tokens", "6", "--eval-size", "4", "--lr", "2e-3",
          "--save-every", "1", "--simulator-retries", "6"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The first wait of a retry is 5 ms in here, not 250."""
+    """The first wait of a retry is 5 ms in here, not 400."""
     init = Simulator.__init__
     monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more:
                         init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more))
@@ -168,24 +169,24 @@ def test_retry_after_is_honoured():
 
 
 def test_waits_grow_and_differ(monkeypatch):
-    """0.25 s, doubled each time, between half and whole of it by chance, at most 30 s: eight retries last half a minute at least, and
-    a hundred dialogues do not come back at the same moment."""
-    waits = []
+    """0.4 s, doubled each time up to 12 s, between three quarters and the whole of it by chance: eight retries last half a minute at
+    least, and a hundred dialogues do not come back at the same moment."""
+    waits, make_wait = [], FIRST_WAIT
 
     async def sleep(seconds):
         waits.append(seconds)
 
     async def down(prompt):
         raise Unavailable("down")
-    chain = Simulator(down, retries=8, wait=0.25)
-    chain.wait = 0.25
+    chain = Simulator(down, retries=8)
+    chain.wait = make_wait
     monkeypatch.setattr(simulator.asyncio, "sleep", sleep)
     for _ in range(20):
         with pytest.raises(SimulatorFailed):
             asyncio.run(chain.ask("reply", User(chain, ANN).values(), parse_reply))
     for i, column in enumerate(zip(*[iter(waits)] * 8)):
-        assert all(0.5 <= wait / min(30, 0.25 * 2 ** k) <= 1 for k, wait in enumerate(column))
-    assert len(set(waits)) == len(waits) == 160 and sum(waits) / 20 >= 30
+        assert all(0.75 <= wait / min(12, 0.4 * 2 ** k) <= 1 for k, wait in enumerate(column))
+    assert len(set(waits)) == len(waits) == 160 and min(sum(waits[i:i + 8]) for i in range(0, 160, 8)) >= 30
 
 
 # ---------------------------------------------------------------------------------------------------------- many dialogues
