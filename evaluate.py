@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from signs import REWARD_TALK, signs
+from signs import numbers_of, signs, warnings
 from simulator import BadInput, Parser, SimulatorFailed, SimulatorRefused, load_profiles, split_name, toy_profiles
 
 BENCHMARK = dict(start=40, max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
@@ -60,8 +60,8 @@ def open_policy(name, think, lang, max_tokens, context):
         system = load_prompt("policy_think" if think else "policy_direct", lang)
         return {"policy": f"openai:{model}", "think": think, "server": server}, lambda seed: ServerAgent(server, system, think)
     run, found = {}, []
-    if (Path(name) / "config.json").is_file() and "algo" in (config := json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))):
-        run, found = config, checkpoints(name)
+    if "algo" in read_json(Path(name) / "config.json"):
+        run, found = read_json(Path(name) / "config.json"), checkpoints(name)
         if not found or not json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))["step"]:
             raise BadInput(f"--policy {name}: this run never finished a step; there is nothing to be measured but where it started")
         think, lang = run["think"], run["lang"]
@@ -70,7 +70,8 @@ def open_policy(name, think, lang, max_tokens, context):
     chat = ChatFormat(tokenizer, system)
     temperature = run.get("temperature", 1.0)
     engine = TorchEngine(model, chat.stop_id, temperature)
-    limits = dict(max_tokens=max_tokens or run.get("max_tokens", 2048), context=context or run.get("context") or model.config.max_position_embeddings)
+    limits = dict(max_tokens=max_tokens or run.get("max_tokens", 2048),
+                  context=context or run.get("context") or model.config.max_position_embeddings)
     return ({"policy": str(name) + (f"/{found[-1].name}" if found else ""), "think": think},
             lambda seed: Agent(engine, chat, think=think, seed=seed, **limits))
 
@@ -103,16 +104,17 @@ class ServerAgent:
 def result_of(profile, episode, user, start, max_turns, made_by):
     """One dialogue in the format of SAGE's released result files, with what is ours under "rlver"."""
     from simulator import emotion_level, parse_emotion
-    emotion, history = start, [{"role": "user", "content": episode.first_line, "emotion-point": start}]
+    history = [{"role": "user", "content": episode.first_line, "emotion-point": start}]
     thinking = iter(user.thoughts)
     for turn in episode.turns:
         own = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
         history.append({"role": "assistant", "content": turn["reply"], "rlver": own})
         if turn["user"] is not None:
-            sections, change = parse_emotion(turn["analysis"])
+            sections, _ = parse_emotion(turn["analysis"])
+            planning = {"activity": sections["Activity"], "TargetCompletion": sections.get("TargetCompletion", sections.get("Reason")),
+                        "content": sections["Content"], "analyse": sections["Analyse"], "change": turn["change"]}
             history.append({"role": "user", "content": turn["user"], "thinking": next(thinking, ""), "emotion-point": turn["emotion"],
-                            "planning": {"activity": sections["Activity"], "TargetCompletion": sections.get("TargetCompletion", sections.get("Reason")),
-                                         "content": sections["Content"], "analyse": sections["Analyse"], "change": turn["change"]}})
+                            "planning": planning})
     return {"id": profile.id, "emo_point": episode.emotion, "emo_state": emotion_level(episode.emotion), "player": profile.player,
             "scene": profile.scene, "character": profile.main_cha, "topic": profile.topic, "task": profile.task, "history": history,
             "rlver": {**made_by, "ended": episode.ended, "start": start, "max_turns": max_turns, "traits": profile.cha_group}}
@@ -279,13 +281,6 @@ def rule_of(rows, asked):
     return asked or "every"
 
 
-def numbers_of(finals):
-    """Mean, standard error, success and failure in percent, n."""
-    x = np.array(finals, dtype=float)
-    return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
-            "success": 100 * float((x >= 100).mean()), "failure": 100 * float((x < 10).mean()), "n": len(x)}
-
-
 def score(path, rule=None, anyway=False):
     """Every table of one result file, as a dict. Raises BadInput for a file without a usable line, or with several simulators in it."""
     rows, problems = read_results(path)
@@ -323,8 +318,7 @@ def print_score(result):
 
 def seeds_of(name):
     """The result files that a side of --compare names: a file, several with commas between, or a pattern."""
-    found = [path for part in name.split(",") for path in (sorted(glob.glob(part)) or [part])]
-    return found
+    return [path for part in name.split(",") for path in (sorted(glob.glob(part)) or [part])]
 
 
 def compare(a, b, rule=None, draws=10_000):
@@ -496,20 +490,19 @@ def tables_by_part(sides):
     return tables
 
 
-def report_of_run(out, people, evaluations):
-    """Write report.html of a run from what the run has logged. people: its held-out profiles."""
+def report_of_run(out, people, rows, evaluations):
+    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of metrics.jsonl."""
     from report import write_report
-    from signs import warnings
     out, people = Path(out), {p.id: p for p in people}
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_bytes().split(b"\n") if line]
     last, dialogues = evaluations[-1]["step"], []
     for d in read_dialogues(out / "dialogues.jsonl"):
         if d["split"] == "heldout" and d["step"] in (0, last):
             profile = people[d["profile_id"]]
             intention, kind = intention_of(profile.task)
-            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention, "kind": kind,
-                              "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player, "first_line": d["first_line"],
-                              "start": 30, "ended": d["ended"], "score": round(100 * d["reward"]), "turns": d["turns"]})
+            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention,
+                              "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player,
+                              "first_line": d["first_line"], "start": 30, "ended": d["ended"], "score": round(100 * d["reward"]),
+                              "turns": d["turns"]})
     sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
     write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"), curves=rows, evaluations=evaluations,
                  dialogues=dialogues, tables=tables_by_part(sides), notes=warnings(rows, evaluations))
@@ -521,14 +514,14 @@ def report_of_results(path, result):
     rows, dialogues = read_results(path)[0], []
     for row, recorded in zip(rows, recorded_dialogues(path)):
         turns = [{"thought": None, "analysis": None, **turn} for turn in recorded["turns"]]
-        dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"], "group": row["group"],
-                          "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
+        dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"],
+                          "group": row["group"], "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
                           "ended": row["ended"], "score": row["final"], "turns": turns})
     numbers = {key: result[key] for key in ("score", "stderr", "success", "failure", "malformed", "n")}
     path = Path(path).with_suffix(".html")
-    write_report(path, title=result["by_whom"], settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[], evaluations=[{"step": None, **numbers}],
-                 dialogues=dialogues, tables=[*tables_by_part({"score": dialogues}),
-                                              {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[k, f"{v:.3f}"] for k, v in result["signs"].items()]}])
+    counted = {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()]}
+    write_report(path, title=result["by_whom"], settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[],
+                 evaluations=[{"step": None, **numbers}], dialogues=dialogues, tables=[*tables_by_part({"score": dialogues}), counted])
     return path
 
 
@@ -541,8 +534,9 @@ def chat(name, think, lang, max_tokens, context):
     who, make_agent = open_policy(name, think, lang, max_tokens, context)
     agent = make_agent(secrets.randbits(32))
     dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "")
-    print(f"You talk to {who['policy']}. An empty line ends." + (
-        " It knows a few hundred words; try: My sister forgot my birthday. I feel hurt." if not len(getattr(agent.chat, "head", [0])) > 9 else ""))
+    print(f"You talk to {who['policy']}. An empty line ends.")
+    if read_json(Path(name) / "config.json").get("model") == "toy":
+        print("It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. Nobody knows how it feels.")
     with asyncio.Runner() as runner:
         while (line := input("you> ").strip()):
             reply = runner.run(agent.reply(line))

@@ -42,7 +42,7 @@ from grpo import grpo_update
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, best_device, load_model, load_optimizer_state,
                     micro_batches, nothing, optimizer_state, pack, shard, whole_weights)
 from ppo import SelfCheckFailed, kl_penalty, logp_gap, ppo_update
-from signs import signs, warnings
+from signs import numbers_of, signs, warnings
 from simulator import (START, BadInput, CallLog, Clock, Parser, SimulatorFailed, SimulatorRefused, User, load_profiles, load_prompt,
                        make_simulator, refuse_foreign, says_goodbye, split_name, toy_profiles)
 
@@ -642,16 +642,17 @@ class Trainer:
         count_seconds()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024 ** 2)
         summary = {"before": before, "after": after, "steps": state["step"], "seconds": state["seconds"],
-                   "tokens": state["tokens"], "peak_rss_mb": round(peak, 1)}
-        write_json(self.out / "summary.json", summary)
+                   "tokens": state["tokens"], "peak_rss_mb": round(peak, 1), "warnings": []}
         if state["step"]:
-            learning_curve(self.out, state["evaluations"])
+            rows = [json.loads(line) for line in (self.out / "metrics.jsonl").read_bytes().split(b"\n") if line]
+            summary["warnings"] = warnings(rows, state["evaluations"])
+            learning_curve(self.out, rows, state["evaluations"])
             from evaluate import report_of_run      # late: evaluate.py stands above this file
-            report_of_run(self.out, self.heldout, state["evaluations"])
+            report_of_run(self.out, self.heldout, rows, state["evaluations"])
+        write_json(self.out / "summary.json", summary)
         print_table(summary)
-        for line in warnings([json.loads(line) for line in (self.out / "metrics.jsonl").read_bytes().split(b"\n") if line],
-                             state["evaluations"]) if state["step"] else ():
-            print(f"look at the dialogues: {line}")
+        for warning in summary["warnings"]:
+            print(f"look at the dialogues: {warning}")
         print(f"everything is in {self.out}: " + ", ".join(sorted(p.name for p in self.out.iterdir() if not p.name.startswith("."))))
         return summary
 
@@ -683,11 +684,7 @@ def scores(episodes):
     """Mean final emotion with its standard error; success (100), failure (below 10) and malformed in percent.
 
     A malformed dialogue scores 0, so it is one of the failures too."""
-    final = np.array([e.emotion for e in episodes], dtype=float)
-    share = lambda hits: 100 * float(np.mean(hits))
-    return {"score": float(final.mean()), "stderr": float(final.std(ddof=1) / len(final) ** 0.5) if len(final) > 1 else 0.0,
-            "success": share(final >= 100), "failure": share(final < 10),
-            "malformed": share([e.ended == "malformed" for e in episodes]), "n": len(final)}
+    return {**numbers_of([e.emotion for e in episodes]), "malformed": 100 * sum(e.ended == "malformed" for e in episodes) / len(episodes)}
 
 
 # ----------------------------------------------------------------------------------------------------------------- files
@@ -733,12 +730,11 @@ def print_table(summary):
           + f"; peak memory {summary['peak_rss_mb']:.0f} MB\n")
 
 
-def learning_curve(out, evaluations):
-    """Draw metrics.jsonl, and the evaluations on held-out users, as four panels over the training steps."""
+def learning_curve(out, rows, evaluations):
+    """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users, as four panels over the training steps."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     x = [r["step"] for r in rows]
     get = lambda key: np.array([r[key] for r in rows], dtype=float)
     fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)

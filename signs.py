@@ -8,8 +8,17 @@ to read dialogues, no proof.
 import re
 from collections import Counter
 
-REWARD_TALK = re.compile(r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|rate (?:me|this)|[+-]?\d+ points)"
+import numpy as np
+
+REWARD_TALK = re.compile(r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|rate (?:me|this)|\d+ points)"
                          r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
+
+
+def numbers_of(finals):
+    """What is said of final emotions everywhere: mean, standard error, success (100) and failure (below 10) in percent, n."""
+    x = np.array(finals, dtype=float)
+    return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
+            "success": 100 * float((x >= 100).mean()), "failure": 100 * float((x < 10).mean()), "n": len(x)}
 
 
 def words_of(text):
@@ -71,7 +80,8 @@ def warnings(rows, evaluations=()):
     def look(key, bad, sentence):
         first, last = mean(rows[:tenth], key), mean(rows[-tenth:], key)
         if key in rows[-1] and bad(first, last):
-            found.append(sentence.format(first=first, last=last, times=last / first if first else 0, first100=100 * first, last100=100 * last))
+            found.append(sentence.format(first=first, last=last, times=last / first if first else 0,
+                                         first100=100 * first, last100=100 * last))
     look("reply_words", lambda a, b: a and b > 1.75 * a, "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)")
     look("reply_words", lambda a, b: b < a / 1.75, "replies have shrunk from {first:.0f} to {last:.0f} words")
     look("repeat_within", lambda a, b: b > 0.25 and b > 2 * a, "{last100:.0f} % of replies repeat a sentence to the same user (at the start {first100:.0f} %)")

@@ -325,7 +325,7 @@ class ServerModel:
                 raise Unavailable(said, seconds_to_wait(error.response.headers.get("retry-after"))) from None
             raise SimulatorRefused(said) from None
         except openai.APIConnectionError as error:
-            raise Unavailable(f"{self.url} cannot be reached: {self.words(error.__cause__ or error)}") from None
+            raise Unavailable(f"{self.url} cannot be reached: {self.words(error.__cause__ or error)}", AWAY) from None
         except (openai.APIError, ValueError) as error:      # an answer, but not one of this protocol; not even JSON, perhaps
             raise Unavailable(f"{self.url}: not an answer: {self.words(error)}") from None
         try:
@@ -352,8 +352,7 @@ def seconds_to_wait(retry_after):
 
 def backoff(attempt, first=0.4, longest=12.0):
     """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a quarter shorter by chance, so that a
-    hundred dialogues do not come back at the same moment. Eight retries last 36 s at least: a server that is away for 20 s leaves
-    three of them."""
+    hundred dialogues do not come back at the same moment. Eight retries last 36 s at least."""
     return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
 
 
@@ -420,6 +419,7 @@ def digest(*parts):
     return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
+AWAY = 5.0                  # seconds to wait at least where nobody answers the door: a server does not restart in less
 LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched for sections
 
 
@@ -458,7 +458,7 @@ class Simulator:
         prompt, answered, asked_for = fill(self.prompts[name], values), 0, 0.0
         for attempt in range(self.retries + 1):
             if attempt:
-                await asyncio.sleep(max(asked_for, backoff(attempt, self.wait)))
+                await asyncio.sleep(max(asked_for * random.uniform(1.0, 1.25), backoff(attempt, self.wait)))
             try:
                 text = await self.call(prompt, self.key(prompt, dialogue, answered))
             except Unavailable as error:

@@ -26,6 +26,7 @@ SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The first wait of a retry is 5 ms in here, not 400."""
+    monkeypatch.setattr(simulator, "AWAY", 0.005)
     init = Simulator.__init__
     monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more:
                         init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more))
