@@ -11,6 +11,7 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 simulator: with another model behind the same users, SAGE saw the same dialogues shift by 20 points (SAGE appendix B).
 """
 import argparse
+import functools
 import glob
 import json
 import os
@@ -38,6 +39,7 @@ INTENTIONS = {
 GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
 
 
+@functools.cache
 def intention_of(task):
     """(intention, "rational" | "emotional"), both "other" where the text is none of SAGE's eight."""
     return next(((name, kind) for name, (kind, words) in INTENTIONS.items() if re.search(words, task or "", re.I)), ("other", "other"))

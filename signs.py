@@ -14,6 +14,10 @@ REWARD_TALK = re.compile(r"\b(reward|emotion (?:score|value|level|point)s?|Emoti
                          r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
 
 
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
+SENTENCE_END = re.compile(r"[.!?。！？\n]+")
+
+
 def numbers_of(finals):
     """What is said of final emotions everywhere: mean, standard error, success (100) and failure (below 10) in percent, n."""
     x = np.array(finals, dtype=float)
@@ -23,12 +27,12 @@ def numbers_of(finals):
 
 def words_of(text):
     """Words; for a script without spaces, characters."""
-    return re.findall(r"[^\W\d_]+|\d+", re.sub(r"([\u3040-\u30ff\u3400-\u9fff])", r" \1 ", text.lower()))
+    return WORD.findall(text.lower())
 
 
 def sentences_of(text):
     """Sentences as tuples of words, so that capitals and commas make no new one."""
-    return [tuple(words) for part in re.split(r"[.!?。！？\n]+", text) if (words := words_of(part))]
+    return [tuple(words) for part in SENTENCE_END.split(text) if (words := words_of(part))]
 
 
 def signs(dialogues, words=4000):
@@ -50,18 +54,19 @@ def signs(dialogues, words=4000):
             now = {s for s in sentences_of(reply) if len(s) >= 3}
             within += bool(now & said)
             said |= now
-    told = Counter(key for dialogue in dialogues for key in {tuple(words_of(reply)) for reply in dialogue})
+    split = [[tuple(words_of(reply)) for reply in dialogue] for dialogue in dialogues]
+    told = Counter(reply for dialogue in split for reply in set(dialogue))
+    split = [reply for dialogue in split for reply in dialogue]
     result = {"repeat_within": within / len(replies),
-              "repeat_across": sum(told[tuple(words_of(reply))] > 1 for reply in replies) / len(replies),
-              "reply_words": sum(len(words_of(reply)) for reply in replies) / len(replies),
+              "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
+              "reply_words": sum(map(len, split)) / len(replies),
               "reward_talk": sum(bool(REWARD_TALK.search(reply)) for reply in replies) / len(replies)}
     for n in (1, 2, 3):
         grams, seen = [], 0
-        for reply in replies:
+        for reply in split:
             if seen < words:
-                found = words_of(reply)
-                seen += len(found)
-                grams += zip(*(found[i:] for i in range(n)))
+                seen += len(reply)
+                grams += zip(*(reply[i:] for i in range(n)))
         result[f"distinct_{n}"] = len(set(grams)) / max(1, len(grams))
     return result
 
