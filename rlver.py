@@ -18,7 +18,9 @@ STARTED = time.perf_counter()       # before the imports: they take seconds, and
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
+import fcntl
 import json
 import os
 import random
@@ -27,6 +29,7 @@ import resource
 import shutil
 import signal
 import sys
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -273,6 +276,10 @@ def join_ranks(cuda):
     """Join the processes that torchrun started, or be a world of one. Before any model or engine is built: one that comes first
     takes itself for alone, and later reductions silently do nothing."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1 and sys.platform == "linux":       # torchrun's processes outlive it when it is killed, and wait for each other for hours
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)                  # PR_SET_PDEATHSIG: die with it
+        if os.getppid() == 1:                                       # it is dead already
+            raise SelfCheckFailed("torchrun is gone")
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if dist.is_initialized() or ranks == 1 and not cuda:
@@ -325,7 +332,7 @@ class Trainer:
     def __init__(self, cfg, out):
         check_world()
         self.cfg, self.out, self.clock, self.runner = cfg, Path(out), Clock(), asyncio.Runner()
-        self.main = rank() == 0
+        self.main, self.unlock = rank() == 0, None
         self.state = {"step": -1, "evaluations": [], "seconds": dict.fromkeys(
             ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0), "tokens": {"sampled": 0, "trained": 0},
             "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}, "call_bytes": {}}
@@ -339,6 +346,8 @@ class Trainer:
             except OSError as error:
                 raise BadInput(f"--simulator-cache {cfg['simulator_cache']}: {error.strerror}") from None
         self.people, self.heldout = self.load_people()
+        if self.out.exists():
+            self.lock()
         found = checkpoints(self.out)
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a run to be resumed.
         if cfg["model"] == "toy" and not found:
@@ -364,6 +373,18 @@ class Trainer:
                 write_json(self.out / "config.json", self.cfg)
             except OSError as error:
                 raise BadInput(f"--out {self.out}: cannot be written ({error.strerror})") from None
+            self.lock()
+
+    def lock(self):
+        """Nobody else may be at work in this directory: two runs would undo each other's files. The lock goes with the process."""
+        if self.main and not self.unlock:
+            held = os.open(self.out, os.O_RDONLY)
+            self.unlock = weakref.finalize(self, os.close, held)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self.unlock()
+                raise BadInput(f"{self.out}: another process is at work in this run; wait for it, or stop it") from None
 
     def load_people(self):
         size, names = self.cfg["eval_size"], self.cfg["profiles"]
@@ -853,6 +874,8 @@ def main(argv=None):
         return 130
     finally:
         signal.signal(signal.SIGINT, usual)
+        if trainer and trainer.unlock:
+            trainer.unlock()
         if trainer:
             with contextlib.suppress(KeyboardInterrupt):    # a dialogue that was interrupted tells it again when it is put away
                 trainer.runner.close()

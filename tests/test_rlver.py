@@ -820,3 +820,16 @@ def test_the_critic_can_learn_first(tiny_dir, tmp_path):
 def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
     assert go(tiny_dir, tmp_path / "out", "--save-every", 1, "--keep", keep) == 0
     assert [p.name for p in rlver.checkpoints(tmp_path / "out")] == [f"checkpoint-{step:06d}" for step in range(5 - keep, 5)]
+
+
+def test_two_processes_never_work_in_one_run(tiny_dir, tmp_path, capfd):
+    """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers undo each other's files."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, "--steps", 1) == 0
+    running = rlver.Trainer(json.loads((out / "config.json").read_text()), out)
+    before = {name: (out / name).read_bytes() for name in files(out) if "/" not in name and (out / name).is_file()}
+    assert go_on(out, "--steps", 2) == 2
+    assert "another process is at work in this run" in capfd.readouterr().err
+    assert before == {name: (out / name).read_bytes() for name in files(out) if "/" not in name and (out / name).is_file()}
+    running.unlock()
+    assert go_on(out, "--steps", 2) == 0

@@ -2,7 +2,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -21,10 +20,22 @@ RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-t
 
 
 def torchrun(*flags):
-    """Two ranks, in a process group of their own, so that all of it can be killed at once."""
+    """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must die with it."""
     return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "rlver.py", *map(str, flags)],
                             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                            text=True, start_new_session=True)
+                            text=True)
+
+
+def children(pid):
+    """The processes that `pid` has started, from /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 def lines(path):
@@ -52,8 +63,13 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             time.sleep(dice.uniform(0, 1.5))
             if run.poll() is not None:
                 break
-            os.killpg(run.pid, signal.SIGKILL)
+            ranks = children(run.pid)
+            run.kill()
             run.wait()
+            deadline = time.monotonic() + 60
+            while (left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+                time.sleep(0.02)                    # one that was still importing torch dies when it has
+            assert not left, "ranks outlive torchrun"
             kills += 1
             run = torchrun("--resume", out)
         assert run.wait(timeout=300) == 0, run.stderr.read()
