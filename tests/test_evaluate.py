@@ -151,6 +151,7 @@ def test_no_difference_is_said_so(tmp_path, capsys):
     assert evaluate.main(["--compare", a, b]) == 0 and "no difference can be told at n = 100" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path):
     """Against simulation: of 100 experiments without a difference, about 5 tell one."""
     told = 0

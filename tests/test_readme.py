@@ -66,6 +66,7 @@ def test_the_toy_commands_run(flags, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["toy.py", "policy.py", "ppo.py", "grpo.py"])
+@pytest.mark.slow
 def test_each_script_can_be_run_alone(script):
     """`python ppo.py` prints the smallest example of what the file is about."""
     done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=120)

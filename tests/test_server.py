@@ -276,6 +276,7 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
 
 # -------------------------------------------------------------------------------------------------------------- a whole run
 
+@pytest.mark.slow
 def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path):
     """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of calls."""
     assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
