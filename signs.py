@@ -47,16 +47,17 @@ def signs(dialogues, words=4000):
     replies = [reply for dialogue in dialogues for reply in dialogue]
     if not replies:
         return {}
-    within = 0
+    within, split, told = 0, [], Counter()
     for dialogue in dialogues:
-        said = set()
+        said, heard = set(), set()
         for reply in dialogue:
-            now = {s for s in sentences_of(reply) if len(s) >= 3}
+            sentences = sentences_of(reply)
+            now = {s for s in sentences if len(s) >= 3}
             within += bool(now & said)
             said |= now
-    split = [[tuple(words_of(reply)) for reply in dialogue] for dialogue in dialogues]
-    told = Counter(reply for dialogue in split for reply in set(dialogue))
-    split = [reply for dialogue in split for reply in dialogue]
+            split.append(sum(sentences, ()))
+            heard.add(split[-1])
+        told.update(heard)
     result = {"repeat_within": within / len(replies),
               "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
               "reply_words": sum(map(len, split)) / len(replies),
