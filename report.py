@@ -34,6 +34,7 @@ PANELS = [
     ("Signs of failure", "Variety", "share of word pairs that differ", (0, 1), [("distinct_2", "distinct-2", "green")]),
     ("Signs of failure", "Talk of the reward", "share of replies", None, [("reward_talk", "names its own reward", "red")]),
     ("Signs of failure", "KL from the start", "nats per token", None, [("kl_start", "KL(pi, pi at step 0)", "purple")]),
+    ("Signs of failure", "Gap", "points of emotion", None, [("gap", "training users above held-out ones", "blue")]),
     ("Signs of failure", "Dropped", "dialogues", None, [("dropped", "given up by the simulator", "grey")]),
     ("The update", "Clipped", "share of tokens", None, [("clipfrac", "tokens at the clip", "blue")]),
     ("The update", "Gradient", "norm before clipping", None, [("grad_norm", "norm of the gradient", "purple")]),

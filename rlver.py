@@ -553,6 +553,8 @@ class Trainer:
                 "emotion_std": float(np.std([e.emotion for e in episodes])), "success": summary["success"], "failure": summary["failure"],
                 "malformed": summary["malformed"], "dropped": dropped, "episodes": len(episodes), "turns": replies / len(episodes),
                 "reply_tokens": sampled / replies, **update, "kl_start": self.kl_start(), **signs(said_in(episodes)),
+                # training users above held-out ones, by the last evaluation; with no evaluations on the way there is nothing to tell
+                "gap": summary["score"] - self.state["evaluations"][-1]["score"] if cfg["eval_every"] else None,
                 "tokens_sampled": sampled, "seconds": done - began}
         if self.main:
             append_line(self.out / "metrics.jsonl", line)
