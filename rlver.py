@@ -446,7 +446,7 @@ class Trainer:
                     body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for module in (self.policy, self.critic, self.reference):
             if module is not None and dist.is_initialized():
-                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
+                shard(module, self.device.type, None if dtype == torch.float32 else dtype)      # moves it, block by block
         self.optimizer = adamw(self.policy, cfg["lr"])
         self.critic_optimizer = adamw(self.critic, cfg["critic_lr"]) if self.critic else None
         if checkpoint:
@@ -843,7 +843,7 @@ def main(argv=None):
             cfg = open_run(given)[0]
             print(plan.report(cfg))
             return 0
-        join_ranks(cuda=torch.cuda.is_available() and given["model"] not in (None, "toy"))
+        join_ranks(cuda=torch.cuda.is_available() and model_of(given) != "toy")
         cfg, out = agree(given)
         trainer = Trainer(cfg, out)
         if rank() == 0:
@@ -882,6 +882,16 @@ def main(argv=None):
             with contextlib.suppress(KeyboardInterrupt):    # a dialogue that was interrupted tells it again when it is put away
                 trainer.runner.close()
     return 0
+
+
+def model_of(given):
+    """The policy's model, which a resumed run's own settings name; needed before the ranks meet."""
+    if given["resume"]:
+        try:
+            return json.loads((Path(given["resume"]) / "config.json").read_text(encoding="utf-8"))["model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return "toy"                # open_run will say what is wrong
+    return given["model"] or "toy"
 
 
 def agree(given):

@@ -735,11 +735,13 @@ def test_it_learns(tmp_path, monkeypatch):
 def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
     """The lesson of `--simulator toy-weak`: the reward climbs, and a strict user who hears the same replies does not agree."""
     as_it_is(monkeypatch)
-    assert rlver.main(["--algo", "grpo", "--simulator", "toy-weak", "--steps", "15", "--eval-size", "32", "--out", str(tmp_path / "out")]) == 0
+    assert rlver.main(["--algo", "grpo", "--think", "--simulator", "toy-weak", "--steps", "18", "--eval-size", "24", "--out",
+                       str(tmp_path / "out")]) == 0
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
     scores = consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
-    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[15]
+    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[18]
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
+    assert any("times as long" in line for line in json.loads((tmp_path / "out" / "summary.json").read_text())["warnings"])
 
 
 # ------------------------------------------------------------------------------- models, tokenizers and disks as they come
