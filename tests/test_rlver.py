@@ -723,7 +723,7 @@ def test_a_killed_run_goes_on(algo, whole, tiny_dir, tmp_path):
 def test_it_learns(tmp_path, monkeypatch):
     """The point of it all: on users with other people, events, feelings and wordings the score rises by far more than its error."""
     as_it_is(monkeypatch)
-    assert rlver.main(["--algo", "grpo", "--think", "--steps", "25", "--out", str(tmp_path / "out")]) == 0
+    assert rlver.main(["--algo", "grpo", "--think", "--steps", "20", "--out", str(tmp_path / "out")]) == 0
     told = summary(tmp_path / "out")
     assert told["after"]["score"] - told["before"]["score"] >= 30
     assert told["after"]["malformed"] < 10 and told["after"]["n"] == 128
@@ -735,11 +735,11 @@ def test_it_learns(tmp_path, monkeypatch):
 def test_a_weak_scorer_is_hacked(tmp_path, monkeypatch):
     """The lesson of `--simulator toy-weak`: the reward climbs, and a strict user who hears the same replies does not agree."""
     as_it_is(monkeypatch)
-    assert rlver.main(["--algo", "grpo", "--think", "--simulator", "toy-weak", "--steps", "18", "--eval-size", "24", "--out",
+    assert rlver.main(["--algo", "grpo", "--think", "--simulator", "toy-weak", "--steps", "16", "--eval-size", "24", "--out",
                        str(tmp_path / "out")]) == 0
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
     scores = consistency(tmp_path / "out" / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
-    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[18]
+    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[16]
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
     assert any("times as long" in line for line in json.loads((tmp_path / "out" / "summary.json").read_text())["warnings"])
 
