@@ -74,6 +74,13 @@ class TorchEngine:
         self.slot_of, self.known = {}, {}                               # dialogue -> slot; slot -> ids in its cache row
         self.loop_task = None
 
+    def move(self, device, dtype):
+        """To a device, parameters in `dtype`. Not `model.to(dtype)`: that casts buffers too, and rotary frequencies in bf16 are off by a
+        radian at position 1,000."""
+        self.model.to(device)
+        for p in self.model.parameters():
+            p.data = p.data.to(dtype)
+
     def load_weights(self, named_tensors):
         """Copy the trainer's weights in, and forget everything computed with the old ones."""
         own = self.model.state_dict()
@@ -92,7 +99,8 @@ class TorchEngine:
         self.cache = SlotCache()
 
     async def generate(self, prompt, max_tokens, dice, key):
-        """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its cache row is found again.
+        """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its cache row is found again; None: a single
+        request.
 
         Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `dice` is drawn from once a call.
         """
@@ -105,6 +113,8 @@ class TorchEngine:
     async def work(self):
         try:
             while self.waiting or self.running:
+                self.waiting = [r for r in self.waiting if not r.done.cancelled()]      # whose dialogue was given up
+                self.running = {s: r for s, r in self.running.items() if not r.done.cancelled()}
                 with self.clock.sampling() if self.clock else contextlib.nullcontext():
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
@@ -121,7 +131,7 @@ class TorchEngine:
         chunks = {}
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
-            slot = self.slot_of.get(request.key)
+            slot = self.slot_of.get(request.key) if request.key is not None else None
             if slot is None or slot in self.running:
                 free = (s for s in range(self.max_slots) if s not in self.running)
                 slot = next((s for s in free if s not in self.known), None)
@@ -178,6 +188,8 @@ class TorchEngine:
             request.log_probs.append(log_prob)
             if token == self.stop_id or len(request.ids) == request.max_tokens:
                 del self.running[slot]
+                if request.key is None:                 # nobody will come back to it: the next request may have the slot
+                    del self.known[slot]
                 if not request.done.cancelled():
                     request.done.set_result((request.ids, request.log_probs))
 
@@ -196,7 +208,7 @@ class VllmEngine:
     the reductions that follow silently do nothing.
     """
 
-    def __init__(self, path, stop_id, temperature=1.0, *, context, seed=0, memory_share=0.45, clock=None):
+    def __init__(self, path, stop_id, temperature=1.0, *, context, seed=0, dtype=torch.float32, memory_share=0.45, clock=None):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -207,7 +219,7 @@ class VllmEngine:
         self.llm = LLM(
             model=str(path), skip_tokenizer_init=True, generation_config="vllm", logprobs_mode="processed_logprobs",
             enable_prefix_caching=True, max_model_len=context, seed=seed, disable_log_stats=True,
-            dtype="bfloat16" if self.cuda else "float32", enforce_eager=not self.cuda, enable_sleep_mode=self.cuda,
+            dtype=str(dtype).removeprefix("torch."), enforce_eager=not self.cuda, enable_sleep_mode=self.cuda,
             **({"gpu_memory_utilization": memory_share} if self.cuda else {}),
             **({"distributed_executor_backend": "external_launcher"} if many else {}))
         self.running, self.count, self.loop_task = {}, 0, None          # running: request id -> Future
@@ -223,7 +235,12 @@ class VllmEngine:
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
-        return await done
+        try:
+            return await done
+        except asyncio.CancelledError:                  # its dialogue was given up; blocks that stay in use would survive the next sync
+            if self.running.pop(name, None) is not None:
+                self.llm.llm_engine.abort_request([name])
+            raise
 
     async def work(self):
         try:
@@ -234,8 +251,8 @@ class VllmEngine:
                 for out in finished:
                     ids = list(out.outputs[0].token_ids)
                     log_probs = [at[token].logprob for token, at in zip(ids, out.outputs[0].logprobs)]
-                    done = self.running.pop(out.request_id)
-                    if not done.done():
+                    done = self.running.pop(out.request_id, None)
+                    if done is not None and not done.done():
                         done.set_result((ids, log_probs))
         except Exception as error:
             for done in self.running.values():

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from signs import numbers_of, signs, warnings
-from simulator import BadInput, Parser, SimulatorFailed, SimulatorRefused, load_profiles, split_name, toy_profiles
+from simulator import BadInput, Parser, SimulatorFailed, SimulatorRefused, load_profiles, number, split_name, toy_profiles
 
 BENCHMARK = dict(start=40, max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
 
@@ -138,8 +138,9 @@ def benchmark(args):
                                temperature=args.simulator_temperature)
     who, make_agent = open_policy(name, args.think, args.lang or "en", args.max_tokens, args.context)
     who.pop("server", None)
-    made_by = {**who, "simulator": "@".join(split_name(simulator_name)[:2][1:]) if ":" in simulator_name else simulator_name,
-               "difficulty": args.difficulty or run.get("difficulty", "vanilla"), "start": args.start, "max_turns": args.max_turns, "seed": args.seed}
+    made_by = {**who, "simulator": user_label(simulator_name),
+               "difficulty": args.difficulty or run.get("difficulty", "vanilla"), "lang": args.lang or run.get("lang", "en"),
+               "start": args.start, "max_turns": args.max_turns, "seed": args.seed}
     default = Path(name) / "benchmark.jsonl" if Path(name).is_dir() else Path("results") / (re.sub(r"\W+", "-", who["policy"]) + ".jsonl")
     path = Path(args.out or default)
     done = set()
@@ -177,6 +178,12 @@ def benchmark(args):
     for profile_id, error in lost:
         print(f"evaluate.py: {profile_id} is missing: {error}; run the same command again to fill it in", file=sys.stderr)
     return path
+
+
+def user_label(name):
+    """What a --simulator value is called in results: the model, wherever it is served."""
+    kind, model, _ = split_name(name)
+    return model or kind
 
 
 def newest_run():
@@ -261,6 +268,12 @@ def usable(raw):
             "group": GROUPS.get(group, group) if isinstance(group, str) else "other", "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
 
 
+def yardstick(row):
+    """What a score is measured with: only scores of the same compare."""
+    named = {key: row["made_by"].get(key) for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
+    return ", ".join(f"{key} {value}" for key, value in named.items() if value is not None) or "SAGE's own"
+
+
 def describe(made_by):
     return f"policy {made_by.get('policy', '?')} with user {made_by.get('simulator', '?')}" if made_by else "a SAGE result file"
 
@@ -269,7 +282,7 @@ def final_of(row, rule):
     """The final emotion by a rule: "every" scores every reply; "sage", as SAGE's own loop, leaves the last of a full number of replies
     unscored (ten replies, nine of them scored). SAGE's files hold only that; ours hold both."""
     limit = row["made_by"].get("max_turns")
-    if rule == "sage" and limit and len(row["replies"]) == limit and row["ended"] == "turn_limit":
+    if rule == "sage" and limit and len(row["replies"]) == limit and row["ended"] in ("turn_limit", "emotion_max", "emotion_min"):
         return row["emotions"][-2] if len(row["emotions"]) > 1 else row["made_by"].get("start", row["final"])
     return row["final"]
 
@@ -288,9 +301,9 @@ def score(path, rule=None, anyway=False):
     rows, problems = read_results(path)
     if not rows:
         raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
-    users = sorted({str(row["made_by"].get("simulator", "")) for row in rows})
+    users = sorted({yardstick(row) for row in rows})
     if len(users) > 1 and not anyway:
-        raise BadInput(f"{path}: results of {len(users)} simulators ({', '.join(u or 'unnamed' for u in users)}) cannot be averaged; "
+        raise BadInput(f"{path}: results of {len(users)} simulators or settings ({'; '.join(users)}) cannot be averaged; "
                        "their scores do not compare. --anyway does it all the same")
     rule = rule_of(rows, rule)
     finals = [final_of(row, rule) for row in rows]
@@ -329,19 +342,20 @@ def compare(a, b, rule=None, draws=10_000):
     a, b: lists of result files, one per seed. The difference of a user is that of its means over seeds. The interval is the 2.5 to 97.5
     percentile of a bootstrap over users, and over the seeds of each side where there are several (a difference between two single
     runs says nothing about two methods). p: sign flips of the users' differences, two-sided; it takes the seeds as given."""
-    sides, simulators = [], set()
+    sides, yardsticks, unusable = [], set(), []
     for files in (a, b):
         tables = []
         for path in files:
             rows, problems = read_results(path)
             if not rows:
                 raise BadInput(problems[0])
-            simulators |= {row["made_by"].get("simulator", "") for row in rows}
+            yardsticks |= {yardstick(row) for row in rows}
+            unusable += problems
             found = rule_of(rows, rule)
             tables.append({row["id"]: final_of(row, found) for row in rows})
         sides.append(tables)
-    if len(simulators) > 1:
-        raise BadInput(f"--compare: results of different simulators ({', '.join(sorted(s or 'unnamed' for s in simulators))}) do not compare")
+    if len(yardsticks) > 1:
+        raise BadInput(f"--compare: results of different simulators or settings ({'; '.join(sorted(yardsticks))}) do not compare")
     common = sorted(set.intersection(*[set(t) for tables in sides for t in tables]))
     if len(common) < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
@@ -364,7 +378,7 @@ def compare(a, b, rule=None, draws=10_000):
         better, size = ("A", (mean, low, high)) if mean > 0 else ("B", (-mean, -high, -low))
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
     return {"a": a, "b": b, "score_a": float(x.mean()), "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
-            "p": float(p), "n": n, "seeds": [len(x), len(y)], "sentence": sentence}
+            "p": float(p), "n": n, "seeds": [len(x), len(y)], "sentence": sentence, "problems": unusable}
 
 
 # ------------------------------------------------------------------------------------------- may the user be trusted?
@@ -414,14 +428,17 @@ def consistency(path, simulator, profiles, times=1):
 
     async def all_of_them():
         counts, found, scores = np.zeros(5), [], {}
-        for number, dialogue in enumerate(recorded_dialogues(path), 1):
+        dialogues = list(recorded_dialogues(path))
+        for number, dialogue in enumerate(dialogues, 1):
             if dialogue["profile_id"] not in profiles:
                 raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is unknown; name its file with --profiles")
+        users = lambda d: [replay(d, User(simulator, profiles[d["profile_id"]], d["start"], f"replay {k}")) for k in range(times)]
+        replayed = await asyncio.gather(*[asyncio.gather(*users(d)) for d in dialogues])       # all at once: a server takes its time
+        for number, (dialogue, goes) in enumerate(zip(dialogues, replayed), 1):
             turns = [t for t in dialogue["turns"] if t["emotion"] is not None]
             recorded, start = [t["emotion"] for t in turns], dialogue["start"]
             problem = arithmetic(dialogue, turns)
-            for _ in range(times):
-                again = await replay(dialogue, User(simulator, profiles[dialogue["profile_id"]], start))
+            for again in goes:
                 before = list(zip([start] + recorded, recorded)), list(zip([start] + again, again))
                 counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
                            sum(np.sign(b - a) == np.sign(d - c) for (a, b), (c, d) in zip(*before)), 1, recorded[-1:] == again[-1:]]
@@ -562,13 +579,14 @@ def make_parser():
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"], help="(default: the run's own, else vanilla)")
     parser.add_argument("--lang", choices=["en", "zh"], help="language of the prompts (default: the run's own, else en)")
     parser.add_argument("--think", action="store_true", help="the policy thinks first (a run knows itself)")
-    parser.add_argument("--start", type=int, default=BENCHMARK["start"], help="emotion at the start (default: 40; RLVER trains from 30)")
-    parser.add_argument("--max-turns", type=int, default=BENCHMARK["max_turns"], help="replies, at most (default: 10)")
-    parser.add_argument("--max-tokens", type=int, help="tokens of a reply (default: the run's own, else 2048)")
-    parser.add_argument("--context", type=int, help="tokens of a dialogue (default: the model's)")
-    parser.add_argument("--simulator-temperature", type=float, default=0.0, help="(default: 0)")
-    parser.add_argument("--limit", type=int, help="only so many users")
-    parser.add_argument("--seed", type=int, default=0, help="of the policy's sampling (default: 0)")
+    whole = lambda low: number(int, lambda x: x >= low, f"a whole number from {low}")
+    parser.add_argument("--start", type=number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100"), default=BENCHMARK["start"], help="emotion at the start (default: 40; RLVER trains from 30)")
+    parser.add_argument("--max-turns", type=whole(1), default=BENCHMARK["max_turns"], help="replies, at most (default: 10)")
+    parser.add_argument("--max-tokens", type=whole(1), help="tokens of a reply (default: the run's own, else 2048)")
+    parser.add_argument("--context", type=whole(1), help="tokens of a dialogue (default: the model's)")
+    parser.add_argument("--simulator-temperature", type=number(float, lambda x: x >= 0, "a number from 0"), default=0.0, help="(default: 0)")
+    parser.add_argument("--limit", type=whole(1), help="only so many users")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of the policy's sampling (default: 0)")
     parser.add_argument("--out", metavar="FILE", help="result file; one that a stopped evaluation left is continued")
     parser.add_argument("--score", nargs="+", metavar="FILE", help="tables of result files; no model is needed")
     parser.add_argument("--rule", choices=["every", "sage"], help="score every reply, or as SAGE not the last of a full number (default: every "
@@ -576,7 +594,7 @@ def make_parser():
     parser.add_argument("--anyway", action="store_true", help="average results of different simulators")
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two result files; for several seeds, names with commas between, or patterns")
     parser.add_argument("--consistency", metavar="FILE", help="replay the dialogues of a log or a result file")
-    parser.add_argument("--times", type=int, default=1, help="how often to replay (default: 1)")
+    parser.add_argument("--times", type=whole(1), default=1, help="how often to replay (default: 1)")
     parser.add_argument("--chat", metavar="RUN", help="talk to a policy")
     parser.add_argument("--json", metavar="FILE", help="write the tables here too")
     return parser
@@ -592,6 +610,9 @@ def main(argv=None):
     except (KeyboardInterrupt, EOFError):
         print("\nstopped; the same command goes on where it was", file=sys.stderr)
         return 130
+    except OSError as error:
+        print(f"evaluate.py: {error}", file=sys.stderr)
+        return 2
     except ValueError as error:
         if type(error).__name__ != "BadModel":      # policy.py imports torch, which scoring a file does without
             raise
@@ -608,22 +629,30 @@ def run(args):
         print(f"A {result['score_a']:.1f}, B {result['score_b']:.1f}, difference {result['difference']:.1f} "
               f"(95 % {result['interval'][0]:.1f} to {result['interval'][1]:.1f}, p = {result['p']:.4f}, n = {result['n']}, "
               f"seeds {result['seeds'][0]} and {result['seeds'][1]}): {result['sentence']}")
-        return write(args.json, result)
+        write(args.json, result)
+        return complain(result["problems"])
     if args.consistency:
         from simulator import make_simulator
         if not Path(args.consistency).is_file():
             raise BadInput(f"--consistency {args.consistency}: no such file")
-        run = read_json(Path(args.consistency).parent / "config.json")
-        name = args.simulator or run.get("simulator", "toy")
-        simulator = make_simulator(name, args.lang or run.get("lang", "en"), args.difficulty or run.get("difficulty", "vanilla"),
-                                   temperature=args.simulator_temperature)
-        people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout", 1000) + toy_profiles("train")
+        made_by = read_json(Path(args.consistency).parent / "config.json")       # of a run; a result file says it in each line
+        with open(args.consistency, "rb") as file:
+            first = file.readline()
+        if b'"history"' in first:
+            made_by = {**{"profiles": made_by.get("profiles")}, **json.loads(first).get("rlver", {})}
+        name = args.simulator or made_by.get("simulator", "toy")
+        settings = (args.lang or made_by.get("lang", "en"), args.difficulty or made_by.get("difficulty", "vanilla"))
+        recorded = (user_label(made_by.get("simulator", "toy")), made_by.get("lang", "en"), made_by.get("difficulty", "vanilla"))
+        other = (user_label(name), *settings) != recorded
+        simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
+        names = [args.profiles] if args.profiles else made_by.get("profiles") or []
+        people = [p for n in names for p in load_profiles(n)] or toy_profiles("heldout", 1000) + toy_profiles("train")
         result = consistency(args.consistency, simulator, {p.id: p for p in people}, args.times)
         print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, the same sign in {100 * result['sign']:.1f} %; "
               f"{result['dialogues']} dialogues: the same final score in {100 * result['final']:.1f} %")
         for step, (recorded, again) in result["scores"].items():
             print(f"held-out users, step {step}: score {recorded:.1f} as recorded, {again:.1f} again")
-        if args.simulator and args.simulator != run.get("simulator"):
+        if other:
             print("(another user than the one that was recorded: that numbers differ is no fault of the log)")
             return write(args.json, result)
         for line in result["found"][:20]:
@@ -638,10 +667,13 @@ def run(args):
         print_score(result)
     if not args.score:
         print(f"results: {files[0]}; to look at: {report_of_results(files[0], results[0])}")
-    problems = [problem for result in results for problem in result["problems"]]
+    write(args.json, results[0] if len(results) == 1 else results)
+    return complain([problem for result in results for problem in result["problems"]])
+
+
+def complain(problems):
     for problem in problems:
         print(f"evaluate.py: {problem}", file=sys.stderr)
-    write(args.json, results[0] if len(results) == 1 else results)
     return 2 if problems else 0
 
 

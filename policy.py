@@ -417,12 +417,14 @@ def whole_weights(module):
         yield name, whole(tensor.detach())
 
 
-def optimizer_state(module, optimizer):
+def optimizer_state(module, optimizer, keep=True):
     """Adam's moments by parameter name, whole, on the CPU: the same file whatever the number of ranks. (A plain state_dict() counts
-    parameters and holds shards.) A collective call."""
+    parameters and holds shards.) A collective call; without `keep` this rank takes part and keeps nothing."""
     state = {}
     for name, p in module.named_parameters():
-        state[name] = {key: whole(value).cpu() for key, value in optimizer.state.get(p, {}).items()}
+        found = {key: whole(value) for key, value in optimizer.state.get(p, {}).items()}
+        if keep:
+            state[name] = {key: value.cpu() for key, value in found.items()}
     return state
 
 

@@ -47,7 +47,7 @@ from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segmen
 from ppo import SelfCheckFailed, kl_penalty, logp_gap, ppo_update
 from signs import numbers_of, signs, warnings
 from simulator import (START, BadInput, CallLog, Clock, Parser, SimulatorFailed, SimulatorRefused, User, load_profiles, load_prompt,
-                       make_simulator, refuse_foreign, says_goodbye, split_name, toy_profiles)
+                       make_simulator, number, refuse_foreign, says_goodbye, split_name, toy_profiles)
 
 # The paper's settings for a real model (RLVER appendix B; its batch is 32 dialogues for PPO, 32 x 4 for GRPO).
 PAPER = dict(steps=350, batch_size={"ppo": 32, "grpo": 128}, group_size=4, max_turns=8, max_tokens=5000, eval_size=100, eval_every=0,
@@ -132,18 +132,6 @@ def make_parser():
 FIXED = {}      # flag -> its default where the toy and a real model do not differ; filled by make_parser
 
 
-def number(kind, test, what):
-    def check(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not test(value):
-            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
-        return value
-    return check
-
-
 natural = number(int, lambda x: x >= 0, "a whole number from 0")
 positive = number(int, lambda x: x >= 1, "a whole number from 1")
 above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
@@ -151,6 +139,11 @@ not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
 fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 GROUP_TIMEOUT = 7200        # seconds a rank waits for another in a collective call; a rollout must be over long before
 rollout_seconds = number(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2, f"a number of seconds up to {GROUP_TIMEOUT // 2}")
+
+
+def need_vllm(engine):
+    if engine == "vllm" and not vllm_is_there():
+        raise BadInput("--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install")
 
 
 def settle(given):
@@ -167,8 +160,7 @@ def settle(given):
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 or k3-ratio")
     if cfg["algo"] == "ppo":
         cfg["group_size"] = 1
-    if cfg["engine"] == "vllm" and not vllm_is_there():
-        raise BadInput("--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install")
+    need_vllm(cfg["engine"])
     cfg["engine"] = cfg["engine"] or ("vllm" if vllm_is_there() and torch.cuda.is_available() and cfg["model"] != "toy" else "torch")
     if cfg["batch_size"] < cfg["minibatches"]:
         raise BadInput(f"--minibatches {cfg['minibatches']} cannot be cut from --batch-size {cfg['batch_size']}")
@@ -281,7 +273,10 @@ def join_ranks(cuda):
         if os.getppid() == 1:                                       # it is dead already
             raise SelfCheckFailed("torchrun is gone")
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if local >= torch.cuda.device_count():
+            raise BadInput(f"--nproc-per-node: this machine has {torch.cuda.device_count()} GPUs, and each process wants its own")
+        torch.cuda.set_device(local)
     if dist.is_initialized() or ranks == 1 and not cuda:
         return
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if ranks == 1 else {}
@@ -366,6 +361,7 @@ class Trainer:
         for path in self.out.glob("calls*.jsonl") if server else ():       # ... but not paid for again
             self.calls.read(path, self.state["call_bytes"].get(path.name, 0))
         self.write_config()
+        everyone([])            # from here on the directory is there, for all ranks
 
     def write_config(self):
         if self.main:
@@ -426,11 +422,11 @@ class Trainer:
         self.pad = self.tokenizer.pad_token_id or 0
         if cfg["engine"] == "vllm":
             self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg["temperature"], context=self.context, seed=cfg["seed"],
-                                     clock=self.clock)
+                                     dtype=dtype, clock=self.clock)
             check_world()
         else:
             self.engine = TorchEngine(model, self.chat.stop_id, cfg["temperature"], clock=self.clock)
-            self.engine.model.to(self.device, dtype)
+            self.engine.move(self.device, dtype)
         parts = torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True) if checkpoint else None
         self.policy, self.critic, self.reference = Policy(model, cfg["temperature"]), None, None
         if cfg["algo"] == "ppo":
@@ -564,22 +560,26 @@ class Trainer:
         """Keep a few dialogues of the starting policy with its log-probs, so that the distance from it can be told at every step without
         a second model in memory."""
         few = sorted(everyone(episodes[:START_DIALOGUES]), key=lambda e: e.number)[:START_DIALOGUES]
-        batch = pack(few, self.pad).to(self.device)
-        with torch.no_grad():
-            scored = iter(self.policy(batch)[0][batch.policy].tolist())
-        for s in [s for e in few for s in e.segments if s.log_probs is not None]:
-            s.log_probs = [next(scored) for _ in s.ids]
+        for episode in few:
+            batch = pack([episode], self.pad).to(self.device)
+            with torch.no_grad():
+                scored = iter(self.policy(batch)[0][batch.policy].tolist())
+            for s in [s for s in episode.segments if s.log_probs is not None]:
+                s.log_probs = [next(scored) for _ in s.ids]
         if self.main:
             write_json(self.out / "start.json", [[vars(s) for s in e.segments] for e in few])
 
     def kl_start(self):
         """KL(pi_0, pi) per token, from samples of pi_0, by the k3 estimator."""
-        rows = json.loads((self.out / "start.json").read_text(encoding="utf-8"))[rank()::world()]
-        episodes = [dataclasses.replace(Episode("start", 0, ""), segments=[Segment(**s) for s in row]) for row in rows]
-        batch = (pack(episodes, self.pad) if episodes else nothing(self.pad)).to(self.device)
-        with torch.no_grad():
-            k3 = kl_penalty(batch.log_probs, self.policy(batch)[0], "k3")[batch.policy]
-        kl, tokens = total(torch.tensor([k3.double().sum(), k3.numel()], dtype=torch.float64)).tolist()
+        rows = json.loads((self.out / "start.json").read_text(encoding="utf-8"))
+        batches = [pack([dataclasses.replace(Episode("start", 0, ""), segments=[Segment(**s) for s in row])], self.pad) for row in rows]
+        mine, sums = batches[rank()::world()], torch.zeros(2, dtype=torch.float64)
+        for batch in mine + [nothing(self.pad)] * (-(-len(batches) // world()) - len(mine)):     # as many forward passes on each rank
+            batch = batch.to(self.device)
+            with torch.no_grad():
+                k3 = kl_penalty(batch.log_probs, self.policy(batch)[0], "k3")[batch.policy]
+            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
+        kl, tokens = total(sums).tolist()
         return kl / max(1, tokens)
 
     def minibatches(self, episodes, step):
@@ -604,11 +604,12 @@ class Trainer:
         """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one, never half of one.
 
         Gathering the shards is a collective; the files hold whole tensors, so that any number of ranks can go on from them."""
-        weights = {name: w.cpu() for name, w in whole_weights(self.policy.model)}
-        parts = {"optimizer": optimizer_state(self.policy, self.optimizer)}
+        # every rank gathers, tensor by tensor, but only the first keeps them: eight copies of a 7B model with its moments are a terabyte
+        weights = {name: w.cpu() for name, w in whole_weights(self.policy.model) if self.main}
+        parts = {"optimizer": optimizer_state(self.policy, self.optimizer, self.main)}
         if self.critic:
-            parts["critic"] = {name: w.cpu() for name, w in whole_weights(self.critic)}
-            parts["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer)
+            parts["critic"] = {name: w.cpu() for name, w in whole_weights(self.critic) if self.main}
+            parts["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, self.main)
         sizes = everyone([(p.name, p.stat().st_size) for p in [self.calls.path] if p and p.exists()])
         if not self.main:
             return
@@ -630,6 +631,11 @@ class Trainer:
         for old in checkpoints(self.out)[:-self.cfg["keep"]]:
             shutil.rmtree(old)
 
+    def save_what_is_done(self):
+        done = self.state["step"]
+        if done >= 0 and checkpoints(self.out)[-1:] != [self.out / f"checkpoint-{done:06d}"]:
+            self.save()
+
     def run(self):
         cfg, state, before_this = self.cfg, self.state, self.state["seconds"]["total"]
 
@@ -643,6 +649,9 @@ class Trainer:
             self.save()
             if self.main:
                 show("before training", episodes[0])
+        done = state["step"]
+        if cfg["eval_every"] and 0 < done < cfg["steps"] and done % cfg["eval_every"] == 0 and state["evaluations"][-1]["step"] != done:
+            self.evaluate(done)         # which the run did not get to before it was stopped
         bar = tqdm(range(state["step"] + 1, cfg["steps"] + 1), initial=state["step"], total=cfg["steps"], desc="training", unit="step",
                    disable=not self.main)
         for step in bar:
@@ -809,6 +818,7 @@ def open_run(given):
             if value is not None and key not in ("resume", "steps") and value != cfg.get(key) and not (key == "simulator" and moved):
                 raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has {cfg.get(key)!r}); "
                                "only --steps and the simulator's address can")
+        need_vllm(cfg["engine"])
         return {**cfg, **{key: given[key] for key in ("steps", "simulator") if given[key] is not None}}, out
     cfg = settle(given)
     mode = "think" if cfg["think"] else "direct"
@@ -848,14 +858,19 @@ def main(argv=None):
         trainer = Trainer(cfg, out)
         if rank() == 0:
             print_settings(cfg, trainer)
-        trainer.run()
-    except (BadInput, BadModel, SimulatorRefused) as error:
+        try:
+            trainer.run()
+        except TooManyLost:
+            trainer.save_what_is_done()
+            raise
+    except (BadInput, BadModel) as error:          # found alike by all ranks
         if first:
             say(f"rlver.py: {error}")
         return 2
+    except SimulatorRefused as error:
+        say(f"rlver.py: {error}; when that is mended: python rlver.py --resume {out}")
+        return 2
     except TooManyLost as error:
-        if trainer.state["step"] >= 0 and checkpoints(out)[-1:] != [out / f"checkpoint-{trainer.state['step']:06d}"]:
-            trainer.save()
         if first:
             say(f"rlver.py: {error}\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}")
         return 75
@@ -925,6 +940,6 @@ def print_settings(cfg, trainer):
 
 if __name__ == "__main__":
     code = main()
-    if dist.is_initialized():
+    if code == 0 and dist.is_initialized():     # after a failure others may still be in a collective call; torchrun ends them
         dist.destroy_process_group()
     sys.exit(code)

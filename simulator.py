@@ -38,6 +38,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
 
 
+def number(kind, test, what):
+    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what` is needed."""
+    def check(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not test(value):
+            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
+        return value
+    return check
+
+
 class BadInput(ValueError):
     """A user's mistake; the message is one line that says what, where, and what to do."""
 
@@ -378,7 +391,7 @@ class LocalModel:
         room = self.context - len(ids)
         if room < 1:
             raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens does not fit its context of {self.context}")
-        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.dice, key=object())
+        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.dice, key=None)
         text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
         text.tokens = {"prompt": len(ids), "completion": len(said)}
         return text

@@ -80,6 +80,8 @@ def test_scores_by_hand(tmp_path, capsys):
 def test_both_rules(tmp_path):
     """SAGE holds ten replies and scores nine. Ours can be scored so too; SAGE's own only so."""
     full, early = our_line(1, [45, 50, 55, 60, 65, 70, 75, 80, 85, 95]), our_line(2, [50, 100], ended="emotion_max")
+    late = our_line(4, [45, 50, 55, 60, 65, 70, 75, 80, 90, 100], ended="emotion_max")          # at the very last reply: SAGE never scores it
+    assert [final_of(read_results(write(tmp_path / "l.jsonl", late))[0][0], rule) for rule in ("every", "sage")] == [100, 90]
     sage = sage_line(3, [45, 50, 55, 60, 65, 70, 75, 80, 85])
     path = write(tmp_path / "ours.jsonl", full, early)
     assert score(path)["score"] == (95 + 100) / 2 and score(path, "sage")["score"] == (85 + 100) / 2
@@ -118,9 +120,12 @@ def test_files_without_anything_usable(tmp_path, capsys):
 def test_simulators_are_not_mixed(tmp_path):
     """The same dialogues shift by 20 points with another model behind the users: an average over two is a number about nothing."""
     path = write(tmp_path / "r.jsonl", our_line(0, [50]), our_line(1, [70], simulator="deepseek"))
-    with pytest.raises(BadInput, match="2 simulators .deepseek, toy."):
+    with pytest.raises(BadInput, match="2 simulators or settings .simulator deepseek, .*; simulator toy, "):
         score(path)
     assert score(path, anyway=True)["score"] == 60
+    path = write(tmp_path / "t.jsonl", our_line(0, [50]), our_line(1, [70], max_turns=8))        # nor are rules of the game
+    with pytest.raises(BadInput, match="max_turns 8"):
+        score(path)
 
 
 # ------------------------------------------------------------------------------------------------------------ comparisons
@@ -182,7 +187,7 @@ def test_only_common_users_are_compared(tmp_path):
     with pytest.raises(BadInput, match="fewer than two users in common"):
         compare([str(a)], [str(c)])
     d = write(tmp_path / "d.jsonl", *[our_line(i, [50], ended="x", simulator="other") for i in range(10)])
-    with pytest.raises(BadInput, match="different simulators"):
+    with pytest.raises(BadInput, match="different simulators or settings"):
         compare([str(a)], [str(d)])
 
 
@@ -259,6 +264,9 @@ def test_a_run_that_never_finished_a_step(tiny_dir, tmp_path, capsys):
     assert rlver.main(["--model", str(tiny_dir), "--steps", "0", "--eval-size", "2", "--max-tokens", "4", "--max-turns", "1", "--out", str(tmp_path / "run")]) == 0
     assert evaluate.main(["--policy", str(tmp_path / "run"), "--out", str(tmp_path / "r.jsonl")]) == 2
     assert "never finished a step" in capsys.readouterr().err
+    assert evaluate.main(["--policy", str(tiny_dir), "--limit", "1", "--max-tokens", "4", "--max-turns", "1", "--out", str(tmp_path / "b.jsonl"),
+                          "--json", str(tmp_path / "no" / "such" / "b.json")]) == 2
+    assert "No such file" in capsys.readouterr().err and (tmp_path / "b.jsonl").exists()         # and nothing is lost
     assert evaluate.main(["--policy", str(tmp_path / "nowhere")]) == 2
 
 
@@ -313,6 +321,25 @@ def test_a_log_whose_numbers_agree_among_themselves_is_still_replayed(run, tmp_p
     assert arithmetic({**row, "start": 30}, row["turns"]) is None
     result = consistency(write(tmp_path / "d.jsonl", *found), make_simulator("toy"), PEOPLE)
     assert len(result["found"]) == 1 and f"line {k + 1}" in result["found"][0] and result["final"] < 1
+
+
+def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
+    """A challenging user's results are replayed with a challenging user, wherever the file lies; with another one the difference is no
+    fault of the log, and is not called one."""
+    path = str(tmp_path / "r.jsonl")
+    assert evaluate.main(["--policy", str(tiny_dir), "--difficulty", "challenging", "--limit", "4", "--max-tokens", "5", "--out", path]) == 0
+    assert evaluate.main(["--consistency", path]) == 0
+    assert evaluate.main(["--consistency", path, "--simulator", "toy-weak"]) == 0
+    out = capsys.readouterr().out
+    assert "same emotion in 100.0 %" in out and "another user than the one that was recorded" in out and "not as recorded" not in out
+
+
+def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
+    files = [str(write(tmp_path / f"{split}.jsonl", *[{**vars(p), "id": f"own-{split}-{i}"} for i, p in enumerate(toy_profiles(split, 4))]))
+             for split in ("train", "heldout")]
+    assert rlver.main(["--model", str(tiny_dir), "--profiles", *files, "--steps", "1", "--batch-size", "2", "--group-size", "2", "--max-turns", "2",
+                       "--max-tokens", "4", "--eval-size", "2", "--out", str(tmp_path / "run")]) == 0
+    assert evaluate.main(["--consistency", str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
 
 def test_a_moody_user_is_seen_to_be_moody(run):

@@ -674,6 +674,44 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
         assert excess.abs().max() < 0.05
 
 
+def test_an_engine_in_bf16_keeps_its_rotary_frequencies(tiny_model, chat):
+    """`model.to(bf16)` casts buffers too. Frequencies in bf16 are off by a radian at position 1,000: another model, which the trainer,
+    whose buffers stay in fp32, would not know."""
+    engine = TorchEngine(tiny_model, chat.stop_id)
+    engine.move("cpu", torch.bfloat16)
+    assert all(p.dtype == torch.bfloat16 for p in engine.model.parameters())
+    buffers = list(engine.model.buffers())
+    assert buffers and all(b.dtype == torch.float32 for b in buffers if b.is_floating_point())
+
+
+def test_a_dialogue_that_is_given_up_leaves_the_engine(tiny_model, chat):
+    """A rollout's deadline cancels dialogues in the middle of a reply. Their requests go with them: nobody samples for them, and the
+    others get what they would have got."""
+    def talk(give_up):
+        engine = TorchEngine(tiny_model, chat.stop_id)
+
+        async def both():
+            slow = asyncio.create_task(engine.generate(chat.first_prompt(LINES[1]), 400, np.random.default_rng(1), key="slow"))
+            ids, _ = await engine.generate(chat.first_prompt(LINES[0]), 5, np.random.default_rng(0), key="quick")
+            if give_up:
+                slow.cancel()
+            else:
+                await slow
+            again = await engine.generate(chat.first_prompt(LINES[2]), 5, np.random.default_rng(2), key="third")
+            await asyncio.sleep(0.05)
+            return ids, again[0], len(engine.running), engine.loop_task.done()
+        return asyncio.run(both())
+    assert talk(True) == talk(False) and talk(True)[2:] == (0, True)
+
+
+def test_single_requests_share_slots(tiny_model, chat):
+    """A local simulated user asks one thing after another and never comes back to any: their rows must not pile up."""
+    engine = TorchEngine(tiny_model, chat.stop_id)
+    for i in range(5):
+        asyncio.run(engine.generate(chat.first_prompt(f"{i}?"), 3, np.random.default_rng(i), key=None))
+    assert engine.cache.keys[0].shape[0] == 1 and not engine.known
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 
 PEAK = """
