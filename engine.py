@@ -274,7 +274,8 @@ class VllmEngine:
         self.forget()
 
     def forget(self):
-        self.llm.reset_prefix_cache()
+        if not self.llm.reset_prefix_cache():           # vLLM would only log it
+            raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
 
     def sleep(self):
         """Give the GPU's memory to the update: weights and cache are dropped, the next `load_weights` wakes it up. (The CPU build

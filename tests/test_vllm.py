@@ -133,6 +133,24 @@ def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
     assert dialogues(engine, chat, False, 1)
 
 
+def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
+    """A rollout's deadline cancels it in the middle of a reply. Blocks that stayed in use would keep the prefix cache from being reset,
+    and keys of the old weights would survive the sync."""
+    trainer, chat = policy
+    prompt = chat.first_prompt(rlver.PROBE)[:300]
+
+    async def give_up():
+        slow = asyncio.create_task(engine.generate(prompt, 200, np.random.default_rng(0)))
+        await engine.generate(prompt, 3, np.random.default_rng(1))
+        slow.cancel()
+        await asyncio.sleep(0.05)
+        return slow.cancelled()
+    assert asyncio.run(give_up()) and not engine.running
+    changed(trainer)
+    engine.load_weights(whole_weights(trainer.model))
+    assert gap(engine, trainer, chat, lines=[" ".join(rlver.PROBE.split()[:100])], count=2) < 1e-4
+
+
 # -------------------------------------------------------------------------------------------------------------- a whole run
 
 @pytest.mark.parametrize("flags", [["--algo", "grpo"], ["--algo", "ppo", "--think"]], ids=" ".join)
