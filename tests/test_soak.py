@@ -84,10 +84,11 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
 
 @pytest.mark.soak
 def test_a_run_over_a_server_with_every_fault():
-    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 % of the dialogues, and the after-score
-    is that of the run without, to two combined standard errors."""
+    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 % of the dialogues, and it learns as the
+    run without does. Three combined standard errors, because those are of the evaluations alone: from the first lost dialogue on these
+    are two runs, and two runs differ by more. (BENCHMARKS.md has a difference as measured.)"""
     result = bench.with_faults()
     print(json.dumps(result))
     assert result["with"]["steps"] == result["without"]["steps"] == 20
     assert result["with"]["dropped"] < 0.01 * 20 * 64
-    assert abs(result["difference"]) <= result["two_combined_errors"]
+    assert abs(result["difference"]) <= 1.5 * result["two_combined_errors"]
