@@ -7,6 +7,7 @@ are loaded.
 import asyncio
 import copy
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -755,7 +756,9 @@ for positions in (256, 256, 1024):          # the first to warm up
 def test_the_heads_memory_does_not_grow_with_the_positions(how):
     """At a vocabulary of 152,064, 1,024 positions have 600 MB of logits in fp32, and as much again for each thing made of them. Chunks
     that are made again in the backward pass keep the peak where it is at 256 positions; chunks that are only chunks keep nothing there."""
-    done = subprocess.run([sys.executable, "-c", PEAK, str(Path(__file__).parent.parent), how], capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}         # what is freed goes back at once, or the peak is that of the heap's holes
+    done = subprocess.run([sys.executable, "-c", PEAK, str(Path(__file__).parent.parent), how], capture_output=True, text=True, timeout=300,
+                          env=env)
     assert done.returncode == 0, done.stderr
     _, small, large = map(int, done.stdout.split())
-    assert large > 1.5 * small if how == "kept" else large < 1.15 * small, (small, large)
+    assert large > 1.5 * small if how == "kept" else large < 1.05 * small, (small, large)
