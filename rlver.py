@@ -940,6 +940,7 @@ def print_settings(cfg, trainer):
 
 if __name__ == "__main__":
     code = main()
-    if code == 0 and dist.is_initialized():     # after a failure others may still be in a collective call; torchrun ends them
+    # After a failure others may still be in a collective call; torchrun ends them. And vLLM puts its own groups away, later than this.
+    if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
         dist.destroy_process_group()
     sys.exit(code)
