@@ -11,6 +11,7 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 simulator: with another model behind the same users, SAGE saw the same dialogues shift by 20 points (SAGE appendix B).
 """
 import argparse
+import asyncio
 import functools
 import glob
 import json
@@ -21,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from signs import numbers_of, signs, warnings
-from simulator import BadInput, Parser, SimulatorFailed, SimulatorRefused, load_profiles, number, split_name, toy_profiles
+from signs import numbers_of, signs
+from simulator import (START, BadInput, Parser, ServerModel, SimulatorFailed, SimulatorRefused, Unavailable, User, backoff, emotion_level,
+                       load_profiles, load_prompt, make_simulator, move_emotion, number, parse_emotion, refuse_foreign, split_name,
+                       toy_profiles)
 
-BENCHMARK = dict(start=40, max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
+BENCHMARK = dict(start=START["benchmark"], max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
 
 # The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in which they are tried.
 INTENTIONS = {
@@ -53,17 +56,16 @@ def open_policy(name, think, lang, max_tokens, context):
     from engine import TorchEngine
     from policy import Agent, ChatFormat, best_device, load_model
     from rlver import checkpoints
-    from simulator import ServerModel, load_prompt
     kind, model, url = split_name(name)
     if kind == "openai":
         if not model or not url.startswith("http"):
             raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
         server = ServerModel(model, url, temperature=1.0, max_tokens=max_tokens or 2048)
         system = load_prompt("policy_think" if think else "policy_direct", lang)
-        return {"policy": f"openai:{model}", "think": think, "server": server}, lambda seed: ServerAgent(server, system, think)
-    run, found = {}, []
-    if "algo" in read_json(Path(name) / "config.json"):
-        run, found = read_json(Path(name) / "config.json"), checkpoints(name)
+        return {"policy": f"openai:{model}", "think": think}, lambda seed: ServerAgent(server, system, think)
+    config = read_json(Path(name) / "config.json")
+    run, found = (config, checkpoints(name)) if "algo" in config else ({}, [])        # a model directory has a config.json too
+    if run:
         if not found or not json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))["step"]:
             raise BadInput(f"--policy {name}: this run never finished a step; there is nothing to be measured but where it started")
         think, lang = run["think"], run["lang"]
@@ -86,9 +88,7 @@ class ServerAgent:
         self.messages = [{"role": "system", "content": system}]
 
     async def reply(self, line):
-        import asyncio
         from policy import Reply, split_thought
-        from simulator import Unavailable, backoff
         self.messages.append({"role": "user", "content": line})
         for attempt in range(self.retries + 1):
             try:
@@ -105,7 +105,6 @@ class ServerAgent:
 
 def result_of(profile, episode, user, start, max_turns, made_by):
     """One dialogue in the format of SAGE's released result files, with what is ours under "rlver"."""
-    from simulator import emotion_level, parse_emotion
     history = [{"role": "user", "content": episode.first_line, "emotion-point": start}]
     thinking = iter(user.thoughts)
     for turn in episode.turns:
@@ -124,22 +123,18 @@ def result_of(profile, episode, user, start, max_turns, made_by):
 
 def benchmark(args):
     """Hold the dialogues that FILE does not hold yet, appending each as it ends. Returns the path of the results."""
-    import asyncio
     from tqdm import tqdm
     from rlver import converse
-    from simulator import User, make_simulator, refuse_foreign
     name = args.policy or newest_run()
     run = read_json(Path(name) / "config.json")
+    lang, difficulty = args.lang or run.get("lang", "en"), args.difficulty or run.get("difficulty", "vanilla")
     simulator_name = args.simulator or "toy"
     people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout")
     refuse_foreign(simulator_name, people)
     people = people[:args.limit]
-    simulator = make_simulator(simulator_name, args.lang or run.get("lang", "en"), args.difficulty or run.get("difficulty", "vanilla"),
-                               temperature=args.simulator_temperature)
+    simulator = make_simulator(simulator_name, lang, difficulty, temperature=args.simulator_temperature)
     who, make_agent = open_policy(name, args.think, args.lang or "en", args.max_tokens, args.context)
-    who.pop("server", None)
-    made_by = {**who, "simulator": user_label(simulator_name),
-               "difficulty": args.difficulty or run.get("difficulty", "vanilla"), "lang": args.lang or run.get("lang", "en"),
+    made_by = {**who, "simulator": user_label(simulator_name), "difficulty": difficulty, "lang": lang,
                "start": args.start, "max_turns": args.max_turns, "seed": args.seed}
     default = Path(name) / "benchmark.jsonl" if Path(name).is_dir() else Path("results") / (re.sub(r"\W+", "-", who["policy"]) + ".jsonl")
     path = Path(args.out or default)
@@ -423,8 +418,6 @@ def consistency(path, simulator, profiles, times=1):
     Returns {"turns", "emotion", "sign", "final" (shares), "dialogues", "found": [what is not as recorded, by line and turn], "scores": for
     each evaluation in a log, by its step, the mean final emotion [as recorded, again]}: with another simulator than the recorded one
     that tells how the same replies do with another user."""
-    import asyncio
-    from simulator import User
 
     async def all_of_them():
         counts, found, scores = np.zeros(5), [], {}
@@ -463,7 +456,7 @@ def recorded_dialogues(path):
         first = file.readline()
     if b'"history"' not in first:
         for dialogue in read_dialogues(path):
-            yield {**dialogue, "start": dialogue.get("start", 30)}
+            yield {**dialogue, "start": dialogue.get("start", START["training"])}
         return
     rows, problems = read_results(path)
     if problems:
@@ -483,7 +476,6 @@ def recorded_dialogues(path):
 def arithmetic(dialogue, turns):
     """What in a dialogue's own numbers does not add up, or None: each emotion is the one before plus the change, clamped; the reward is
     the last emotion / 100, or 0 if malformed."""
-    from simulator import move_emotion
     emotion = dialogue["start"]
     for k, turn in enumerate(turns, 1):
         if turn.get("change") is not None and move_emotion(emotion, turn["change"]) != turn["emotion"]:
@@ -509,8 +501,8 @@ def tables_by_part(sides):
     return tables
 
 
-def report_of_run(out, people, rows, evaluations):
-    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of metrics.jsonl."""
+def report_of_run(out, people, rows, evaluations, warnings):
+    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of metrics.jsonl; warnings: of signs.py."""
     from report import write_report
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
@@ -520,11 +512,11 @@ def report_of_run(out, people, rows, evaluations):
             intention, kind = intention_of(profile.task)
             dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention,
                               "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player,
-                              "first_line": d["first_line"], "start": 30, "ended": d["ended"], "score": round(100 * d["reward"]),
+                              "first_line": d["first_line"], "start": START["training"], "ended": d["ended"], "score": round(100 * d["reward"]),
                               "turns": d["turns"]})
     sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
     write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"), curves=rows, evaluations=evaluations,
-                 dialogues=dialogues, tables=tables_by_part(sides), notes=warnings(rows, evaluations))
+                 dialogues=dialogues, tables=tables_by_part(sides), notes=warnings)
 
 
 def report_of_results(path, result):
@@ -532,10 +524,9 @@ def report_of_results(path, result):
     from report import write_report
     rows, dialogues = read_results(path)[0], []
     for row, recorded in zip(rows, recorded_dialogues(path)):
-        turns = [{"thought": None, "analysis": None, **turn} for turn in recorded["turns"]]
         dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"],
                           "group": row["group"], "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
-                          "ended": row["ended"], "score": row["final"], "turns": turns})
+                          "ended": row["ended"], "score": row["final"], "turns": recorded["turns"]})
     numbers = {key: result[key] for key in ("score", "stderr", "success", "failure", "malformed", "n")}
     path = Path(path).with_suffix(".html")
     counted = {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()]}
@@ -548,7 +539,6 @@ def report_of_results(path, result):
 
 def chat(name, think, lang, max_tokens, context):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
-    import asyncio
     import secrets
     who, make_agent = open_policy(name, think, lang, max_tokens, context)
     agent = make_agent(secrets.randbits(32))
@@ -632,7 +622,6 @@ def run(args):
         write(args.json, result)
         return complain(result["problems"])
     if args.consistency:
-        from simulator import make_simulator
         if not Path(args.consistency).is_file():
             raise BadInput(f"--consistency {args.consistency}: no such file")
         made_by = read_json(Path(args.consistency).parent / "config.json")       # of a run; a result file says it in each line

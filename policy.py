@@ -56,9 +56,9 @@ def load_model(path, device="cpu", flag="--model"):
                                                             local_files_only=here, output_loading_info=True)
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
-        rows = model.get_input_embeddings().weight.shape[0]         # more than the tokenizer has is usual, fewer is a mix-up
-        if max(tokenizer.get_vocab().values()) >= rows:
-            raise BadModel(f"its tokenizer knows ids up to {max(tokenizer.get_vocab().values())}, its embedding has {rows} rows")
+        rows, last = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values())
+        if last >= rows:                # more rows than ids is usual, fewer is a mix-up
+            raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
     except Exception as error:      # transformers, safetensors and jinja each have their own; to the user all mean the same
         what = "" if here else "no such directory, and not to be had from the hub: "
         raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None

@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import random
@@ -569,12 +570,18 @@ class Trainer:
         if self.main:
             write_json(self.out / "start.json", [[vars(s) for s in e.segments] for e in few])
 
+    @functools.cached_property
+    def start_batches(self):
+        """This rank's part of them, one dialogue a batch, and as many batches on each rank."""
+        rows = json.loads((self.out / "start.json").read_text(encoding="utf-8"))
+        batches = [pack([Episode("start", 0, "", segments=[Segment(**s) for s in row])], self.pad) for row in rows]
+        mine = batches[rank()::world()]
+        return mine + [nothing(self.pad)] * (-(-len(batches) // world()) - len(mine))
+
     def kl_start(self):
         """KL(pi_0, pi) per token, from samples of pi_0, by the k3 estimator."""
-        rows = json.loads((self.out / "start.json").read_text(encoding="utf-8"))
-        batches = [pack([dataclasses.replace(Episode("start", 0, ""), segments=[Segment(**s) for s in row])], self.pad) for row in rows]
-        mine, sums = batches[rank()::world()], torch.zeros(2, dtype=torch.float64)
-        for batch in mine + [nothing(self.pad)] * (-(-len(batches) // world()) - len(mine)):     # as many forward passes on each rank
+        sums = torch.zeros(2, dtype=torch.float64)
+        for batch in self.start_batches:
             batch = batch.to(self.device)
             with torch.no_grad():
                 k3 = kl_penalty(batch.log_probs, self.policy(batch)[0], "k3")[batch.policy]
@@ -680,7 +687,7 @@ class Trainer:
             summary["warnings"] = warnings(rows, state["evaluations"])
             learning_curve(self.out, rows, state["evaluations"])
             from evaluate import report_of_run      # late: evaluate.py stands above this file
-            report_of_run(self.out, self.heldout, rows, state["evaluations"])
+            report_of_run(self.out, self.heldout, rows, state["evaluations"], summary["warnings"])
         write_json(self.out / "summary.json", summary)
         print_table(summary)
         for warning in summary["warnings"]:
@@ -845,7 +852,6 @@ def main(argv=None):
     usual = signal.signal(signal.SIGINT, interrupt)
 
     def say(text):
-        """To the user, on stderr: once if all ranks have the same to say, else with the rank's number."""
         print(text, file=sys.stderr, flush=True)
 
     try:
