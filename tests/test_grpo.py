@@ -38,6 +38,13 @@ def test_group_advantages_by_hand():
     close(group_advantages(rewards, groups), [-0.70711, 0.70711, 0, 0, 0, -0.3 / std, -0.1 / std, 0.4 / std])
 
 
+def test_group_ids_are_only_names():
+    """Pitfall 4.7: on paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4 .9 and a std of sqrt(.13)."""
+    rewards = torch.tensor([0.2, 0.6, 0.3, 0.4, 0.7, 0.9, 0.1])
+    groups = torch.tensor([9, -5, 10 ** 9, 9, 10 ** 9, 9, 3])
+    close(group_advantages(rewards, groups), [-0.83205, 0, -0.70711, -0.27735, 0.70711, 1.10940, 0])
+
+
 def test_group_advantages_go_by_id():
     """Pitfall 4.7: against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they compare a
     user's dialogues with somebody else's."""

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import TorchEngine
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, load_model, micro_batches, pack,
-                    split_thought, tree_mask)
+                    split_thought, token_scores, tree_mask)
 
 LINES = ["My sister forgot my birthday.", "I feel hurt, and I do not know why I should be the one to say sorry.", "Yes.",
          "Take your time, it is long: she read my diary, she sold my bike, she laughed at my plan, and I said nothing at all."]
@@ -298,6 +298,19 @@ def test_trained_ids_are_the_sampled_ids(think, chat, tiny_model):
         assert episode.tokens_sampled == batch.policy[row].sum()
 
 
+@pytest.mark.parametrize("think", [False, True])
+def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
+    """Defect 23 and pitfall 4.11: ids and log-probs as the engine returned them, to the last one, the stop token; and nothing else has
+    log-probs. Each thought is a branch of its own."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    episode, = gossip(engine, chat, 1, think=think, max_tokens=12)
+    assert [(s.ids, s.log_probs) for s in sampled(episode)] == engine.returned and len(engine.returned) == 3
+    assert any(chat.text(chat.decode(ids)) != ids for ids, _ in engine.returned)            # text would not have done
+    assert [s.branch for s in sampled(episode)] == ([1, 2, 3] if think else [0] * 3)
+    agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in THOUGHTS], think=think)
+    assert [s.ids[-1] for s in sampled(agent)] == [chat.stop_id] * 3
+
+
 def test_direct_history_is_what_was_said_and_a_cut_reply_is_closed_by_us(chat, tiny_model):
     """Design: one causal sequence. The stop token that the policy sampled is its action; one that we put behind a reply which
     the limit cut is an observation, or the policy would be trained on what it never did."""
@@ -405,6 +418,27 @@ def test_packing_by_the_worked_example():
     assert mask[1, 2:].tolist() == torch.eye(7, dtype=torch.bool)[2:].tolist() and not mask[1, :2, 2:].any()
 
 
+@pytest.mark.parametrize("think", [False, True])
+def test_a_token_sees_its_own_past_and_nothing_else(think):
+    """What packing promises: in a row with everything else, a sampled token sees its history and its own turn so far, in order, at
+    positions 0, 1, 2, ...; a token of the trunk sees the trunk before it. Nobody sees padding."""
+    dice = np.random.default_rng(5)
+    episodes = [random_episode(dice, 100, think, turns) for turns in (1, 4, 2)]
+    batch = pack(episodes)
+    mask = tree_mask(batch.branch)[:, 0]
+
+    def seen(row, query):
+        assert batch.positions[row][mask[row, query]].tolist() == list(range(mask[row, query].sum()))
+        return batch.ids[row][mask[row, query]].tolist()
+    for row, episode in enumerate(episodes):
+        pasts = [history + ids[:i + 1] for history, ids in rows_of([episode]) for i in range(len(ids))]
+        assert [seen(row, query) for query in batch.policy[row].nonzero()[:, 0]] == pasts
+        trunk = (batch.branch[row] == 0).nonzero()[:, 0]
+        assert [seen(row, query) for query in trunk] == [batch.ids[row][trunk[:i + 1]].tolist() for i in range(len(trunk))]
+        padding = batch.branch[row] < 0
+        assert torch.equal(mask[row][padding], torch.eye(len(padding), dtype=torch.bool)[padding]) and not mask[row][~padding][:, padding].any()
+
+
 @pytest.mark.parametrize("name, think, temperature", [("tiny_model", False, 1.0), ("tiny_model", True, 0.7),
                                                       ("tiny_gqa_model", False, 0.7), ("tiny_gqa_model", True, 1.0)])
 def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, request):
@@ -478,6 +512,36 @@ def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
 
 
 # ------------------------------------------------------------------------------------------- the one door, and the critic
+
+def test_token_scores_are_a_distribution_of_its_temperature():
+    """Pitfall 4.2. Log-probs of all tokens are those of one distribution, whose odds are the logits' differences over the temperature;
+    and its entropy: 1/2 1/4 1/4 has 1.5 log 2, and at temperature 2 1.0844. In fp32, whatever the head computes in."""
+    def scores(logits, temperature):
+        rows = [token_scores(torch.nn.Identity(), logits, torch.full((len(logits),), v), temperature) for v in range(logits.shape[1])]
+        log_probs, entropies = (torch.stack(column, 1) for column in zip(*rows))           # [n, V] each
+        assert log_probs.dtype == entropies.dtype == torch.float32
+        assert_close([log_probs.exp().sum(1)], [torch.ones(len(logits))], 1e-5)
+        odds = (logits.float() - logits[:, :1].float()) / temperature
+        assert_close([log_probs - log_probs[:, :1]], [odds], 1e-5)
+        return entropies[:, 0]
+    known = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    for temperature, entropy in ((1.0, 1.03972), (2.0, 1.08438), (1e-2, 0.0)):
+        assert abs(scores(known, temperature).item() - entropy) < 1e-4
+    logits = 3 * torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    assert (scores(logits, 0.5) < scores(logits, 1.0)).all() and abs(scores(0 * logits, 3.0)[0] - np.log(7)) < 1e-5
+    scores(logits.bfloat16(), 0.7)
+
+
+@pytest.mark.parametrize("think, temperature", [(False, 0.7), (True, 1.0), (True, 1.6)])
+def test_the_trainers_log_probs_are_the_engines(think, temperature, chat, tiny_model):
+    """Pitfall 4.1: two programs, one distribution. What the engine drew with is what the one door says, token by token, and off the
+    policy's tokens all is 0."""
+    batch = pack(gossip(TorchEngine(tiny_model, chat.stop_id, temperature), chat, 4, think=think))
+    for logits in (2 ** 24, 7 * len(chat.tokenizer)):
+        log_probs, entropy = Policy(tiny_model, temperature, logits)(batch)
+        assert_close([log_probs], [batch.log_probs], 1e-4)
+        assert (entropy[batch.policy] > 0).all() and (entropy[~batch.policy] == 0).all() and log_probs.shape == entropy.shape == batch.ids.shape
+
 
 def test_chunks_of_logits_change_nothing_but_memory(model, tiny_tokenizer):
     """Pitfall 5.5: at a vocabulary of 152,000 the logits are most of the memory. In chunks, each made again for the backward
@@ -608,6 +672,32 @@ def test_new_weights_forget_the_old_cache(names, chat, model):
     by_old, by_new = (by_rows(m, [episode])[0].split(counts) for m in (model, trained))
     assert_close([torch.tensor(s.log_probs) for s in sampled(episode)], [*by_old[:2], by_new[2]], 1e-4)
     assert (by_old[2] - by_new[2]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("max_slots", [1, 64])
+@pytest.mark.parametrize("names", ["state_dict", "named_parameters"])
+def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
+    """Defect 27: after a sync the engine says what an engine would say that is built from the new weights and has no past; until
+    then, whatever happens to the trainer's, what it said before."""
+    trained = copy.deepcopy(model)
+    synced, old = (TorchEngine(m, chat.stop_id, max_slots=max_slots) for m in (trained, model))
+    agents = [Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3) for engine in (synced, old)]
+
+    def turn(line):
+        return [asyncio.run(agent.reply(line)) and agent.segments[-1 if agent.segments[-1].log_probs else -2] for agent in agents]
+
+    def assert_same(said, other):
+        assert said.ids == other.ids
+        assert_close([torch.tensor(said.log_probs)], [torch.tensor(other.log_probs)], 1e-5)
+    assert_same(*turn(LINES[0]))
+    with torch.no_grad():
+        for p in trained.parameters():
+            p += 0.1 * torch.linspace(-1, 1, p.numel()).view_as(p).sin()
+    assert_same(*turn(LINES[1]))
+    synced.load_weights(trained.state_dict().items() if names == "state_dict" else trained.named_parameters())
+    for line in LINES[2:]:
+        agents[1].engine = TorchEngine(trained, chat.stop_id)
+        assert_same(*turn(line))
 
 
 def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):

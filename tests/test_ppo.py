@@ -126,6 +126,17 @@ def test_gae_is_the_sum_over_the_policys_tokens(gamma, lam):
     close(torch.stack(got), wanted)
 
 
+def test_gae_by_the_numbers():
+    """The recursion on paper, gamma 0.5 and lambda 0.8. Row one: V 1 2 4 3, rewards 0 1 0 2, the user in between; from behind, the
+    deltas are -1, -2.5, 1, 0. Row two opens with the user and ends in padding: deltas 5, -2.5. In row three nobody speaks."""
+    mask = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 0], [0] * 6]).bool()
+    values = torch.tensor([[1, NAN, 2, 4, NAN, 3], [NAN, 2, NAN, -1, NAN, NAN], [NAN] * 6])
+    rewards = torch.tensor([[0, 0, 1, 0, 0, 2], [0, 0, 0, 4, 0, 0], [0] * 6]).float()
+    advantages, returns = gae(rewards, values, mask, 0.5, 0.8)
+    close(advantages, [[-0.064, 0, -0.16, -2.9, 0, -1], [0, -0.5, 0, 5, 0, 0], [0] * 6])
+    close(returns, [[0.936, 0, 1.84, 1.1, 0, 2], [0, 1.5, 0, 4, 0, 0], [0] * 6])
+
+
 def test_the_users_lines_do_not_decay_the_reward():
     """Pitfall 4.8, the example: 20 sampled tokens, 150 of the user, 20 sampled, one reward of 1 at the end, V = 0. At lambda
     0.95 the first token gets 0.95^39 = 0.135; decaying over what the user said leaves 6e-5 of it. At lambda 1, RLVER's, nobody
@@ -174,6 +185,27 @@ def test_whitening_is_over_the_whole_batch():
     close(torch.cat([w[m] for w, m in zip(white, masks)]), (flat - flat.mean()) / flat.std(ddof=1))
 
 
+def test_whitening_by_the_numbers():
+    """1, 3, 5 and 7, in two micro-batches: mean 4, and 20 / 3 the unbiased variance. With the same again on a second rank, whose sums
+    `reduce` adds, they are eight numbers, and 40 / 7."""
+    tensors, masks = [torch.tensor([[1, NAN, 3]]), torch.tensor([[5, 7.0], [NAN, NAN]])], [torch.tensor([[True, False, True]]),
+                                                                                           torch.tensor([[True, True], [False, False]])]
+    close(torch.stack(whitening(tensors, masks)), [4, math.sqrt(20 / 3)])
+    close(torch.stack(whitening(tensors, masks, reduce=lambda x: 2 * x)), [4, math.sqrt(40 / 7)])
+    close(whiten(tensors[0], masks[0], torch.tensor(4.0), torch.tensor(2.0)), [[-1.5, 0, -0.5]])
+
+
+def test_whitened_numbers_have_mean_0_and_spread_1():
+    """Whatever they were, and nowhere else than at the policy's tokens; micro-batches that differ still differ afterwards."""
+    masks = [ragged(1), ragged(2, length=9)]
+    tensors = [normal(6, 14, seed=1) - 300, 70 * normal(6, 9, seed=2)]
+    white = [whiten(t, m, *whitening(tensors, masks)) for t, m in zip(tensors, masks)]
+    together = torch.cat([w[m] for w, m in zip(white, masks)])
+    close([together.mean(), together.std()], [0, 1])
+    assert white[0][masks[0]].mean() < -0.5 and white[1][masks[1]].mean() > 0.5
+    assert all((w[~m] == 0).all() for w, m in zip(white, masks))
+
+
 def test_whitening_of_next_to_nothing():
     """Pitfall 4.10. The spread of one number is NaN and of none the mean is too: such a batch stays as it is. Equal numbers have
     no spread to divide by, and become 0."""
@@ -204,25 +236,60 @@ def test_the_clip(advantage, ratio, loss, gradient, clipped):
     assert count == clipped
 
 
-def test_losses_are_sums_over_the_policys_tokens_alone():
-    """Pitfalls 4.4 and 4.6: the user's tokens and the padding add nothing to a loss, nor to a gradient, nor to the count of
-    clipped tokens; and the sums of two halves are the sum of the whole, which no mean of means is."""
-    mask = ragged(5)
-    old, advantages, returns, w = (normal(6, 14, seed=s) for s in (1, 2, 3, 4))
-    new, values = ((old + normal(6, 14, seed=s, scale=0.5)).requires_grad_() for s in (5, 6))
-    hide = lambda x: x.masked_fill(~mask, 30.0)                             # e^30 would show
+def a_sum_over_the_policys_tokens(loss, x, mask):
+    """Pitfalls 4.4 and 4.6: the user's tokens and the padding add nothing to a loss, nor to its gradient by `x`, nor to a count; and
+    the sums of two halves are the sum of the whole, which no mean of means is. `loss(rows, dress)` returns the loss and counts, of
+    some rows, `dress` put on everything that has a value off the mask. Returns what it is of the whole."""
+    hide = lambda t: t.masked_fill(~mask, 30.0)                             # e^30 would show
 
-    def losses(rows, dress=lambda x: x):
-        a, n = policy_loss(dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2, dress(w)[rows])
-        v = value_loss(dress(values)[rows], old[rows], dress(returns)[rows], mask[rows], 0.5)
-        gradients = torch.autograd.grad(a + v, (new, values))
-        return a, v, n, *gradients
-    whole = losses(slice(0, 6))
-    for got, wanted in zip(losses(slice(0, 6), hide), whole):
+    def look(rows, dress=lambda t: t):
+        total, *counts = loss(rows, dress)
+        return total.detach(), *counts, *torch.autograd.grad(total, x)
+    whole = look(slice(0, 6))
+    for got, wanted in zip(look(slice(0, 6), hide), whole):
         close(got, wanted)
-    for first, second, wanted in zip(losses(slice(0, 2)), losses(slice(2, 6)), whole):
+    for first, second, wanted in zip(look(slice(0, 2)), look(slice(2, 6)), whole):
         close(first + second, wanted)
-    assert all((g[~mask] == 0).all() and (g[mask] != 0).any() for g in whole[3:]) and whole[2] > 0
+    assert (whole[-1][~mask] == 0).all() and (whole[-1][mask] != 0).any()
+    return whole
+
+
+def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
+    mask, old, advantages, w = ragged(5), *(normal(6, 14, seed=s) for s in (1, 2, 4))
+    new = (old + normal(6, 14, seed=5, scale=0.5)).requires_grad_()
+    _, clipped, _ = a_sum_over_the_policys_tokens(lambda rows, dress: policy_loss(
+        dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2, dress(w)[rows]), new, mask)
+    assert clipped > 0
+
+
+def test_the_value_loss_is_a_sum_over_the_policys_tokens():
+    mask, old, returns = ragged(5), *(normal(6, 14, seed=s) for s in (1, 3))
+    values = (old + normal(6, 14, seed=6, scale=0.5)).requires_grad_()
+    a_sum_over_the_policys_tokens(lambda rows, dress: [value_loss(dress(values)[rows], old[rows], dress(returns)[rows], mask[rows], 0.5)],
+                                  values, mask)
+
+
+def test_each_token_has_its_own_weight():
+    """Pitfall 4.1: an importance weight is a factor of its token's part of the loss, and of nothing else; the clip does not see it."""
+    new, old = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2))
+    advantages, w, mask = normal(1, 4, seed=3), torch.tensor([[2.0, 0.5, 0.0, 1.0]]), torch.ones(1, 4, dtype=torch.bool)
+    single = [policy_loss(new[:, i:i + 1], old[:, i:i + 1], advantages[:, i:i + 1], mask[:, :1], 0.2) for i in range(4)]
+    loss, clipped = policy_loss(new, old, advantages, mask, 0.2, w)
+    close(loss, 2 * single[0][0] + 0.5 * single[1][0] + single[3][0])
+    assert clipped == sum(n for _, n in single) > 0
+
+
+@pytest.mark.parametrize("value, old, target, clip, loss, gradient", [
+    (1.0, 1.2, 2.0, 0.5, 0.5, -1.0),                            # has not moved far: half of the squared error
+    (2.0, 1.0, 0.0, 0.5, 2.0, 2.0), (0.0, 1.0, 3.0, 0.5, 4.5, -3.0),        # moved too far, and the wrong way: pulled back
+    (2.0, 1.0, 3.0, 0.5, 1.125, 0.0), (0.0, 1.0, -1.0, 0.5, 1.125, 0.0),    # the right way, but too far: no pull, and no reward for it
+    (2.0, 1.0, 3.0, 0, 0.5, -1.0), (2.0, 1.0, 3.0, None, 0.5, -1.0)])       # no clip
+def test_the_value_clip(value, old, target, clip, loss, gradient):
+    """On paper: the loss and its gradient by V."""
+    v = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
+    got = value_loss(v, torch.tensor([[old]]), torch.tensor([[target]]), torch.tensor([[True]]), clip)
+    got.backward()
+    close([float(got.detach()), float(v.grad)], [loss, gradient])
 
 
 @pytest.mark.parametrize("clip", [0.5, 0, None])
@@ -392,6 +459,17 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
         for before, sampled in zip(d.ids[:-1], d.policy[1:]):
             by_hand[before] += (critic.table[before].item() - a) / 2020 if sampled else 0.0
     close(critic_gradient, by_hand)
+
+
+def test_a_gradient_is_of_its_own_step():
+    """Two mini-batches of the same dialogues, under weights that stand still: both steps see the same gradient. One that is not
+    reset brings the first along into the second."""
+    policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+    notes, critic_notes, old = Notes(policy), Notes(critic), old_scores(policy, [batch] * 2)
+    optimise(policy, notes, [[batch], [batch]], old, [normal(*batch.ids.shape, seed=1)] * 2, clip_eps=0.2, max_grad_norm=INF,
+             critic=(critic, critic_notes, [critic(batch).detach()] * 2, [normal(*batch.ids.shape, seed=2)] * 2, 0.5, INF))
+    for seen in (notes.seen, critic_notes.seen):
+        assert len(seen) == 2 and torch.equal(*seen) and seen[0].abs().max() > 1e-3
 
 
 class Ranks:

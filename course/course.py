@@ -1,0 +1,477 @@
+"""course.py - the course edition: functions of this project as homework, and experiments that go wrong on purpose.
+
+    python course/course.py list                            the exercises, in the order of the paper
+    python course/course.py handout DIR [--only gae,clip]   the project with holes in it, for students
+    python course/course.py grade DIR... [--csv FILE]       fill each hole with a student's function and run its tests
+    python course/course.py matrix [--only gae]             are the tests strong enough? every known wrong answer must fail
+    python course/course.py lab [NAME]                      break the project on purpose, and look (labs.py)
+
+The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`) with `ast`, its lines are cut
+out and others put in. All three commands are that one operation. A handout puts in the docstring and a `raise`; the grader puts a
+student's function into an otherwise correct project, so that an error costs its own exercise and nothing else; the matrix puts in
+wrong answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what typically goes wrong.
+"""
+import ast
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+import xml.etree.ElementTree as xml
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from simulator import BadInput, Parser, number
+
+PARTS = ["*.py", "*.txt", "*.html", "LICENSE", "prompts", "docs"]       # of the project, for a copy; tests are cut, course/ stays here
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+# ------------------------------------------------------------------------------------------------- cutting and putting in
+
+def find(tree, name):
+    """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None."""
+    for part in name.split("."):
+        tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
+        if tree is None:
+            return None
+    return tree if isinstance(tree, FUNCTIONS) else None
+
+
+def lines_of(node):
+    """Its lines as a slice, decorators included."""
+    return slice(min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1, node.end_lineno)
+
+
+def text_of(source, node):
+    return textwrap.dedent("\n".join(source.split("\n")[lines_of(node)]))
+
+
+def put(source, name, text):
+    """`source` with the function `name` replaced by `text`, at the old one's depth."""
+    node, lines = find(ast.parse(source), name), source.split("\n")
+    lines[lines_of(node)] = textwrap.indent(text, " " * node.col_offset).split("\n")
+    return "\n".join(lines)
+
+
+def stub(source, name, message):
+    """The function `name` with its signature and its docstring, and `message` raised where its body was."""
+    node, lines = find(ast.parse(source), name), source.split("\n")
+    first = node.body[0]
+    documented = ast.get_docstring(node) is not None
+    kept = lines[lines_of(node).start:first.end_lineno if documented else first.lineno - 1]
+    while kept[-1].strip().startswith("#"):             # a comment on top of the body belongs to the body
+        kept.pop()
+    return textwrap.dedent("\n".join(kept)) + f"\n    raise NotImplementedError({message!r})"
+
+
+def names_in(node):
+    """The names that it takes from around it, the arguments of a test (its fixtures) among them."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    own = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return {n.id for n in names} - own | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+
+
+def names_of(node):
+    """The names that a top-level statement binds."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        return {node.name}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def parses(text):
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def readable(text):
+    """What there is to read in a student's file: without those functions and methods that do not parse. A bracket that is never
+    closed costs the function that it is in, though for Python the file ends there."""
+    if parses(text):
+        return text
+
+    def blocks(text, start):
+        """Cut before every line that matches `start`; decorators stay with what they decorate."""
+        found = []
+        for block in re.split(rf"(?m)^(?={start})", text):
+            if found and found[-1].lstrip().startswith("@") and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1]):
+                found[-1] += block
+            else:
+                found.append(block)
+        return found
+
+    kept = []
+    for block in blocks(text, r"[^\s#)\]}]"):
+        if not parses(block) and block.startswith(("class ", "@")):
+            head, *methods = blocks(block, r"    (?:@|async def |def )")
+            block = head + "".join(m for m in methods if parses("class _:\n" + m))
+        if parses(block):
+            kept.append(block)
+    return "".join(kept)
+
+
+def transplant(source, theirs, names):
+    """Put the functions `names` of a student's file into ours, with the helpers and imports that they use and ours lacks.
+
+    Nothing else of the file is taken: what a student did to another function, or at the top level, is not this exercise's matter.
+    Returns the new source. Raises BadInput where a function is missing or does not parse.
+    """
+    ours, text = ast.parse(source), readable(theirs)
+    tree = ast.parse(text)
+    functions = [(name, find(tree, name)) for name in names]
+    lost = [name for name, node in functions if node is None]
+    if lost:
+        short = lost[0].split(".")[-1]
+        raise BadInput(f"{lost[0]} {'does not parse' if re.search(rf'def {short} *[(]', theirs) else 'is not there'}")
+    known = set().union(*map(names_of, ours.body))
+    new = [node for node in tree.body if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign))
+           and not names_of(node) & known]
+    wanted, helpers = set().union(*(names_in(node) for _, node in functions)), []
+    while more := [node for node in new if node not in helpers and names_of(node) & wanted]:
+        helpers += more
+        wanted |= set().union(*map(names_in, more))
+    first = names[0].split(".")[0]
+    lines = source.split("\n")
+    place = lines_of(next(node for node in ours.body if getattr(node, "name", None) == first)).start
+    lines[place:place] = "\n\n".join(text_of(text, node) for node in new if node in helpers).split("\n") + ["", ""] if helpers else []
+    source = "\n".join(lines)
+    for name, node in functions:
+        source = put(source, name, text_of(text, node))
+    return source
+
+
+def cut_tests(tests):
+    """The tests {"test_ppo.py::test_the_clip": [exercise, ...], ...} and what they need of their files, nothing else, each marked with
+    its exercises. Returns {file name: text}. The rest stays here, because much of it holds answers."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py"))}
+    trees = {name: ast.parse(source) for name, source in sources.items()}
+    todo, wanted = [tuple(test.split("::")) for test in tests], set()
+    while todo:
+        file, name = todo.pop()
+        node = next((n for n in trees[file].body if name in names_of(n)), None)
+        if (file, name) in wanted or node is None:              # None: a builtin, a fixture of conftest.py, a name of its own
+            continue
+        wanted.add((file, name))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.py" in trees:
+            todo.append((f"{node.module}.py", name))
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+            todo += [(file, other) for other in names_in(node)]
+    texts = {}
+    for file in sorted({file for file, _ in wanted}):
+        parts, imports = [], []
+        for node in trees[file].body:
+            bound = {name for name in names_of(node) if (file, name) in wanted}
+            if not bound:
+                continue
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in bound]
+                imports.append(ast.unparse(node))
+            else:
+                marks = [f"@pytest.mark.{exercise}\n" for exercise in tests.get(f"{file}::{min(bound)}", [])]
+                parts.append("".join(marks) + text_of(sources[file], node))
+        if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
+            imports.append("import pytest")
+        about = ast.get_docstring(trees[file]).split("\n")[0]
+        texts[file] = f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+    return texts
+
+
+# -------------------------------------------------------------------------------------------------------------- exercises
+
+def read_toml(name):
+    return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+def exercises(only=None):
+    """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput for an unknown name."""
+    found = read_toml("exercises.toml")
+    if only is None:
+        return found
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in found]
+    if unknown or not names:
+        raise BadInput(f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; there are {', '.join(found)}")
+    return {name: found[name] for name in found if name in names}
+
+
+def tests_of(chosen):
+    """{test: [exercise, ...]} of the chosen exercises."""
+    tests = {}
+    for name, exercise in chosen.items():
+        for test in exercise["tests"]:
+            tests.setdefault(test, []).append(name)
+    return tests
+
+
+def copy_project(place, chosen, changed):
+    """A copy of the project with the scripts in `changed` {file: text} and, of the tests, those that grade `chosen`."""
+    place.mkdir(parents=True, exist_ok=True)
+    for pattern in PARTS:
+        for path in ROOT.glob(pattern):
+            if path.is_dir():
+                shutil.copytree(path, place / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            else:
+                shutil.copy(path, place / path.name)
+    for file, text in changed.items():
+        (place / file).write_text(text, encoding="utf-8")
+    (place / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", place / "tests")
+    for file, text in cut_tests(tests_of(chosen)).items():
+        (place / "tests" / file).write_text(text, encoding="utf-8")
+    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + "".join(f"    {n}: {e['title']}\n" for n, e in chosen.items()), encoding="utf-8")
+
+
+def stubs_of(chosen):
+    """{file: its text with a hole in place of every function of the chosen exercises}."""
+    changed = {}
+    for name, exercise in chosen.items():
+        file = exercise["file"]
+        for function in exercise["functions"]:
+            source = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
+            changed[file] = put(source, function, stub(source, function, f"exercise {name}: {function} is yours to write"))
+    return changed
+
+
+def describe(name, exercise):
+    """An exercise as the assignment tells it."""
+    needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
+    functions = ", ".join(f"`{function}`" for function in exercise["functions"])
+    return (f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} minutes)\n\n"
+            f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}\n\n"
+            + f"{exercise['task'].strip()}\n\n" + "".join(f"    {line}\n" for line in exercise["equation"].strip().split("\n"))
+            + f"\n*Hint.* {exercise['hint'].strip()}\n\n*If it is wrong.* {exercise['symptom'].strip()}\n\n"
+            f"Check: `python -m pytest -q -m {name}`\n")
+
+
+def handout(target, chosen):
+    """Write the project with holes to the directory `target`: built beside and renamed, so that there is a whole one or none."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BadInput(f"handout {target}: exists and is not empty; choose another directory")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
+            place = Path(scratch) / "handout"
+            copy_project(place, chosen, stubs_of(chosen))
+            points = sum(exercise["points"] for exercise in chosen.values())
+            text = (HERE / "assignment.md").read_text(encoding="utf-8")
+            text = text.replace("{{count}}", str(len(chosen))).replace("{{points}}", str(points))
+            text = text.replace("{{exercises}}", "\n".join(describe(*item) for item in chosen.items()))
+            (place / "README.md").write_text(text, encoding="utf-8")
+            shutil.copy(ROOT / "README.md", place / "PROJECT.md")
+            place.replace(target)
+    except OSError as error:
+        raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
+    print(f"{len(chosen)} exercises, {points} points: {target}/README.md")
+
+
+# ---------------------------------------------------------------------------------------------------------------- grading
+
+RUNNING = set()             # the processes under way
+
+
+@contextmanager
+def workers():
+    """A pool with one thread per core. Whatever goes wrong, Ctrl-C included, leaves nothing running."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(RUNNING):
+            kill(process)
+        pool.shutdown()
+
+
+def kill(process):
+    """A process, and whatever it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def run_tests(place, limit):
+    """Run the tests of the copy at `place` in a process of its own. Returns "" if all of them passed, else one line that says what
+    happened. What counts is pytest's report and its exit code together: a function that ends the process leaves no report."""
+    report = place / "report.xml"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
+    with open(place / "output.txt", "wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"],
+                                   cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        RUNNING.add(process)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        kill(process)                                           # also what a test that is over has left running
+        process.wait()
+        RUNNING.discard(process)
+    if code is None:
+        return f"no end within {limit:g} s"
+    try:
+        cases = list(xml.parse(report).iter("testcase"))
+    except (OSError, xml.ParseError):
+        return f"the process ended itself (exit code {code})"
+    for case in cases:
+        for bad in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
+            said = (bad.get("message") or bad.text or "").strip().split("\n")[0]
+            return f"{case.get('name')}: {said}"[:150]
+    return "" if code == 0 and cases else f"the tests did not run (exit code {code})"
+
+
+def try_out(name, exercise, changed, limit):
+    """Run the tests of one exercise on a copy of the project with other scripts."""
+    with tempfile.TemporaryDirectory(prefix=f"exercise-{name}-", ignore_cleanup_errors=True) as scratch:
+        place = Path(scratch) / "project"
+        copy_project(place, {name: exercise}, changed)
+        return run_tests(place, limit)
+
+
+def grade_one(place, name, exercise, limit):
+    """One exercise of the submission at `place`. Returns "" or what is wrong, one line."""
+    file = exercise["file"]
+    try:
+        theirs = (place / file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return f"{file} is not UTF-8 text"
+    except OSError:
+        return f"{file} is missing"
+    try:
+        text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs.replace("\r\n", "\n"), exercise["functions"])
+    except BadInput as error:
+        return f"{file}: {error}"
+    said = try_out(name, exercise, {file: text}, limit)
+    return "not done" if f"NotImplementedError: exercise {name}:" in said else said
+
+
+def grade(places, chosen, limit, table):
+    """Grade the submissions in the directories `places`: a table for each on the terminal, and all in the CSV file `table`."""
+    for place in places:
+        if not place.is_dir():
+            raise BadInput(f"grade {place}: no such directory")
+    rows = []
+    try:
+        file = open(table, "w", newline="", encoding="utf-8") if table else None        # before the work, not after it
+    except OSError as error:
+        raise BadInput(f"--csv {table}: cannot be written ({error.strerror})") from None
+    with workers() as pool:
+        for place in places:
+            found = pool.map(lambda item: grade_one(place, *item, limit), chosen.items())
+            print(f"\n{place}")
+            earned = 0
+            for (name, exercise), problem in zip(chosen.items(), found):
+                points = 0 if problem else exercise["points"]
+                earned += points
+                print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   {problem or 'passed'}", flush=True)
+                rows.append([place, name, points, exercise["points"], problem or "passed"])
+            print(f"  {'':<12}{earned:>3} of {sum(e['points'] for e in chosen.values())}")
+    if file:
+        with file:
+            csv.writer(file).writerows([["submission", "exercise", "points", "of", "result"], *rows])
+
+
+# ------------------------------------------------------------------------------------------------- are the tests strong enough?
+
+def wrong_answers(chosen):
+    """(exercise, name, {file: text}) of every wrong answer. Raises BadInput for one that no longer fits the project's code."""
+    for name, answers in read_toml("wrong_answers.toml").items():
+        if name not in chosen:
+            continue
+        exercise = chosen[name]
+        source = (ROOT / exercise["file"]).read_text(encoding="utf-8")
+        for answer in answers:
+            function = answer.get("function", exercise["functions"][0])
+            text = text_of(source, find(ast.parse(source), function))
+            if text.count(answer["old"]) != 1:
+                raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: its old text is {text.count(answer['old'])} times in "
+                               f"{function}, not once; the function was edited, so the answer must be")
+            wrong = put(source, function, text.replace(answer["old"], answer["new"]))
+            if not parses(wrong):
+                raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: does not parse; a wrong answer must run")
+            yield name, answer["name"], {exercise["file"]: wrong}
+
+
+def matrix(chosen, limit):
+    """Every exercise's tests against the stub, the solution and every wrong answer. True if only the solution passes."""
+    todo = [item for name, exercise in chosen.items()
+            for item in [(name, "the stub", stubs_of({name: exercise})), (name, "the solution", {})]]
+    todo += wrong_answers(chosen)
+    todo.sort(key=lambda item: list(chosen).index(item[0]))             # stable: stub, solution, wrong answers
+    bad, last = [], None
+    with workers() as pool:
+        for (name, answer, _), said in zip(todo, pool.map(lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)):
+            if name != last:
+                print(f"\n{name}: {chosen[name]['title']}")
+                last = name
+            right = (said == "") == (answer == "the solution")
+            bad += [] if right else [f"{name}, {answer}"]
+            print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:150], flush=True)
+    wrong = len(todo) - 2 * len(chosen)
+    print(f"\n{len(chosen)} exercises; {wrong} wrong answers, " + (f"not as they should be: {'; '.join(bad)}" if bad else "all caught"))
+    return not bad
+
+
+# ------------------------------------------------------------------------------------------------------------------- main
+
+def listing(chosen):
+    for name, exercise in chosen.items():
+        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   {exercise['file'] + ': ' + ', '.join(exercise['functions']):<66} "
+              f"{exercise['title']}")
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["lab"]:
+        import labs
+        return labs.main(argv[1:])
+    parser = Parser(prog="course.py", description="The course edition: homework, grading, and experiments that go wrong on purpose.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    tools = {name: commands.add_parser(name, help=text, description=text) for name, text in [
+        ("list", "print the exercises"), ("handout", "write the project with holes in it, for students"),
+        ("grade", "run every exercise's tests on submissions"), ("matrix", "check that the tests catch every known wrong answer"),
+        ("lab", "break the project on purpose, and look (lab alone lists them)")]}
+    tools["handout"].add_argument("directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty")
+    tools["grade"].add_argument("directories", metavar="DIR", type=Path, nargs="+", help="a student's copy of the handout")
+    tools["grade"].add_argument("--csv", metavar="FILE", help="write the results there too, a row per exercise")
+    for name in ("handout", "grade", "matrix"):
+        tools[name].add_argument("--only", metavar="A,B,...", help="these exercises alone (default: all)")
+    for name in ("grade", "matrix"):
+        tools[name].add_argument("--limit", metavar="SECONDS", type=number(float, lambda x: 0 < x < float("inf"), "a number above 0"),
+                                 default=30.0, help="time limit of an exercise's tests (default: 30)")
+    args = parser.parse_args(argv)
+    try:
+        chosen = exercises(getattr(args, "only", None))
+        if args.command == "list":
+            listing(chosen)
+        elif args.command == "handout":
+            handout(args.directory, chosen)
+        elif args.command == "grade":
+            grade(args.directories, chosen, args.limit, args.csv)
+        else:
+            return 0 if matrix(chosen, args.limit) else 1
+    except BadInput as error:
+        print(f"course.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
