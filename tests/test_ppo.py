@@ -32,9 +32,8 @@ class Table(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        log_pi = F.log_softmax(self.dropout(self.logits)[batch.ids[:, :-1]], -1)                            # [B, L - 1, V]
-        log_probs = log_pi.gather(-1, batch.ids[:, 1:, None])[..., 0]
-        return F.pad(log_probs, (1, 0)), F.pad(-(log_pi.exp() * log_pi).sum(-1), (1, 0))                     # [B, L] each
+        pi = torch.distributions.Categorical(logits=self.dropout(self.logits)[batch.ids[:, :-1]])           # [B, L - 1]
+        return F.pad(pi.log_prob(batch.ids[:, 1:]), (1, 0)), F.pad(pi.entropy(), (1, 0))                    # [B, L] each
 
 
 class Values(nn.Module):

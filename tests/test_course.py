@@ -1,0 +1,285 @@
+"""The course edition: what students are given, how it is graded, and that the list of exercises fits the project.
+
+That the tests are strong enough is another matter, and CI's: `python course/course.py matrix`.
+"""
+import ast
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "course"))
+import course
+import labs
+from simulator import BadInput
+
+ALL = course.exercises()
+FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function in e["functions"]]
+
+
+def source(file):
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+def written(text, name):
+    """The text of a function in a module's text."""
+    return course.text_of(text, course.find(ast.parse(text), name))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A handout of everything."""
+    place = tmp_path_factory.mktemp("course") / "handout"
+    assert course.main(["handout", str(place)]) == 0
+    return place
+
+
+# --------------------------------------------------------------------------------------------------------------- the list
+
+def test_the_list_fits_the_project():
+    """At least fourteen exercises, 100 points. Each names functions and tests that are there, needs only what stands above it, and its
+    README says so too."""
+    table = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
+    assert len(ALL) >= 14 and sum(e["points"] for e in ALL.values()) == 100
+    for i, (name, e) in enumerate(ALL.items()):
+        assert set(e["needs"]) <= set(list(ALL)[:i]), name
+        assert all(e[field] for field in ("title", "section", "task", "equation", "hint", "symptom", "tests")), name
+        for test in e["tests"]:
+            file, function = test.split("::")
+            assert course.find(ast.parse(source(f"tests/{file}")), function), test
+        row, = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
+        assert f"`{e['file']}`" in row and f"| {e['minutes']} |" in row and all(f"`{f}`" in row for f in e["functions"])
+    assert all(course.find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
+
+
+def test_every_exercise_has_wrong_answers_that_fit_the_code():
+    """Whoever edits a function learns here which wrong answers must be edited with it."""
+    names = [name for name, *_ in course.wrong_answers(ALL)]
+    assert all(names.count(name) >= 4 for name in ALL)
+
+
+def test_the_project_knows_nothing_of_the_course():
+    """A student who reads the scripts beside the paper meets no marker of anybody's homework."""
+    for path in ROOT.glob("*.py"):
+        assert not re.search(r"\bexercises?\b|homework|course/|course\.py", path.read_text(encoding="utf-8"), re.I), path.name
+
+
+# --------------------------------------------------------------------------------------------------------------- handouts
+
+def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
+    for name, file, function in FUNCTIONS:
+        text, node = (whole / file).read_text(encoding="utf-8"), course.find(ast.parse(source(file)), function)
+        hole = course.find(ast.parse(text), function)
+        assert ast.unparse(hole.args) == ast.unparse(node.args) and ast.get_docstring(hole) == ast.get_docstring(node)
+        *_, last = hole.body
+        assert len(hole.body) == 1 + (ast.get_docstring(node) is not None)
+        assert ast.unparse(last).startswith(f"raise NotImplementedError('exercise {name}: ")
+    for file in {file for _, file, _ in FUNCTIONS}:             # fill the holes, and it is the project's file again
+        text = (whole / file).read_text(encoding="utf-8")
+        for _, f, function in FUNCTIONS:
+            if f == file:
+                text = course.put(text, function, written(source(file), function))
+        assert text == source(file)
+    others = {path.name for path in ROOT.glob("*.py")} - {file for _, file, _ in FUNCTIONS}
+    assert others and all((whole / name).read_bytes() == (ROOT / name).read_bytes() for name in others)
+    assert (whole / "prompts" / "en" / "vanilla" / "emotion.txt").is_file()
+    readme = (whole / "README.md").read_text(encoding="utf-8")
+    assert all(f"### {name}: {e['title']}" in readme and e["hint"].strip() in readme for name, e in ALL.items()) and "{{" not in readme.replace("{{name}}", "")
+
+
+def test_a_handout_holds_no_answer(whole):
+    """No line of a solution in any file of it, be it a test, a picture's caption or the README; no bytecode, no history, no course/."""
+    files = [path for path in whole.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl", ".png", ".ini", ""}
+    assert not [path for path in files if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
+    squeeze = lambda line: re.sub(r"\s|#.*", "", line)
+    everybodys = {"thought,visible,malformed=split_thought(text)", "returnReply(text,visible,thought,malformed)"}     # of any agent
+    held = {squeeze(line): path.name for path in files if path.suffix != ".png" for line in path.read_text(encoding="utf-8").splitlines()}
+    for name, file, function in FUNCTIONS:
+        node = course.find(ast.parse(source(file)), function)
+        body = node.body[ast.get_docstring(node) is not None:]
+        lines = source(file).split("\n")[body[0].lineno - 1:node.end_lineno]
+        for line in map(squeeze, lines):
+            assert len(line) < 30 or line not in held or line in everybodys, (name, line, held[line])
+
+
+def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
+    """One exercise, and everything else runs."""
+    assert course.main(["handout", str(tmp_path / "h"), "--only", "groups, gae"]) == 0
+    for _, file, function in FUNCTIONS:
+        same = written((tmp_path / "h" / file).read_text(encoding="utf-8"), function) == written(source(file), function)
+        assert same != (function in ("group_advantages", "gae", "terminal_rewards"))
+    assert sorted(path.name for path in (tmp_path / "h" / "tests").iterdir()) == ["conftest.py", "test_grpo.py", "test_ppo.py"]
+    assert "2 exercises, 13 points" in capsys.readouterr().out
+
+
+def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
+    """As the assignment tells it: the holes fail, and what fills them passes."""
+    course.main(["handout", str(tmp_path / "h"), "--only", "groups"])
+    test = lambda: subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "groups"], cwd=tmp_path / "h", capture_output=True, text=True)
+    assert "exercise groups: group_advantages is yours to write" in test().stdout
+    (tmp_path / "h" / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
+    result = test()
+    assert result.returncode == 0 and "warning" not in result.stdout
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["handout", "{full}"], "not empty"), (["handout", "{full}/file"], "not empty"), (["handout", "{full}/file/x"], "cannot be written"),
+    (["handout", "{new}", "--only", "gae,gea"], "'gea'"), (["handout", "{new}", "--only", ","], "there is no exercise"),
+    (["grade", "{new}"], "no such directory"), (["grade", "{full}", "--csv", "{new}/no/x.csv"], "cannot be written"),
+    (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"), (["mark"], "invalid choice"), ([], "required"),
+    (["lab", "learning-rat"], "unknown"), (["lab", "k1-loss", "--seeds", "x"], "seeds")])
+def test_bad_input_is_one_line(argv, said, tmp_path, capfd):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    try:
+        code = course.main([word.format(full=tmp_path / "full", new=tmp_path / "new") for word in argv])
+    except SystemExit as end:
+        code = end.code
+    error = capfd.readouterr().err
+    assert code == 2 and said in error and error.count("\n") == 1 and "Traceback" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["full"] and (tmp_path / "full" / "file").read_text() == "mine"
+
+
+# ---------------------------------------------------------------------------------------------------------------- grading
+
+OURS = '''"""A module."""
+import math
+
+
+def one(x):
+    """Its docstring."""
+    return x
+
+
+class Box:
+    """A class."""
+
+    @property
+    def two(self):
+        return 2
+
+
+if __name__ == "__main__":
+    print(one(1))
+'''
+
+
+def test_a_function_is_taken_with_its_helpers_and_nothing_else():
+    """What a student did elsewhere, at the top level above all, is not taken along: it could end the process, or every test."""
+    theirs = '''
+import sys
+import numpy as np
+EPS, UNUSED = 1e-8, 3
+sys.exit(0)
+
+def helper(x):
+    return deeper(x) + EPS
+
+def deeper(x):
+    return np.abs(x)
+
+def stranger():
+    return 1
+
+def one(x, *, more=EPS):
+    return helper(x)
+
+class Box:
+    @property
+    def two(self):
+        return stranger()
+'''
+    got = course.transplant(OURS, theirs, ["one"])
+    assert "sys" not in got and "stranger" not in got and got.count("def helper") == got.count("import numpy as np") == 1
+    assert got.index("EPS, UNUSED") < got.index("def one") and written(got, "Box.two") == written(OURS, "Box.two")
+    names = {"__name__": "x"}
+    exec(got, names)
+    assert names["one"](-2) == 2 + 1e-8
+    got = course.transplant(OURS, theirs, ["Box.two"])
+    exec(got, names)
+    assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
+
+
+@pytest.mark.parametrize("broken", ["    return (x", "    return x +", '    """never closed', "    return x\n      x", "    x = 'half"])
+def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
+    """For Python the file is lost from there on; for the other exercises it is not."""
+    other = "\n\ndef three(x):\n    return 3\n"
+    theirs = OURS.replace("    return x", broken).replace('    """Its docstring."""\n', "") + other
+    assert not course.parses(theirs)
+    ours = OURS + other.replace("return 3", "pass")
+    got = course.transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
+    assert "return 3" in got and "return 2\n" in got
+    assert "return 22" in course.transplant(ours, theirs.replace("return 2", "return 22"), ["Box.two"])
+    with pytest.raises(BadInput, match="does not parse"):
+        course.transplant(ours, theirs, ["one"])
+    method = OURS.replace("        return 2", "    " + broken) + other
+    assert not course.parses(method) and "return 3" in course.transplant(ours, method, ["three"])
+
+
+def test_a_function_that_is_gone_is_named():
+    for theirs in ("", "one = 1", "class one: pass", "\0", "def ones(x): return x"):
+        with pytest.raises(BadInput, match="one is not there"):
+            course.transplant(OURS, theirs, ["one"])
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
+    """An endless loop, three ways to end the process, a syntax error, a missing file, one that is no text, and edited tests; in the
+    same file as answers that are right. A student's process is not the grader's."""
+    place = tmp_path / "anna"
+    course.main(["handout", str(place), "--only", "gae,whiten,clip,value,kl,groups,fill"])
+
+    def write(file, **bodies):
+        text = source(file)
+        for function, body in bodies.items():
+            text = course.put(text, function, written(text, function).split(":\n")[0] + ":\n" + body)
+        (place / file).write_text(text, encoding="utf-8")
+    write("ppo.py", whitening="    import os\n    os._exit(0)", value_loss="    while True:\n        pass",
+          policy_loss="    raise SystemExit(0)", gae="    return rewards[")
+    (place / "grpo.py").unlink()
+    (place / "simulator.py").write_bytes(b"\xff\xfe\x00")
+    for path in (place / "tests").iterdir():
+        path.write_text("def test_fine():\n    pass\n", encoding="utf-8")
+    untouched = tmp_path / "ben"
+    course.main(["handout", str(untouched), "--only", "kl,groups"])
+    (untouched / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
+    table = tmp_path / "grades.csv"
+    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill", "--limit", "20", "--csv", str(table)]) == 0
+    with open(table, newline="", encoding="utf-8") as file:
+        found = {(Path(row["submission"]).name, row["exercise"]): (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
+    anna = {name: result for (who, name), result in found.items() if who == "anna"}
+    assert anna["kl"] == (5, "passed")
+    assert anna["gae"] == (0, "ppo.py: gae does not parse") and anna["groups"] == (0, "grpo.py is missing")
+    assert anna["fill"] == (0, "simulator.py is not UTF-8 text") and anna["value"] == (0, "no end within 20 s")
+    assert anna["whiten"] == (0, "the process ended itself (exit code 0)") and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0
+    assert found["ben", "kl"] == (5, "passed") and found["ben", "groups"] == (0, "not done")
+    assert "of 34" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------------------- labs
+
+def test_the_patches_of_every_lab_fit_the_code():
+    """And break something, but not the syntax."""
+    for name, lab in labs.load_labs().items():
+        healthy, broken = (labs.scripts_of(lab, arm) for arm in ("healthy", "broken"))
+        assert healthy != broken or len(set(lab["arms"].values())) > 1, name
+        for scripts in (healthy, broken):
+            assert all(course.parses(text.decode()) for file, text in scripts.items() if file.endswith(".py")), name
+        assert len(lab["see"]) > 80 and len(lab["why"]) > 80 and len(lab["questions"]) >= 2, name
+        assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed-users", "no-format-check"])
+def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
+    """Two arms, two steps, one picture; asked for again, the runs are found."""
+    monkeypatch.setattr(labs, "RUNS", tmp_path)
+    for _ in range(2):
+        assert course.main(["lab", name, "--seeds", "0", "--steps", "2", "--out", str(tmp_path / "x.png")]) == 0
+    told = capsys.readouterr().out
+    assert "What to see" in told and "2 of 2 runs are there already" in told and (tmp_path / "x.png").stat().st_size > 10_000
