@@ -13,8 +13,10 @@ wrong answers. exercises.toml says what is an exercise and which tests grade it,
 """
 import ast
 import csv
+import functools
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -40,9 +42,9 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # ------------------------------------------------------------------------------------------------- cutting and putting in
 
 def find(tree, name):
-    """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None."""
+    """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None. Of two the last, as for Python."""
     for part in name.split("."):
-        tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
+        tree = next((node for node in reversed(tree.body) if getattr(node, "name", None) == part), None)
         if tree is None:
             return None
     return tree if isinstance(tree, FUNCTIONS) else None
@@ -54,7 +56,8 @@ def lines_of(node):
 
 
 def text_of(source, node):
-    return textwrap.dedent("\n".join(source.split("\n")[lines_of(node)]))
+    """Its text, moved to the left margin. (Not by textwrap.dedent: one comment in column 0 would hold everything where it is.)"""
+    return "\n".join(re.sub(f"^ {{,{node.col_offset}}}", "", line) for line in source.split("\n")[lines_of(node)])
 
 
 def put(source, name, text):
@@ -69,10 +72,11 @@ def stub(source, name, message):
     node, lines = find(ast.parse(source), name), source.split("\n")
     first = node.body[0]
     documented = ast.get_docstring(node) is not None
-    kept = lines[lines_of(node).start:first.end_lineno if documented else first.lineno - 1]
-    while kept[-1].strip().startswith("#"):             # a comment on top of the body belongs to the body
-        kept.pop()
-    return textwrap.dedent("\n".join(kept)) + f"\n    raise NotImplementedError({message!r})"
+    end = first.end_lineno if documented else first.lineno - 1
+    while lines[end - 1].strip().startswith("#"):       # a comment on top of the body belongs to the body
+        end -= 1
+    node.end_lineno = end
+    return text_of(source, node) + f"\n    raise NotImplementedError({message!r})"
 
 
 def names_in(node):
@@ -155,9 +159,14 @@ def transplant(source, theirs, names):
     return source
 
 
-def cut_tests(tests):
-    """The tests {"test_ppo.py::test_the_clip": [exercise, ...], ...} and what they need of their files, nothing else, each marked with
-    its exercises. Returns {file name: text}. The rest stays here, because much of it holds answers."""
+@functools.cache
+def cut_tests(chosen):
+    """The tests that grade the exercises named in the tuple `chosen`, and what they need of their files, nothing else; each test marked
+    with its exercises. Returns {file name: text}. The rest stays here, because much of it holds answers."""
+    everything, tests = exercises(), {}
+    for exercise in chosen:
+        for test in everything[exercise]["tests"]:
+            tests.setdefault(test, []).append(exercise)
     sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py"))}
     trees = {name: ast.parse(source) for name, source in sources.items()}
     todo, wanted = [tuple(test.split("::")) for test in tests], set()
@@ -209,15 +218,6 @@ def exercises(only=None):
     return {name: found[name] for name in found if name in names}
 
 
-def tests_of(chosen):
-    """{test: [exercise, ...]} of the chosen exercises."""
-    tests = {}
-    for name, exercise in chosen.items():
-        for test in exercise["tests"]:
-            tests.setdefault(test, []).append(name)
-    return tests
-
-
 def copy_project(place, chosen, changed):
     """A copy of the project with the scripts in `changed` {file: text} and, of the tests, those that grade `chosen`."""
     place.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def copy_project(place, chosen, changed):
         (place / file).write_text(text, encoding="utf-8")
     (place / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "conftest.py", place / "tests")
-    for file, text in cut_tests(tests_of(chosen)).items():
+    for file, text in cut_tests(tuple(chosen)).items():
         (place / "tests" / file).write_text(text, encoding="utf-8")
     (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + "".join(f"    {n}: {e['title']}\n" for n, e in chosen.items()), encoding="utf-8")
 
@@ -281,6 +281,7 @@ def handout(target, chosen):
 
 # ---------------------------------------------------------------------------------------------------------------- grading
 
+MEMORY = 3 * 2 ** 30        # bytes that the tests of an exercise may use
 RUNNING = set()             # the processes under way
 
 
@@ -314,6 +315,11 @@ def run_tests(place, limit):
         process = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"],
                                    cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         RUNNING.add(process)
+        if hasattr(resource, "prlimit"):                        # a loop that collects something must not take the machine with it
+            try:
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            except ProcessLookupError:
+                pass
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -346,13 +352,14 @@ def grade_one(place, name, exercise, limit):
     """One exercise of the submission at `place`. Returns "" or what is wrong, one line."""
     file = exercise["file"]
     try:
-        theirs = (place / file).read_text(encoding="utf-8")
+        theirs = (place / file).read_text(encoding="utf-8-sig")         # newlines of any system become \n
     except UnicodeDecodeError:
         return f"{file} is not UTF-8 text"
     except OSError:
         return f"{file} is missing"
     try:
-        text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs.replace("\r\n", "\n"), exercise["functions"])
+        theirs = re.sub(r"(?m)^\t+", lambda tabs: 4 * " " * len(tabs[0]), theirs)
+        text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs, exercise["functions"])
     except BadInput as error:
         return f"{file}: {error}"
     said = try_out(name, exercise, {file: text}, limit)
@@ -364,12 +371,13 @@ def grade(places, chosen, limit, table):
     for place in places:
         if not place.is_dir():
             raise BadInput(f"grade {place}: no such directory")
-    rows = []
     try:
-        file = open(table, "w", newline="", encoding="utf-8") if table else None        # before the work, not after it
+        file = open(table or os.devnull, "w", newline="", encoding="utf-8")             # before the work, not after it
     except OSError as error:
         raise BadInput(f"--csv {table}: cannot be written ({error.strerror})") from None
-    with workers() as pool:
+    with file, workers() as pool:
+        rows = csv.writer(file)
+        rows.writerow(["submission", "exercise", "points", "of", "result"])
         for place in places:
             found = pool.map(lambda item: grade_one(place, *item, limit), chosen.items())
             print(f"\n{place}")
@@ -378,11 +386,9 @@ def grade(places, chosen, limit, table):
                 points = 0 if problem else exercise["points"]
                 earned += points
                 print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   {problem or 'passed'}", flush=True)
-                rows.append([place, name, points, exercise["points"], problem or "passed"])
+                rows.writerow([place, name, points, exercise["points"], problem or "passed"])
+                file.flush()
             print(f"  {'':<12}{earned:>3} of {sum(e['points'] for e in chosen.values())}")
-    if file:
-        with file:
-            csv.writer(file).writerows([["submission", "exercise", "points", "of", "result"], *rows])
 
 
 # ------------------------------------------------------------------------------------------------- are the tests strong enough?
@@ -406,23 +412,32 @@ def wrong_answers(chosen):
             yield name, answer["name"], {exercise["file"]: wrong}
 
 
+SOLVED, ALONE = "the solution", "the solution, and of the rest only what it needs"
+
+
 def matrix(chosen, limit):
-    """Every exercise's tests against the stub, the solution and every wrong answer. True if only the solution passes."""
+    """Every exercise's tests against the stub, the solution and every wrong answer. True if the solution alone passes: also in a handout
+    in which nothing is done but the exercise and those that it `needs`."""
+    everything = exercises()
+
+    def with_needs(name):
+        return {name}.union(*map(with_needs, everything[name]["needs"]))
     todo = [item for name, exercise in chosen.items()
-            for item in [(name, "the stub", stubs_of({name: exercise})), (name, "the solution", {})]]
+            for item in [(name, "the stub", stubs_of({name: exercise})), (name, SOLVED, {}),
+                         (name, ALONE, stubs_of({n: e for n, e in everything.items() if n not in with_needs(name)}))]]
     todo += wrong_answers(chosen)
-    todo.sort(key=lambda item: list(chosen).index(item[0]))             # stable: stub, solution, wrong answers
+    todo.sort(key=lambda item: list(chosen).index(item[0]))             # a stable sort: the stub comes first, wrong answers last
     bad, last = [], None
     with workers() as pool:
         for (name, answer, _), said in zip(todo, pool.map(lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)):
             if name != last:
                 print(f"\n{name}: {chosen[name]['title']}")
                 last = name
-            right = (said == "") == (answer == "the solution")
+            right = (said == "") == (answer in (SOLVED, ALONE))
             bad += [] if right else [f"{name}, {answer}"]
             print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:150], flush=True)
-    wrong = len(todo) - 2 * len(chosen)
-    print(f"\n{len(chosen)} exercises; {wrong} wrong answers, " + (f"not as they should be: {'; '.join(bad)}" if bad else "all caught"))
+    print(f"\n{len(chosen)} exercises, {len(todo) - 3 * len(chosen)} wrong answers: "
+          + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass"))
     return not bad
 
 

@@ -192,6 +192,11 @@ def one(x, *, more=EPS):
 class Box:
     @property
     def two(self):
+        return 0
+
+    @property
+    def two(self):
+# a comment in column 0
         return stranger()
 '''
     got = course.transplant(OURS, theirs, ["one"])
@@ -229,16 +234,17 @@ def test_a_function_that_is_gone_is_named():
 
 @pytest.mark.slow
 def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
-    """An endless loop, three ways to end the process, a syntax error, a missing file, one that is no text, and edited tests; in the
-    same file as answers that are right. A student's process is not the grader's."""
+    """An endless loop, one that eats memory, two ways to end the process, a syntax error, a missing file, one that is no text, and edited
+    tests; beside an answer that is right, in the same file. A student's process is not the grader's."""
     place = tmp_path / "anna"
-    course.main(["handout", str(place), "--only", "gae,whiten,clip,value,kl,groups,fill"])
+    course.main(["handout", str(place), "--only", "gae,whiten,clip,value,kl,groups,fill,thought"])
 
     def write(file, **bodies):
         text = source(file)
         for function, body in bodies.items():
             text = course.put(text, function, written(text, function).split(":\n")[0] + ":\n" + body)
         (place / file).write_text(text, encoding="utf-8")
+    write("policy.py", split_thought="    x = []\n    while True:\n        x.append(bytes(10 ** 9))")
     write("ppo.py", whitening="    import os\n    os._exit(0)", value_loss="    while True:\n        pass",
           policy_loss="    raise SystemExit(0)", gae="    return rewards[")
     (place / "grpo.py").unlink()
@@ -249,7 +255,7 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     course.main(["handout", str(untouched), "--only", "kl,groups"])
     (untouched / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
     table = tmp_path / "grades.csv"
-    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill", "--limit", "20", "--csv", str(table)]) == 0
+    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20", "--csv", str(table)]) == 0
     with open(table, newline="", encoding="utf-8") as file:
         found = {(Path(row["submission"]).name, row["exercise"]): (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
     anna = {name: result for (who, name), result in found.items() if who == "anna"}
@@ -257,8 +263,9 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     assert anna["gae"] == (0, "ppo.py: gae does not parse") and anna["groups"] == (0, "grpo.py is missing")
     assert anna["fill"] == (0, "simulator.py is not UTF-8 text") and anna["value"] == (0, "no end within 20 s")
     assert anna["whiten"] == (0, "the process ended itself (exit code 0)") and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0
+    assert anna["thought"][0] == 0 and "MemoryError" in anna["thought"][1]
     assert found["ben", "kl"] == (5, "passed") and found["ben", "groups"] == (0, "not done")
-    assert "of 34" in capsys.readouterr().out
+    assert "of 38" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------------- labs

@@ -120,6 +120,19 @@ def test_the_benchmark_starts_where_its_user_starts():
     model = Model()
     episode = asyncio.run(converse(Agent(["+5 a"]), User(Simulator(model), person(0), emotion=40), "Hi.", 8))
     assert episode.emotion == 45 and "<emotion>40</emotion>" in model.prompts[0]
+    episode = asyncio.run(converse(Agent([None]), User(Simulator(model), person(0), emotion=40), "Hi.", 8))
+    assert (episode.ended, episode.emotion, episode.reward) == ("context", 40, 0.4)
+
+
+def test_the_benchmark_ends_at_its_floor():
+    """The benchmark gives a dialogue up below 10, training at 0: a floor of 9 ends it at 9, and not at 10. With training's rule the
+    worst dialogues would go on, and some would be saved that the benchmark counts as lost."""
+    for replies, ended, emotion, turns in ((["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
+                                           (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
+                                           (["-10 a"] * 9, "emotion_min", 0, 4)):
+        user = User(Simulator(Model()), person(0), emotion=40)
+        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, floor=9))
+        assert (episode.ended, episode.emotion, episode.reward, len(episode.turns)) == (ended, emotion, emotion / 100, turns)
 
 
 def test_a_malformed_reply_is_logged_and_never_sent():

@@ -527,6 +527,10 @@ def test_token_scores_are_a_distribution_of_its_temperature():
     known = torch.tensor([[0.5, 0.25, 0.25]]).log()
     for temperature, entropy in ((1.0, 1.03972), (2.0, 1.08438), (1e-2, 0.0)):
         assert abs(scores(known, temperature).item() - entropy) < 1e-4
+    wanted = known.clone().requires_grad_()                             # both are trained on: up the odds of the token, evens up the rest
+    log_prob, entropy = token_scores(torch.nn.Identity(), wanted, torch.tensor([0]), 1.0)
+    assert_close([torch.autograd.grad(x.sum(), wanted, retain_graph=True)[0] for x in (log_prob, entropy)],
+                 [torch.tensor([[0.5, -0.25, -0.25]]), torch.tensor([[-0.17329, 0.08664, 0.08664]])], 1e-4)
     logits = 3 * torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     assert (scores(logits, 0.5) < scores(logits, 1.0)).all() and abs(scores(0 * logits, 3.0)[0] - np.log(7)) < 1e-5
     scores(logits.bfloat16(), 0.7)
@@ -677,9 +681,14 @@ def test_new_weights_forget_the_old_cache(names, chat, model):
 @pytest.mark.parametrize("max_slots", [1, 64])
 @pytest.mark.parametrize("names", ["state_dict", "named_parameters"])
 def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
-    """Defect 27: after a sync the engine says what an engine would say that is built from the new weights and has no past; until
-    then, whatever happens to the trainer's, what it said before."""
+    """Defect 27: after a sync the engine says what an engine would say that is built from the new weights and has no past; before it and
+    after it, whatever happens to the trainer's, what it said before. Tensors are known by their names, in whatever order they come."""
     trained = copy.deepcopy(model)
+
+    def train():
+        with torch.no_grad():
+            for p in trained.parameters():
+                p += 0.1 * torch.linspace(-1, 1, p.numel()).view_as(p).sin()
     synced, old = (TorchEngine(m, chat.stop_id, max_slots=max_slots) for m in (trained, model))
     agents = [Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3) for engine in (synced, old)]
 
@@ -690,13 +699,13 @@ def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
         assert said.ids == other.ids
         assert_close([torch.tensor(said.log_probs)], [torch.tensor(other.log_probs)], 1e-5)
     assert_same(*turn(LINES[0]))
-    with torch.no_grad():
-        for p in trained.parameters():
-            p += 0.1 * torch.linspace(-1, 1, p.numel()).view_as(p).sin()
+    train()
     assert_same(*turn(LINES[1]))
-    synced.load_weights(trained.state_dict().items() if names == "state_dict" else trained.named_parameters())
+    synced.load_weights(reversed(list(trained.state_dict().items() if names == "state_dict" else trained.named_parameters())))
+    new = copy.deepcopy(trained)
+    train()                                                             # the next update has begun; the engine must not see it
     for line in LINES[2:]:
-        agents[1].engine = TorchEngine(trained, chat.stop_id)
+        agents[1].engine = TorchEngine(new, chat.stop_id)
         assert_same(*turn(line))
 
 

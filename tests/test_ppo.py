@@ -256,9 +256,12 @@ def a_sum_over_the_policys_tokens(loss, x, mask):
 def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
     mask, old, advantages, w = ragged(5), *(normal(6, 14, seed=s) for s in (1, 2, 4))
     new = (old + normal(6, 14, seed=5, scale=0.5)).requires_grad_()
-    _, clipped, _ = a_sum_over_the_policys_tokens(lambda rows, dress: policy_loss(
+    _, clipped, gradient = a_sum_over_the_policys_tokens(lambda rows, dress: policy_loss(
         dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2, dress(w)[rows]), new, mask)
     assert clipped > 0
+    far = torch.where(mask, new.detach(), 1e4).requires_grad_()             # e^10000 is infinite, and infinity times 0 is NaN
+    policy_loss(far, old, advantages, mask, 0.2, w)[0].backward()
+    close(far.grad, gradient)
 
 
 def test_the_value_loss_is_a_sum_over_the_policys_tokens():
@@ -282,6 +285,7 @@ def test_each_token_has_its_own_weight():
     (1.0, 1.2, 2.0, 0.5, 0.5, -1.0),                            # has not moved far: half of the squared error
     (2.0, 1.0, 0.0, 0.5, 2.0, 2.0), (0.0, 1.0, 3.0, 0.5, 4.5, -3.0),        # moved too far, and the wrong way: pulled back
     (2.0, 1.0, 3.0, 0.5, 1.125, 0.0), (0.0, 1.0, -1.0, 0.5, 1.125, 0.0),    # the right way, but too far: no pull, and no reward for it
+    (3.0, 2.0, 4.0, 0.5, 1.125, 0.0), (-1.0, -2.0, 0.0, 0.5, 1.125, 0.0),   # a distance, not a share: however large V is, and below 0
     (2.0, 1.0, 3.0, 0, 0.5, -1.0), (2.0, 1.0, 3.0, None, 0.5, -1.0)])       # no clip
 def test_the_value_clip(value, old, target, clip, loss, gradient):
     """On paper: the loss and its gradient by V."""
@@ -515,6 +519,86 @@ def update(policy, batches, critic=None, **settings):
     critic = critic or Values()
     return ppo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), critic, torch.optim.SGD(critic.parameters(), lr=1.0),
                       [[batch] for batch in batches], clip_eps=0.2, **settings)
+
+
+def test_the_metrics_are_means_over_all_tokens_and_steps():
+    """On paper, for a policy to which all five tokens are alike, and which stands still: entropy log 5. Four tokens with a ratio of 1; in a
+    second mini-batch four with 1.5, which the clip holds, and two with 0.5, which it leaves alone. k3 of KL(pi_old, pi) is 0.5 - log 1.5
+    of the former and log 2 - 0.5 of the latter. A second rank with the same doubles the tokens, and no mean."""
+    policy = Table()
+    policy.logits.data.zero_()
+    batches = [pack(talk(0, 2, 4, 1, policy=policy)), pack(talk(1, 1, 1, 1, 3, policy=policy)), pack(talk(2, 3, 2, policy=policy))]
+    old = [o - math.log(ratio) for o, ratio in zip(old_scores(policy, batches), (1, 1.5, 0.5))]
+    for ranks in (1, 2):
+        notes = Notes(policy)
+        metrics = optimise(policy, notes, [batches[:1], batches[1:]], old, [torch.ones(b.ids.shape) for b in batches], clip_eps=0.2, max_grad_norm=INF,
+                           reduce=lambda x: ranks * x)
+        norms = [float(gradient.norm()) for gradient in notes.seen]
+        assert metrics == pytest.approx({"kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10, "entropy": math.log(5),
+                                         "clipfrac": 0.4, "grad_norm": sum(norms) / 2, "tokens_trained": 10 * ranks})
+
+
+def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
+    """A norm is cut to the limit of its own model. And while the critic warms up, the policy is looked at, measured, and left as it is:
+    its metrics are those of a policy that was about to move, and nothing of its gradient is left for the step after."""
+    def step(**more):
+        policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+        before, critic_before, old = weights(policy), weights(critic), old_scores(policy, [batch])
+        metrics = optimise(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[batch]], old, [normal(*batch.ids.shape, seed=1)],
+                           clip_eps=0.2, max_grad_norm=0.02,
+                           critic=(critic, torch.optim.SGD(critic.parameters(), lr=1.0), [critic(batch).detach()],
+                                   [normal(*batch.ids.shape, seed=2)], 0.5, 0.03), **more)
+        assert all(p.grad is None or not p.grad.any() for model in (policy, critic) for p in model.parameters())
+        return metrics, *[math.sqrt(sum(((value - was[name]) ** 2).sum() for name, value in model.state_dict().items()))
+                          for model, was in ((policy, before), (critic, critic_before))]
+    moving, looking = step(), step(frozen=True)
+    close(moving[1:], [0.02, 0.03], 1e-4)
+    close(looking[1:], [0, 0.03], 1e-4)
+    assert moving[0] == looking[0] and moving[0]["grad_norm"] > 0.1
+
+
+def test_k1_is_no_loss():
+    """Pitfall 4.5: k1 belongs in the reward, where it has been put before a step is taken. In the loss its gradient is 0 on average and
+    noise in every batch; so a step of k1 is the step without it, and that of the others is not."""
+    policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
+    old, ref, advantages = old_scores(policy, [batch]), old_scores(Table(9), [batch]), [normal(*batch.ids.shape, seed=1)]
+
+    def gradient(estimator, kl_coef=0.3):
+        notes = Notes(policy)
+        optimise(policy, notes, [[batch]], old, advantages, clip_eps=0.2, max_grad_norm=INF, ref=ref, kl_coef=kl_coef, kl_estimator=estimator)
+        return notes.seen[0]
+    without = gradient("k3", 0.0)
+    close(gradient("k1"), without)
+    assert all((gradient(estimator) - without).abs().max() > 1e-2 for estimator in ("k2", "k3", "k3-ratio"))
+
+
+def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
+    """A rank that has fewer micro-batches than another runs one in which nobody speaks. No mean of nothing, no maximum of nothing: the
+    step is what it is without it, and a step of nothing else is none."""
+    def step(*micros):
+        policy, critic = Table(), Values()
+        notes, critic_notes, old = Notes(policy), Notes(critic), old_scores(policy, micros)
+        metrics = optimise(policy, notes, [list(micros)], old, [torch.ones(b.ids.shape) for b in micros], clip_eps=0.2, entropy_coef=0.1,
+                           max_grad_norm=INF, critic=(critic, critic_notes, [critic(b).detach() for b in micros],
+                                                      [torch.ones(b.ids.shape) for b in micros], 0.5, INF))
+        return torch.cat(notes.seen + critic_notes.seen), metrics
+    speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
+    (wanted, told), (got, said), (none, nothing) = step(speech), step(silence, speech, silence), step(silence)
+    close(got, wanted)
+    assert said == pytest.approx(told) and (none == 0).all() and set(nothing.values()) == {0}
+
+
+def test_what_sharding_divides_is_multiplied_back():
+    """FSDP hands out the mean of the ranks' gradients, where their sum is meant: each rank's share is made larger by the number of
+    ranks, the critic's too. Else eight GPUs would learn at an eighth of the learning rate."""
+    def gradients(ranks):
+        policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+        notes, critic_notes = Notes(policy), Notes(critic)
+        optimise(policy, notes, [[batch]], old_scores(policy, [batch]), [normal(*batch.ids.shape, seed=1)], clip_eps=0.2, entropy_coef=0.1,
+                 max_grad_norm=INF, ranks=ranks,
+                 critic=(critic, critic_notes, [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)], 0.5, INF))
+        return torch.cat(notes.seen + critic_notes.seen)
+    close(gradients(8), 8 * gradients(1))
 
 
 def test_the_first_ratio_must_be_1():

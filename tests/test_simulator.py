@@ -132,6 +132,10 @@ def test_one_reply_moves_the_emotion_by_ten_at_most():
     """Defect 25: the released code adds whatever integer it reads, so one bad answer can be the whole reward."""
     moves = {(30, 4): 34, (30, -4): 26, (30, 25): 40, (30, -99): 20, (95, 10): 100, (100, 3): 100, (4, -10): 0, (0, 0): 0}
     assert {move: move_emotion(*move) for move in moves} == moves
+
+
+def test_a_wild_answer_moves_the_user_by_ten_at_most():
+    """The same in the user who hears it, and the log says what was done, not what was read."""
     user = user_of(Model([analysis("+60"), analysis("-100")]))
     assert asyncio.run(user.feel("hello"))[1] == 10 and user.emotion == 40
     assert asyncio.run(user.feel("hello"))[1] == -10 and user.emotion == 30
@@ -373,7 +377,7 @@ GOODBYES = {
     "Goodbye.": 1, "Thanks for listening. Goodbye!": 1, "I must go. Bye!": 1, "Okay, thanks, bye.": 1, "Bye-bye": 1,
     "Well... goodbye then.": 1, "I have to run, see you tomorrow!": 1, "Goodbye, Anna. 👋": 1,
     "This does not help me. Goodbye.": 1,
-    "再见。": 1, "好吧，那就这样，再见！": 1, "我先走了，拜拜啦～": 1, "谢谢你。再见": 1, "再见了，朋友": 1,
+    "再见。": 1, "好吧，那就这样，再见！": 1, "我先走了，拜拜啦～": 1, "谢谢你。再见": 1, "我觉得好多了。再见！": 1, "再见了，朋友": 1,
     "": 0, "Hm.": 0, "He never said goodbye.": 0, "Goodbye is the word she used.": 0, "Goodbye! No, wait, one more thing.": 0,
     "She left. I could not even say goodbye to her.": 0, "I waved goodbye and cried.": 0, "Buyer beware.": 0,
     'And then she said: "Goodbye."': 0, 'He just said, "Goodbye."': 0, "他只回了我两个字：再见。": 0, "他只说，再见。": 0,
