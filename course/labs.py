@@ -37,7 +37,7 @@ from simulator import BadInput, Parser, Profile, number
 RUNS = ROOT / "runs" / "labs"
 ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"     # a lab looks at the training users, step by step, and at no checkpoint
 AT_ONCE = 2                                             # runs at a time, of one thread each
-LAST = 5                                                # steps: what a table says of the end is their mean
+LAST = 5                                                # steps: a table says their mean, at the end or, `at = "start"`, the first
 SMOOTH = 3                                              # steps: the thick lines of a picture are moving averages
 
 
@@ -62,8 +62,8 @@ def scripts_of(lab, arm):
         if patch["arm"] in (kind(arm), "both"):
             text = scripts[patch["file"]].decode()
             if text.count(patch["old"]) != 1:
-                raise BadInput(f"lab {lab['name']}: patch {n}: its old lines are {text.count(patch['old'])} times in {patch['file']}, not "
-                               "once; the project was edited: put that file back, or mend the patch in course/labs.toml")
+                raise BadInput(f"lab {lab['name']}: patch {n}: its old lines are {text.count(patch['old'])} times in {patch['file']}, "
+                               "not once; the project was edited: put that file back, or mend the patch in course/labs.toml")
             scripts[patch["file"]] = text.replace(patch["old"], patch["new"]).encode()
     return scripts
 
@@ -102,7 +102,7 @@ class Run:
 
     def __init__(self, lab, arm, seed, steps=None):
         self.lab, self.arm, self.seed, self.steps, self.scripts = lab, arm, seed, steps, scripts_of(lab, arm)
-        self.flags = shlex.split(f"{ALWAYS} {lab['flags']} {lab['arms'][arm]} --seed {seed}" + f" --steps {steps}" * (steps is not None))
+        self.flags = shlex.split(f"{ALWAYS} {lab['flags']} {lab['arms'][arm]} --seed {seed}" + (f" --steps {steps}" if steps else ""))
         name = digest(self.scripts, self.flags)
         found = [p for p in RUNS.glob(f"*-{name}") if p.is_dir()]           # by whichever lab it was made
         self.out = found[0] if found else RUNS / f"{lab['name']}-{arm}-{seed}-{name}"
@@ -173,7 +173,7 @@ def dialogues_of(run):
 
 @functools.lru_cache(maxsize=12)
 def judged(run):
-    """Final emotions, [step][dialogue], of the run's replies as the healthy arm's simulator has them: each put to its own user again."""
+    """Final emotions, [step][dialogue], if the run's replies are put again to their own users, those of the healthy arm's simulator."""
     healthy = run.beside()
     place = copy_of(healthy.scripts) / "simulator.py"
     spec = importlib.util.spec_from_file_location(f"healthy_simulator_{digest(healthy.scripts)}", place)
@@ -204,6 +204,12 @@ def wrong_reward(run):
     return [100 * np.mean([round(100 * d["reward"]) != e for d, e in zip(*pair)]) for pair in zip(dialogues_of(run), judged(run))]
 
 
+def not_followed(run):
+    """Replies, in percent, that are no sentences of the toy's world: its user cannot follow them."""
+    said = lambda dialogues: [t["analysis"] for d in dialogues for t in d["turns"] if t["analysis"]]
+    return [100 * np.mean(["I cannot follow that" in analysis for analysis in said(dialogues)]) for dialogues in dialogues_of(run)]
+
+
 def thoughts_read(run):
     """Dialogues, in percent, in which the user is sent a thought: a reply that was sent with its tag."""
     told = lambda d: any(t["emotion"] is not None and "<think>" in t["reply"] for t in d["turns"])
@@ -229,11 +235,12 @@ def grad_norm_apart(run):
 
 def same_dialogues(run):
     """Dialogues, in percent, that are word for word those of the same seed's healthy run."""
-    return [100 * np.mean([a["turns"] == b["turns"] for a, b in zip(*pair)]) for pair in zip(dialogues_of(run), dialogues_of(run.beside()))]
+    pairs = zip(dialogues_of(run), dialogues_of(run.beside()))
+    return [100 * np.mean([a["turns"] == b["turns"] for a, b in zip(*pair)]) for pair in pairs]
 
 
-TELL_TALES = {f.__name__: f for f in (own_user, reported_minus_own, wrong_reward, thoughts_read, baseline_shift, grad_norm_apart,
-                                      same_dialogues)}
+TELL_TALES = {f.__name__: f for f in (own_user, reported_minus_own, wrong_reward, not_followed, thoughts_read, baseline_shift,
+                                      grad_norm_apart, same_dialogues)}
 
 
 def series(run, what):
@@ -250,7 +257,7 @@ def draw(lab, found, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(1, len(found), figsize=(4.6 * len(found), 4.1), constrained_layout=True, squeeze=False)
+    fig, axes = plt.subplots(1, len(found), figsize=(3.6 * len(found), 3.9), constrained_layout=True, squeeze=False)
     for axis, panel in zip(axes[0], lab["panels"]):
         shades = {"healthy": ["tab:blue", "tab:cyan"], "broken": ["tab:red"], "no": ["dimgray"]}
         for arm, lines in found[panel["show"]].items():
@@ -260,11 +267,14 @@ def draw(lab, found, path):
             size = min(SMOOTH, len(lines[0]))
             mean = np.convolve(np.mean(lines, axis=0), np.ones(size) / size, "valid")
             axis.plot(np.arange(len(mean)) + (size + 1) / 2, mean, color=colour, lw=2.4, label=f"{arm}  {lab['arms'][arm]}".strip())
-        axis.set(xlabel="training step", ylabel=panel["unit"], yscale=panel.get("scale", "linear"))
+        axis.set(xlabel="training step", ylabel=panel["unit"])
+        if panel.get("scale") == "log":
+            axis.set_yscale("log", nonpositive="mask")
         axis.set_ylim(*panel.get("range", (None, None)))
-        axis.set_title(panel["title"], fontsize=10)
+        axis.locator_params(axis="x", integer=True)
+        axis.set_title(panel["title"], fontsize=9.5)
         axis.grid(alpha=0.3)
-    fig.suptitle(f"{lab['name']}: {lab['title']}", fontweight="bold")
+    fig.suptitle(f"{lab['name']}: {lab['title']}", fontsize=12, fontweight="bold")
     fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(lab["arms"]), fontsize=9, frameon=False,
                title=f"thin: each seed; thick: their mean, over {SMOOTH} steps", title_fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,11 +292,12 @@ def perform(lab, seeds, steps, picture):
     found = {panel["show"]: {arm: [series(run, panel["show"]) for run in runs[arm]] for arm in runs} for panel in lab["panels"]}
     draw(lab, found, picture)
     for panel in lab["panels"]:
-        print(f"\n{panel['title']} ({panel['unit']}), mean of the last {LAST} steps")
+        early = panel.get("at") == "start"
+        print(f"\n{panel['title']} ({panel['unit']}), mean of the {'first' if early else 'last'} {LAST} steps")
         print(f"{'':<14}" + "".join(f"{f'seed {seed}':>10}" for seed in seeds) + f"{'mean':>10}")
         for arm, lines in found[panel["show"]].items():
-            ends = [np.mean(line[-LAST:]) for line in lines]
-            print(f"  {arm:<12}" + "".join(f"{x:>10.3g}" for x in [*ends, np.mean(ends)]))
+            means = [np.mean(line[:LAST] if early else line[-LAST:]) for line in lines]
+            print(f"  {arm:<12}" + "".join(f"{x:>10.3g}" for x in [*means, np.mean(means)]))
     print(f"\nWhat to see\n{lab['see'].strip()}\n\nWhy\n{lab['why'].strip()}\n\nTo think about")
     print("".join(f"- {question}\n" for question in lab["questions"]), end="")
     print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -299,7 +310,7 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help="labs, or all (default: list them)")
     parser.add_argument("--seeds", type=lambda text: [natural(s) for s in text.split(",")], default=[0, 1, 2], metavar="S,S",
                         help="(default: 0,1,2)")
-    parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"), help="of each run (default: the lab's own)")
+    parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"), help="(default: the lab's own)")
     parser.add_argument("--out", type=Path, metavar="PICTURE", help="the picture of one lab (default: runs/labs/NAME.png)")
     parser.add_argument("--show", action="store_true", help="print the mistake as a diff, and run nothing")
     args = parser.parse_args(argv)

@@ -112,7 +112,7 @@ def test_how_a_dialogue_ends(name):
     episode, agent, model = hold(replies)
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
     assert sum(t["emotion"] is not None for t in episode.turns) == scored and len(model.prompts) == calls
-    assert episode.segments is agent.segments and (episode.profile_id, episode.first_line) == ("p-0", "First line.")
+    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line) == ("p-0", "First line.")
 
 
 def test_the_benchmark_starts_where_its_user_starts():
