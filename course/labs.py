@@ -133,14 +133,15 @@ def make_runs(runs):
     """Make those that are not there, AT_ONCE at a time. Raises BadInput if one fails. Whatever happens, none is left running."""
     waiting, running = [r for r in runs if not r.done()], []
     count = len(waiting)
-    print(f"{count} runs to make, {len(runs) - count} are there")
+    if count < len(runs):
+        print(f"{len(runs) - count} of {len(runs)} runs are there already")
     usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 running.append(waiting.pop(0))
                 running[-1].start()
-                print(f"[{count - len(waiting)}/{count}] {running[-1]} -> {running[-1].out.relative_to(ROOT)}", flush=True)
+                print(f"[{count - len(waiting)}/{count}] {running[-1]} -> {os.path.relpath(running[-1].out)}", flush=True)
             time.sleep(0.2)
             for run in [r for r in running if r.process.poll() is not None]:
                 running.remove(run)
@@ -257,7 +258,7 @@ def draw(lab, found, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(1, len(found), figsize=(3.6 * len(found), 3.9), constrained_layout=True, squeeze=False)
+    fig, axes = plt.subplots(1, len(found), figsize=(max(9, 3.6 * len(found)), 3.9), constrained_layout=True, squeeze=False)
     for axis, panel in zip(axes[0], lab["panels"]):
         shades = {"healthy": ["tab:blue", "tab:cyan"], "broken": ["tab:red"], "no": ["dimgray"]}
         for arm, lines in found[panel["show"]].items():
@@ -278,7 +279,7 @@ def draw(lab, found, path):
     fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(lab["arms"]), fontsize=9, frameon=False,
                title=f"thin: each seed; thick: their mean, over {SMOOTH} steps", title_fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=100)
+    fig.savefig(path, dpi=90, pil_kwargs={"optimize": True})
     plt.close(fig)
 
 

@@ -254,6 +254,7 @@ def a_sum_over_the_policys_tokens(loss, x, mask):
 
 
 def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
+    """And a log-prob off the mask may be as far away as it likes: exp comes after the mask, or the gradient is NaN."""
     mask, old, advantages, w = ragged(5), *(normal(6, 14, seed=s) for s in (1, 2, 4))
     new = (old + normal(6, 14, seed=5, scale=0.5)).requires_grad_()
     _, clipped, gradient = a_sum_over_the_policys_tokens(lambda rows, dress: policy_loss(
@@ -265,6 +266,7 @@ def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
 
 
 def test_the_value_loss_is_a_sum_over_the_policys_tokens():
+    """What the critic says of the user's tokens is nobody's error."""
     mask, old, returns = ragged(5), *(normal(6, 14, seed=s) for s in (1, 3))
     values = (old + normal(6, 14, seed=6, scale=0.5)).requires_grad_()
     a_sum_over_the_policys_tokens(lambda rows, dress: [value_loss(dress(values)[rows], old[rows], dress(returns)[rows], mask[rows], 0.5)],
@@ -559,7 +561,7 @@ def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
 
 def test_the_entropy_is_a_bonus():
     """A step goes up the entropy, not down: where nothing else is to be learned, a policy forgets its preferences, a little. With the
-    wrong sign it would be certain of its first idea within an hour. The mean is over the policy's tokens, here all behind token 0."""
+    wrong sign it would only grow more certain of what it does already. The mean is over the policy's tokens, here all behind token 0."""
     policy, _, batch = every_outcome()
     notes = Notes(policy)
     optimise(policy, notes, [[batch]], old_scores(policy, [batch]), [torch.zeros(batch.ids.shape)], clip_eps=0.2, entropy_coef=0.3,
@@ -601,7 +603,7 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
 
 def test_what_sharding_divides_is_multiplied_back():
     """FSDP hands out the mean of the ranks' gradients, where their sum is meant: each rank's share is made larger by the number of
-    ranks, the critic's too. Else eight GPUs would learn at an eighth of the learning rate."""
+    ranks, the critic's too. Else the more GPUs, the wider the limit on its norm."""
     def gradients(ranks):
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
         notes, critic_notes = Notes(policy), Notes(critic)
