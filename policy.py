@@ -183,7 +183,9 @@ class Episode:
 def split_thought(text):
     """Cut a thinking reply into (thought, visible, malformed).
 
-    RLVER 2.3: well-formed is `<think>`, a thought, `</think>`, something visible; each tag once, nothing before the first.
+    RLVER 2.3: well-formed is `<think>`, a thought (an empty one will do), `</think>`, something visible; each tag once, nothing before
+    the first. Well-formed or not, the thought ends at the first `</think>` and what follows is visible, both stripped; without one all
+    is thought, so a reply that was cut in the middle of its thought has nothing to show.
     (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts and all.)
     """
     body = text.strip()
@@ -210,6 +212,10 @@ class Agent:
         """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in the context for it.
 
         Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
+
+        Every token is filed under its origin: a Segment has log-probs if and only if the policy sampled its ids, the stop token among
+        them. Direct: one sequence. Think: what is sampled is a branch, numbered 1, 2, 3, and the trunk goes on with the visible text,
+        unless the reply is malformed. `visible` is stripped of white space in both modes.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         room = self.context - len(self.trunk) - len(prompt) - 1         # one place is kept for the stop token

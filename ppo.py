@@ -190,7 +190,9 @@ def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
     minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the same order.
     critic: None, or (model, optimizer, old_values, returns, value_clip, max_grad_norm): stepped on the same mini-batches.
     ranks: by how many the sharding divides a gradient when it sums it. frozen: the policy is looked at, not stepped.
-    Returns a dict of means over all tokens and all steps. Raises SelfCheckFailed if the first ratio is not 1.
+    A k1 penalty is no loss (it has been put into the rewards), and a micro-batch in which the policy is silent adds nothing.
+    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps, and the number of the tokens. Raises
+    SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3 apart), and before any step for a gradient that is not finite.
     """
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0

@@ -171,9 +171,13 @@ def settle(given):
 # ----------------------------------------------------------------------------------------------------------- the dialogue
 
 async def converse(agent, user, line, max_turns, group=0, floor=0):
-    """One dialogue: at most `max_turns` replies, every one of them scored. Returns its Episode (design: how a dialogue ends).
+    """One dialogue: at most `max_turns` replies, every one of them scored. Returns its Episode, `ended` by the first of these:
 
-    It is over at an emotion of 100, or of `floor` or less: 0 in training, 9 in the benchmark, which stops below 10.
+        context                     no room for another reply; what is felt so far counts
+        malformed                   logged as it was sampled, never sent; reward 0
+        emotion_max, emotion_min    100, or `floor` or less: 0 in training, 9 in the benchmark, which stops below 10
+        turn_limit                  the last reply is scored; nobody answers it
+        goodbye                     the user took leave
 
     Raises SimulatorFailed if the user's model gives out.
     """

@@ -208,7 +208,7 @@ def fill(template, values):
 
 def as_json(value):
     """JSON for a prompt. Newlines become \\n, so no text can open a section of its own, and < becomes \\u003c, so none can
-    close a tag of the prompt."""
+    close a tag of the prompt. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 

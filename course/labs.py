@@ -218,14 +218,15 @@ def thoughts_read(run):
 
 
 def baseline_shift(run):
-    """How far a mean over turns is above the mean over dialogues, in stds of the group; the mean over the groups of a step."""
-    shifts = []
+    """How far the baseline that the arm uses, the mean over turns in the broken one, is above the mean over dialogues, in stds of the
+    group; the mean over the groups of a step."""
+    shifts, over_turns = [], run.arm.startswith("broken")
     for dialogues in dialogues_of(run):
         groups = {}
         for d in dialogues:
             groups.setdefault(d["group"], []).append((d["reward"], len(d["turns"])))
         pairs = [np.array(rows).T for rows in groups.values()]
-        shifts.append(np.mean([(np.average(r, weights=n) - r.mean()) / r.std(ddof=1) for r, n in pairs if r.std() > 0] or [0]))
+        shifts.append(np.mean([(np.average(r, weights=n if over_turns else None) - r.mean()) / r.std(ddof=1) for r, n in pairs if r.std() > 0] or [0]))
     return shifts
 
 

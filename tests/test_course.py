@@ -279,6 +279,8 @@ def test_the_patches_of_every_lab_fit_the_code():
             assert all(course.parses(text.decode()) for file, text in scripts.items() if file.endswith(".py")), name
         assert len(lab["see"]) > 80 and len(lab["why"]) > 80 and len(lab["questions"]) >= 2, name
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
+        readme = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
+        assert f"### {name}: {lab['title']}" in readme and all(f"* {question}\n" in readme for question in lab["questions"]), name
 
 
 @pytest.mark.slow
