@@ -145,7 +145,7 @@ def emotion_level(emotion):
 
 
 def clamp_change(change):
-    """To +-10 (SAGE appendix E.1): without it, one misread number decides a dialogue."""
+    """To +-10 (RLVER appendix E.1): without it, one misread number decides a dialogue."""
     return min(MAX_CHANGE, max(-MAX_CHANGE, change))
 
 

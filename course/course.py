@@ -7,9 +7,10 @@
     python course/course.py lab [NAME]                      break the project on purpose, and look (labs.py)
 
 The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`) with `ast`, its lines are cut
-out and others put in. All three commands are that one operation. A handout puts in the docstring and a `raise`; the grader puts a
-student's function into an otherwise correct project, so that an error costs its own exercise and nothing else; the matrix puts in
-wrong answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what typically goes wrong.
+out and others put in. Handing out, grading and the matrix are that one operation. A handout puts in the docstring and a `raise`; the
+grader puts a student's function into an otherwise correct project, so that an error costs its own exercise and nothing else; the
+matrix puts in wrong answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what typically
+goes wrong.
 """
 import ast
 import csv
@@ -20,13 +21,15 @@ import resource
 import shutil
 import signal
 import subprocess
+import symtable
 import sys
 import tempfile
 import textwrap
+import threading
 import tomllib
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -61,7 +64,7 @@ def text_of(source, node):
 
 
 def put(source, name, text):
-    """`source` with the function `name` replaced by `text`, at the old one's depth."""
+    """`source` with the function `name` replaced by `text`, at the old one's depth. (Text inside of a method's strings moves too.)"""
     node, lines = find(ast.parse(source), name), source.split("\n")
     lines[lines_of(node)] = textwrap.indent(text, " " * node.col_offset).split("\n")
     return "\n".join(lines)
@@ -92,7 +95,19 @@ def names_of(node):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    targets = getattr(node, "targets", [getattr(node, "target", node)])
+    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def taken_by(text):
+    """The names that a piece of code takes from its module, as Python sees it: an argument or a local is none."""
+    def walk(table):
+        for symbol in table.get_symbols():
+            if symbol.is_declared_global() or symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                yield symbol.get_name()
+        for child in table.get_children():
+            yield from walk(child)
+    return set(walk(symtable.symtable(text, "student", "exec")))
 
 
 def parses(text):
@@ -140,19 +155,23 @@ def transplant(source, theirs, names):
     functions = [(name, find(tree, name)) for name in names]
     lost = [name for name, node in functions if node is None]
     if lost:
-        short = lost[0].split(".")[-1]
-        raise BadInput(f"{lost[0]} {'does not parse' if re.search(rf'def {short} *[(]', theirs) else 'is not there'}")
-    known = set().union(*map(names_of, ours.body))
-    new = [node for node in tree.body if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign))
-           and not names_of(node) & known]
-    wanted, helpers = set().union(*(names_in(node) for _, node in functions)), []
-    while more := [node for node in new if node not in helpers and names_of(node) & wanted]:
+        there = re.search(rf"def {lost[0].split('.')[-1]} *[(]", theirs)
+        raise BadInput(f"{lost[0]} {'does not parse, or is not at the top level' if there else 'is not there'}")
+    known, new = set().union(*map(names_of, ours.body)), []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):          # of `import torch, math` what is new
+            node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] not in known]
+            new += [(names_of(node), ast.unparse(node))] if node.names else []
+        elif isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign)) and not names_of(node) & known:
+            whole = isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.get_source_segment(text, node)
+            new.append((names_of(node), whole or text_of(text, node)))
+    wanted, helpers = set().union(*(taken_by(text_of(text, node)) for _, node in functions)), []
+    while more := [helper for helper in new if helper not in helpers and helper[0] & wanted]:
         helpers += more
-        wanted |= set().union(*map(names_in, more))
-    first = names[0].split(".")[0]
+        wanted |= set().union(*(taken_by(code) for _, code in more))
     lines = source.split("\n")
-    place = lines_of(next(node for node in ours.body if getattr(node, "name", None) == first)).start
-    lines[place:place] = "\n\n".join(text_of(text, node) for node in new if node in helpers).split("\n") + ["", ""] if helpers else []
+    first = next(node for node in ours.body if getattr(node, "name", None) == names[0].split(".")[0])
+    lines[lines_of(first).start:lines_of(first).start] = [code + "\n\n" for bound, code in new if (bound, code) in helpers]
     source = "\n".join(lines)
     for name, node in functions:
         source = put(source, name, text_of(text, node))
@@ -233,7 +252,8 @@ def copy_project(place, chosen, changed):
     shutil.copy(ROOT / "tests" / "conftest.py", place / "tests")
     for file, text in cut_tests(tuple(chosen)).items():
         (place / "tests" / file).write_text(text, encoding="utf-8")
-    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + "".join(f"    {n}: {e['title']}\n" for n, e in chosen.items()), encoding="utf-8")
+    markers = "".join(f"    {name}: {exercise['title']}\n" for name, exercise in chosen.items())
+    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + markers, encoding="utf-8")
 
 
 def stubs_of(chosen):
@@ -260,6 +280,7 @@ def describe(name, exercise):
 
 def handout(target, chosen):
     """Write the project with holes to the directory `target`: built beside and renamed, so that there is a whole one or none."""
+    target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"handout {target}: exists and is not empty; choose another directory")
     try:
@@ -276,34 +297,37 @@ def handout(target, chosen):
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
-    print(f"{len(chosen)} exercises, {points} points: {target}/README.md")
+    print(f"{len(chosen)} exercises, {points} points: {target / 'README.md'}")
+    print(f"to grade a copy of it: python course/course.py grade COPY" + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
 
 
 # ---------------------------------------------------------------------------------------------------------------- grading
 
-MEMORY = 3 * 2 ** 30        # bytes that the tests of an exercise may use
-RUNNING = set()             # the processes under way
+MEMORY, FILE = 3 * 2 ** 30, 10 ** 8         # bytes that the tests of an exercise may use, and write to a file
+RUNNING, OVER = set(), threading.Event()    # the processes under way; set when no more are wanted
 
 
 @contextmanager
 def workers():
-    """A pool with one thread per core. Whatever goes wrong, Ctrl-C included, leaves nothing running."""
+    """A pool with one thread per core. Whatever goes wrong, Ctrl-C and a kill included, leaves nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
+    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    OVER.clear()
     try:
         yield pool
     finally:
+        OVER.set()
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(RUNNING):
             kill(process)
         pool.shutdown()
+        signal.signal(signal.SIGTERM, usual)
 
 
 def kill(process):
     """A process, and whatever it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def run_tests(place, limit):
@@ -312,14 +336,17 @@ def run_tests(place, limit):
     report = place / "report.xml"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
     with open(place / "output.txt", "wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"],
-                                   cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
+        process = subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                   start_new_session=True)
         RUNNING.add(process)
-        if hasattr(resource, "prlimit"):                        # a loop that collects something must not take the machine with it
-            try:
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
-            except ProcessLookupError:
-                pass
+        if hasattr(resource, "prlimit"):                        # a loop that collects or prints must not take the machine with it
+            seconds = int(4 * limit) + 1                        # should this process be killed before it can keep the time
+            for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE), (resource.RLIMIT_CPU, seconds)):
+                with suppress(ProcessLookupError):
+                    resource.prlimit(process.pid, what, (most, most))
+        if OVER.is_set():                                       # it was started too late to be seen
+            kill(process)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -336,6 +363,8 @@ def run_tests(place, limit):
     for case in cases:
         for bad in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
             said = (bad.get("message") or bad.text or "").strip().split("\n")[0]
+            if "collection failure" in said:                    # the file could not be imported; its last word says why
+                said = ([line[1:].strip() for line in (bad.text or "").split("\n") if line.startswith("E ")] or [said])[-1]
             return f"{case.get('name')}: {said}"[:150]
     return "" if code == 0 and cases else f"the tests did not run (exit code {code})"
 
@@ -352,16 +381,19 @@ def grade_one(place, name, exercise, limit):
     """One exercise of the submission at `place`. Returns "" or what is wrong, one line."""
     file = exercise["file"]
     try:
+        if not (place / file).is_file():
+            return f"{file} is missing"
+        if (place / file).stat().st_size > 10 ** 6:
+            return f"{file} is larger than a megabyte"
         theirs = (place / file).read_text(encoding="utf-8-sig")         # newlines of any system become \n
-    except UnicodeDecodeError:
-        return f"{file} is not UTF-8 text"
-    except OSError:
-        return f"{file} is missing"
-    try:
         theirs = re.sub(r"(?m)^\t+", lambda tabs: 4 * " " * len(tabs[0]), theirs)
         text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs, exercise["functions"])
+    except UnicodeDecodeError:
+        return f"{file} is not UTF-8 text"
     except BadInput as error:
         return f"{file}: {error}"
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:        # of one file, not of all submissions
+        return f"{file} cannot be read ({type(error).__name__})"
     said = try_out(name, exercise, {file: text}, limit)
     return "not done" if f"NotImplementedError: exercise {name}:" in said else said
 
@@ -445,8 +477,8 @@ def matrix(chosen, limit):
 
 def listing(chosen):
     for name, exercise in chosen.items():
-        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   {exercise['file'] + ': ' + ', '.join(exercise['functions']):<66} "
-              f"{exercise['title']}")
+        where = f"{exercise['file']}: {', '.join(exercise['functions'])}"
+        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   {where:<66} {exercise['title']}")
 
 
 def main(argv=None):

@@ -11,6 +11,7 @@ again: a lab that was stopped goes on, and labs share their healthy runs.
 """
 import asyncio
 import difflib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -106,7 +107,7 @@ class Run:
         name = digest(self.scripts, self.flags)
         found = [p for p in RUNS.glob(f"*-{name}") if p.is_dir()]           # by whichever lab it was made
         self.out = found[0] if found else RUNS / f"{lab['name']}-{arm}-{seed}-{name}"
-        self.log = self.out.with_name(self.out.name + ".log")
+        self.log, self.process = self.out.with_name(self.out.name + ".log"), None
 
     def __str__(self):
         return f"{self.arm}, seed {self.seed}"
@@ -152,8 +153,9 @@ def make_runs(runs):
     finally:
         signal.signal(signal.SIGTERM, usual)
         for run in running:
-            os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.wait()
+            if run.process and run.process.poll() is None:
+                os.killpg(run.process.pid, signal.SIGKILL)
+                run.process.wait()
 
 
 # ------------------------------------------------------------------------------------- tell-tales: one number for each step
@@ -226,7 +228,8 @@ def baseline_shift(run):
         for d in dialogues:
             groups.setdefault(d["group"], []).append((d["reward"], len(d["turns"])))
         pairs = [np.array(rows).T for rows in groups.values()]
-        shifts.append(np.mean([(np.average(r, weights=n if over_turns else None) - r.mean()) / r.std(ddof=1) for r, n in pairs if r.std() > 0] or [0]))
+        shifts.append(np.mean([(np.average(r, weights=n if over_turns else None) - r.mean()) / r.std(ddof=1)
+                               for r, n in pairs if r.std() > 0] or [0]))
     return shifts
 
 
@@ -289,8 +292,14 @@ def perform(lab, seeds, steps, picture):
     began = time.monotonic()
     print(f"\n=== {lab['name']}: {lab['title']}\n")
     RUNS.mkdir(parents=True, exist_ok=True)
-    runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds] for arm in lab["arms"]}
+    held = os.open(RUNS, os.O_RDONLY)                           # the lock goes with the process
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)        # two labs would make, and remove, the same healthy runs
+    except OSError:
+        raise BadInput(f"{RUNS}: another lab is at work here; wait for it, or stop it") from None
+    runs = {arm: [Run(lab, arm, seed, steps) for seed in dict.fromkeys(seeds)] for arm in lab["arms"]}
     make_runs([run for of_a_seed in zip(*runs.values()) for run in of_a_seed])
+    os.close(held)
     found = {panel["show"]: {arm: [series(run, panel["show"]) for run in runs[arm]] for arm in runs} for panel in lab["panels"]}
     draw(lab, found, picture)
     for panel in lab["panels"]:

@@ -88,7 +88,8 @@ def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
     assert others and all((whole / name).read_bytes() == (ROOT / name).read_bytes() for name in others)
     assert (whole / "prompts" / "en" / "vanilla" / "emotion.txt").is_file()
     readme = (whole / "README.md").read_text(encoding="utf-8")
-    assert all(f"### {name}: {e['title']}" in readme and e["hint"].strip() in readme for name, e in ALL.items()) and "{{" not in readme.replace("{{name}}", "")
+    assert all(f"### {name}: {e['title']}" in readme and e["hint"].strip() in readme for name, e in ALL.items())
+    assert "{{" not in readme.replace("{{name}}", "")
 
 
 def test_a_handout_holds_no_answer(whole):
@@ -120,7 +121,8 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
 def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     """As the assignment tells it: the holes fail, and what fills them passes."""
     course.main(["handout", str(tmp_path / "h"), "--only", "groups"])
-    test = lambda: subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "groups"], cwd=tmp_path / "h", capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "groups"]
+    test = lambda: subprocess.run(command, cwd=tmp_path / "h", capture_output=True, text=True)
     assert "exercise groups: group_advantages is yours to write" in test().stdout
     (tmp_path / "h" / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
     result = test()
@@ -210,6 +212,21 @@ class Box:
     assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
 
 
+@pytest.mark.parametrize("theirs, wanted", [
+    ("import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)", 2),                               # of an import what is new
+    ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),                                   # a demo, with an argument's name
+    ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),             # a name, and a local of that name
+    ("K = \"\"\"a\n\"\"\"; L = 3\n\ndef one(x):\n    return x + L", 7),                               # half a string on the line
+    ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
+    ("class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef one(x):\n    return H().f(x)", 5),
+    ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13)])
+def test_helpers_are_found_as_python_finds_them(theirs, wanted):
+    """A right answer must not be lost to what stands around it."""
+    names = {"__name__": "x"}
+    exec(course.transplant(OURS, theirs, ["one"]), names)
+    assert names["one"](4) == wanted
+
+
 @pytest.mark.parametrize("broken", ["    return (x", "    return x +", '    """never closed', "    return x\n      x", "    x = 'half"])
 def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     """For Python the file is lost from there on; for the other exercises it is not."""
@@ -255,7 +272,8 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     course.main(["handout", str(untouched), "--only", "kl,groups"])
     (untouched / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
     table = tmp_path / "grades.csv"
-    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20", "--csv", str(table)]) == 0
+    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20",
+                        "--csv", str(table)]) == 0
     with open(table, newline="", encoding="utf-8") as file:
         found = {(Path(row["submission"]).name, row["exercise"]): (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
     anna = {name: result for (who, name), result in found.items() if who == "anna"}
@@ -280,7 +298,8 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert len(lab["see"]) > 80 and len(lab["why"]) > 80 and len(lab["questions"]) >= 2, name
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
         readme = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
-        assert f"### {name}: {lab['title']}" in readme and all(f"* {question}\n" in readme for question in lab["questions"]), name
+        assert "{{" not in readme and f"### {name}: {lab['title']}" in readme, name
+        assert all(f"* {question} " in " ".join(readme.split()) + " " for question in lab["questions"]), name
 
 
 @pytest.mark.slow
