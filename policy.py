@@ -185,7 +185,7 @@ def split_thought(text):
 
     RLVER 2.3: well-formed is `<think>`, a thought (an empty one will do), `</think>`, something visible; each tag once, nothing before
     the first. Well-formed or not, the thought ends at the first `</think>` and what follows is visible, both stripped; without one all
-    is thought, so a reply that was cut in the middle of its thought has nothing to show.
+    is thought, so a reply that was cut in the middle of its thought has nothing to show. A `<think>` is taken off where it opens the text.
     (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts and all.)
     """
     body = text.strip()
@@ -209,7 +209,8 @@ class Agent:
         self.trunk = self.trunk + ids
 
     async def reply(self, line):
-        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in the context for it.
+        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in the context for one token and for a
+        stop token behind it, which has to be added where the limit cuts a reply.
 
         Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
 

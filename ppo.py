@@ -10,8 +10,8 @@ ratio is 1 and the clip never acts; it takes two mini-batches or more to see it 
 Run it alone for the smallest example:  python ppo.py
 
 Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each
-mini-batch before its own step (so 0 where there is only one);  clipfrac  share of tokens whose ratio is
-clipped;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
+mini-batch before its own step (so 0 where there is only one);  clipfrac  share of tokens whose term the
+clip changes;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
 perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
 """
 import math
@@ -66,7 +66,8 @@ def whitening(tensors, masks, reduce=identity, eps=1e-8):
     """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the whole batch, not of one
     micro-batch). `reduce` sums a tensor over ranks; this file knows nothing else of them.
 
-    Returns (mean, std), the variance unbiased. Fewer than two entries give (0, 1): nothing to whiten.
+    Returns (mean, sqrt(variance + eps)), the variance unbiased, summed in float64, so that equal numbers become exactly 0. Fewer than
+    two entries give (0, 1): nothing to whiten.
     """
     total = reduce(torch.stack([sum(m.sum() for m in masks).double(),
                                 sum(t[m].double().sum() for t, m in zip(tensors, masks))]))
@@ -93,7 +94,7 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
     became *more* likely is pushed back without limit. A sum, not a mean: the caller divides by the tokens of the whole optimiser
     batch, so neither the micro-batches nor the ranks it was cut into change the gradient.
 
-    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of clipped tokens).
+    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of tokens whose term the clip changes).
     """
     ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()     # masked before exp: inf times 0 would be a NaN gradient
     unclipped = ratio * advantages
@@ -132,7 +133,7 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
         k3-ratio   rho k3, with rho = pi / pi_old: the importance ratio puts the missing part of the gradient back, and
                    it is that of KL(pi, ref) (DeepSeek-V3.2).
 
-    Raises ValueError for another name.
+    Without old_log_probs pi_old is pi, as a constant. Raises ValueError for another name.
     """
     log_ratio = ref_log_probs - log_probs
     if estimator == "k1":

@@ -174,10 +174,12 @@ async def converse(agent, user, line, max_turns, group=0, floor=0):
     """One dialogue: at most `max_turns` replies, every one of them scored. Returns its Episode, `ended` by the first of these:
 
         context                     no room for another reply; what is felt so far counts
-        malformed                   logged as it was sampled, never sent; reward 0
+        malformed                   logged as it was sampled, never sent; emotion and reward 0
         emotion_max, emotion_min    100, or `floor` or less: 0 in training, 9 in the benchmark, which stops below 10
         turn_limit                  the last reply is scored; nobody answers it
         goodbye                     the user took leave
+
+    A turn is logged as {reply (what was sent), thought, user, analysis, change, emotion}, None where it did not come to that.
 
     Raises SimulatorFailed if the user's model gives out.
     """

@@ -214,7 +214,7 @@ def cut_tests(chosen):
                 parts.append("".join(marks) + text_of(sources[file], node))
         if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
             imports.append("import pytest")
-        about = ast.get_docstring(trees[file]).split("\n")[0]
+        about = ast.get_docstring(trees[file]).split("\n\n")[0]
         texts[file] = f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     return texts
 
@@ -271,18 +271,23 @@ def describe(name, exercise):
     """An exercise as the assignment tells it."""
     needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
     functions = ", ".join(f"`{function}`" for function in exercise["functions"])
+    files = sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})
     return (f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} minutes)\n\n"
             f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}\n\n"
             + f"{exercise['task'].strip()}\n\n" + "".join(f"    {line}\n" for line in exercise["equation"].strip().split("\n"))
             + f"\n*Hint.* {exercise['hint'].strip()}\n\n*If it is wrong.* {exercise['symptom'].strip()}\n\n"
-            f"Check: `python -m pytest -q -m {name}`\n")
+            f"Check: `python -m pytest -q -m {name} {' '.join(files)}`\n")
+
+
+def plural(count):
+    return f"{count} exercise{'s' * (count != 1)}"
 
 
 def handout(target, chosen):
     """Write the project with holes to the directory `target`: built beside and renamed, so that there is a whole one or none."""
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadInput(f"handout {target}: exists and is not empty; choose another directory")
+        raise BadInput(f"handout {target}: is there already, and not empty; choose another directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
@@ -290,14 +295,14 @@ def handout(target, chosen):
             copy_project(place, chosen, stubs_of(chosen))
             points = sum(exercise["points"] for exercise in chosen.values())
             text = (HERE / "assignment.md").read_text(encoding="utf-8")
-            text = text.replace("{{count}}", str(len(chosen))).replace("{{points}}", str(points))
+            text = text.replace("{{count}}", plural(len(chosen))).replace("{{points}}", str(points))
             text = text.replace("{{exercises}}", "\n".join(describe(*item) for item in chosen.items()))
             (place / "README.md").write_text(text, encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
-    print(f"{len(chosen)} exercises, {points} points: {target / 'README.md'}")
+    print(f"{plural(len(chosen))}, {points} points: {target / 'README.md'}")
     print(f"to grade a copy of it: python course/course.py grade COPY" + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
 
 
@@ -403,6 +408,8 @@ def grade(places, chosen, limit, table):
     for place in places:
         if not place.is_dir():
             raise BadInput(f"grade {place}: no such directory")
+        if not any((place / exercise["file"]).is_file() for exercise in chosen.values()):
+            raise BadInput(f"grade {place}: none of the files to grade is there; is it a handout?")
     try:
         file = open(table or os.devnull, "w", newline="", encoding="utf-8")             # before the work, not after it
     except OSError as error:
@@ -468,7 +475,7 @@ def matrix(chosen, limit):
             right = (said == "") == (answer in (SOLVED, ALONE))
             bad += [] if right else [f"{name}, {answer}"]
             print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:150], flush=True)
-    print(f"\n{len(chosen)} exercises, {len(todo) - 3 * len(chosen)} wrong answers: "
+    print(f"\n{plural(len(chosen))}, {len(todo) - 3 * len(chosen)} wrong answers: "
           + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass"))
     return not bad
 

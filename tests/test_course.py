@@ -4,6 +4,7 @@ That the tests are strong enough is another matter, and CI's: `python course/cou
 """
 import ast
 import csv
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,13 @@ def test_a_handout_holds_no_answer(whole):
             assert len(line) < 30 or line not in held or line in everybodys, (name, line, held[line])
 
 
+def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
+    """A table that calls an exercise when its file is imported would stop all tests of the other exercises too."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"], cwd=whole, capture_output=True,
+                          text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0, done.stdout
+
+
 def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     """One exercise, and everything else runs."""
     assert course.main(["handout", str(tmp_path / "h"), "--only", "groups, gae"]) == 0
@@ -121,7 +129,7 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
 def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     """As the assignment tells it: the holes fail, and what fills them passes."""
     course.main(["handout", str(tmp_path / "h"), "--only", "groups"])
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "groups"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "groups", "tests/test_grpo.py"]
     test = lambda: subprocess.run(command, cwd=tmp_path / "h", capture_output=True, text=True)
     assert "exercise groups: group_advantages is yours to write" in test().stdout
     (tmp_path / "h" / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
@@ -132,7 +140,7 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
 @pytest.mark.parametrize("argv, said", [
     (["handout", "{full}"], "not empty"), (["handout", "{full}/file"], "not empty"), (["handout", "{full}/file/x"], "cannot be written"),
     (["handout", "{new}", "--only", "gae,gea"], "'gea'"), (["handout", "{new}", "--only", ","], "there is no exercise"),
-    (["grade", "{new}"], "no such directory"), (["grade", "{full}", "--csv", "{new}/no/x.csv"], "cannot be written"),
+    (["grade", "{new}"], "no such directory"), (["grade", "{full}"], "is it a handout"), (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
     (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"), (["mark"], "invalid choice"), ([], "required"),
     (["lab", "learning-rat"], "unknown"), (["lab", "k1-loss", "--seeds", "x"], "seeds")])
 def test_bad_input_is_one_line(argv, said, tmp_path, capfd):

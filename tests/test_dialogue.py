@@ -71,7 +71,7 @@ def person(k):
 def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
-    return asyncio.run(converse(agent, User(Simulator(model), person(0)), "First line.", max_turns)), agent, model
+    return asyncio.run(converse(agent, User(Simulator(model), person(0)), "First line.", max_turns, group=3)), agent, model
 
 
 # ------------------------------------------------------------------------------------------------------------ one dialogue
@@ -97,8 +97,8 @@ ENDINGS = {     # replies, how it ends, final emotion, replies that were scored,
     "turn limit": (["+5 a"] * 9, "turn_limit", 70, 8, 15),
     "turn limit before goodbye": (["+1 a"] * 7 + ["+1 bye"], "turn_limit", 38, 8, 15),
     "limits at once": (["+9 a"] * 7 + ["+10 a", "+9 never said"], "emotion_max", 100, 8, 15),
-    "malformed": (["+10 a", thinking("+10 no thought")], "malformed", 0, 1, 2),
-    "malformed at once": ([thinking("<think>+10")], "malformed", 0, 0, 0),
+    "malformed": (["+10 a", ("+10 no thought",)], "malformed", 0, 1, 2),             # in brackets: of a policy that should think
+    "malformed at once": ([("<think>+10",)], "malformed", 0, 0, 0),
     "context": (["+5 a", "+5 b", None], "context", 40, 2, 4),
     "context at once": ([None], "context", 30, 0, 0),
 }
@@ -109,10 +109,10 @@ def test_how_a_dialogue_ends(name):
     """The design's table of endings. The reward is the last emotion over 100, once; 0 if malformed; the current one if the
     context is full; and there is one reward for a turn limit too, observed, so nothing is bootstrapped."""
     replies, ended, emotion, scored, calls = ENDINGS[name]
-    episode, agent, model = hold(replies)
+    episode, agent, model = hold([thinking(*reply) if isinstance(reply, tuple) else reply for reply in replies])
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
     assert sum(t["emotion"] is not None for t in episode.turns) == scored and len(model.prompts) == calls
-    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line) == ("p-0", "First line.")
+    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line, episode.group) == ("p-0", "First line.", 3)
 
 
 def test_the_benchmark_starts_where_its_user_starts():

@@ -53,7 +53,8 @@ class LoadedDice:
         self.agent, self.texts = agent, iter(texts)
 
     def random(self, n):
-        engine, prompt, ids = self.agent.engine, self.agent.trunk, next(self.texts)[:n]
+        engine, ids = self.agent.engine, next(self.texts)[:n]
+        prompt, = (request.prompt for request in engine.running.values() if request.dice is self)
         with torch.no_grad():
             logits = engine.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1:-1]
         p = (logits.double() / engine.temperature).softmax(-1)
@@ -311,6 +312,15 @@ def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
     assert [s.ids[-1] for s in sampled(agent)] == [chat.stop_id] * 3
 
 
+@pytest.mark.parametrize("think", [False, True])
+def test_the_engine_knows_a_dialogue_by_its_own_key(think, chat, tiny_model):
+    """Three dialogues at once, three turns each. Under keys of their own each reads its trunk once, as it grows; without one, or all
+    under the same, every turn reads everything again."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    episodes = gossip(engine, chat, 3, think=think)
+    assert 0 < sum(engine.read) <= sum(len(s.ids) for e in episodes for s in e.segments if s.branch == 0)
+
+
 def test_direct_history_is_what_was_said_and_a_cut_reply_is_closed_by_us(chat, tiny_model):
     """Design: one causal sequence. The stop token that the policy sampled is its action; one that we put behind a reply which
     the limit cut is an observation, or the policy would be trained on what it never did."""
@@ -324,6 +334,7 @@ def test_direct_history_is_what_was_said_and_a_cut_reply_is_closed_by_us(chat, t
     assert [s.log_probs is not None for s in agent.segments] == [False, True, False, True, False, False, True]
     assert agent.trunk == sum((s.ids for s in agent.segments), []) and {s.branch for s in agent.segments} == {0}
     assert [r.visible for r in replies] == ["I am here.", chat.decode(cut), "Why?"] and cut != texts[1]
+    assert [r.text for r in replies] == ["I am here.", chat.decode(cut), " Why? "]
 
 
 def test_a_thought_is_trained_but_never_remembered(chat, tiny_model):
@@ -707,6 +718,16 @@ def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
     for line in LINES[2:]:
         agents[1].engine = TorchEngine(new, chat.stop_id)
         assert_same(*turn(line))
+
+
+def test_synced_weights_take_the_engines_precision(chat, tiny_model):
+    """The engine computes in bf16 where the trainer keeps fp32: weights are copied into its tensors, which stay what they are."""
+    engine = TorchEngine(tiny_model, chat.stop_id)
+    engine.move("cpu", torch.bfloat16)
+    trained = {name: p + 0.5 for name, p in tiny_model.state_dict().items()}
+    engine.load_weights(trained.items())
+    for name, p in engine.model.named_parameters():
+        assert p.dtype == torch.bfloat16 and torch.equal(p, trained[name].bfloat16())
 
 
 def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
