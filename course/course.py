@@ -267,16 +267,20 @@ def stubs_of(chosen):
     return changed
 
 
+def check(name, exercise):
+    """The command that runs an exercise's tests in a handout."""
+    return f"python -m pytest -q -m {name} " + " ".join(sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]}))
+
+
 def describe(name, exercise):
     """An exercise as the assignment tells it."""
-    needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
+    fill = lambda text: textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
     functions = ", ".join(f"`{function}`" for function in exercise["functions"])
-    files = sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})
-    return (f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} minutes)\n\n"
-            f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}\n\n"
-            + f"{exercise['task'].strip()}\n\n" + "".join(f"    {line}\n" for line in exercise["equation"].strip().split("\n"))
-            + f"\n*Hint.* {exercise['hint'].strip()}\n\n*If it is wrong.* {exercise['symptom'].strip()}\n\n"
-            f"Check: `python -m pytest -q -m {name} {' '.join(files)}`\n")
+    needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
+    return "\n\n".join([f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} minutes)",
+                        fill(f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}"), fill(exercise["task"]),
+                        textwrap.indent(exercise["equation"].strip(), "    "), fill(f"*Hint.* {exercise['hint']}"),
+                        fill(f"*If it is wrong.* {exercise['symptom']}"), f"Check: `{check(name, exercise)}`\n"])
 
 
 def plural(count):
@@ -296,6 +300,7 @@ def handout(target, chosen):
             points = sum(exercise["points"] for exercise in chosen.values())
             text = (HERE / "assignment.md").read_text(encoding="utf-8")
             text = text.replace("{{count}}", plural(len(chosen))).replace("{{points}}", str(points))
+            text = text.replace("{{check}}", f"{check(*next(iter(chosen.items()))):<60}")
             text = text.replace("{{exercises}}", "\n".join(describe(*item) for item in chosen.items()))
             (place / "README.md").write_text(text, encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")

@@ -292,14 +292,16 @@ def perform(lab, seeds, steps, picture):
     began = time.monotonic()
     print(f"\n=== {lab['name']}: {lab['title']}\n")
     RUNS.mkdir(parents=True, exist_ok=True)
-    held = os.open(RUNS, os.O_RDONLY)                           # the lock goes with the process
+    held = os.open(RUNS, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)        # two labs would make, and remove, the same healthy runs
     except OSError:
         raise BadInput(f"{RUNS}: another lab is at work here; wait for it, or stop it") from None
-    runs = {arm: [Run(lab, arm, seed, steps) for seed in dict.fromkeys(seeds)] for arm in lab["arms"]}
-    make_runs([run for of_a_seed in zip(*runs.values()) for run in of_a_seed])
-    os.close(held)
+    try:
+        runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds] for arm in lab["arms"]}
+        make_runs([run for of_a_seed in zip(*runs.values()) for run in of_a_seed])
+    finally:
+        os.close(held)
     found = {panel["show"]: {arm: [series(run, panel["show"]) for run in runs[arm]] for arm in runs} for panel in lab["panels"]}
     draw(lab, found, picture)
     for panel in lab["panels"]:
@@ -319,9 +321,10 @@ def main(argv=None):
     parser = Parser(prog="course.py lab", description="Mistakes on purpose: healthy runs beside broken ones, and one picture.")
     natural = number(int, lambda x: x >= 0, "a whole number from 0")
     parser.add_argument("names", nargs="*", metavar="NAME", help="labs, or all (default: list them)")
-    parser.add_argument("--seeds", type=lambda text: [natural(s) for s in text.split(",")], default=[0, 1, 2], metavar="S,S",
-                        help="(default: 0,1,2)")
-    parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"), help="(default: the lab's own)")
+    parser.add_argument("--seeds", type=lambda text: list(dict.fromkeys(natural(s) for s in text.split(","))), default=[0, 1, 2],
+                        metavar="S,S", help="seeds of the runs (default: 0,1,2)")
+    parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"), metavar="N",
+                        help="training steps of each run (default: the lab's own)")
     parser.add_argument("--out", type=Path, metavar="PICTURE", help="the picture of one lab (default: runs/labs/NAME.png)")
     parser.add_argument("--show", action="store_true", help="print the mistake as a diff, and run nothing")
     args = parser.parse_args(argv)
