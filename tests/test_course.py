@@ -110,6 +110,7 @@ def test_a_handout_holds_no_answer(whole):
             assert len(line) < 30 or line not in held or line in everybodys, (name, line, held[line])
 
 
+@pytest.mark.slow
 def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
     """A table that calls an exercise when its file is imported would stop all tests of the other exercises too."""
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"], cwd=whole, capture_output=True,
@@ -127,6 +128,7 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     assert "2 exercises, 13 points" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     """As the assignment tells it: the holes fail, and what fills them passes."""
     course.main(["handout", str(tmp_path / "h"), "--only", "groups"])
@@ -258,7 +260,7 @@ def test_a_function_that_is_gone_is_named():
             course.transplant(OURS, theirs, ["one"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     """An endless loop, one that eats memory, two ways to end the process, a syntax error, a missing file, one that is no text, and edited
     tests; beside an answer that is right, in the same file. A student's process is not the grader's."""
@@ -311,7 +313,7 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert all(f"* {question} " in " ".join(readme.split()) + " " for question in lab["questions"]), name
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["mixed-users", "no-format-check"])
 def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
     """Two arms, two steps, one picture; asked for again, the runs are found."""
