@@ -444,16 +444,17 @@ def wrong_answers(chosen):
             continue
         exercise = chosen[name]
         source = (ROOT / exercise["file"]).read_text(encoding="utf-8")
+        tree = ast.parse(source)
         for answer in answers:
             function = answer.get("function", exercise["functions"][0])
-            text = text_of(source, find(ast.parse(source), function))
+            text = text_of(source, find(tree, function))
             if text.count(answer["old"]) != 1:
                 raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: its old text is {text.count(answer['old'])} times in "
                                f"{function}, not once; the function was edited, so the answer must be")
-            wrong = put(source, function, text.replace(answer["old"], answer["new"]))
+            wrong = text.replace(answer["old"], answer["new"])
             if not parses(wrong):
                 raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: does not parse; a wrong answer must run")
-            yield name, answer["name"], {exercise["file"]: wrong}
+            yield name, answer["name"], {exercise["file"]: put(source, function, wrong)}
 
 
 SOLVED, ALONE = "the solution", "the solution, and of the rest only what it needs"
