@@ -225,6 +225,13 @@ def read_toml(name):
     return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
 
 
+def replaced(text, old, new, whose, where, advice):
+    """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput, saying whose change no longer fits."""
+    if text.count(old) != 1:
+        raise BadInput(f"{whose}: its old text is {text.count(old)} times in {where}, not once; {advice}")
+    return text.replace(old, new)
+
+
 def exercises(only=None):
     """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput for an unknown name."""
     found = read_toml("exercises.toml")
@@ -308,7 +315,7 @@ def handout(target, chosen):
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
     print(f"{plural(len(chosen))}, {points} points: {target / 'README.md'}")
-    print(f"to grade a copy of it: python course/course.py grade COPY" + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
+    print("to grade a copy of it: python course/course.py grade COPY" + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
 
 
 # ---------------------------------------------------------------------------------------------------------------- grading
@@ -318,20 +325,29 @@ RUNNING, OVER = set(), threading.Event()    # the processes under way; set when 
 
 
 @contextmanager
+def terminable():
+    """A kill (SIGTERM) ends this process as an exception does, by way of every `finally`, so that its children end too."""
+    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+@contextmanager
 def workers():
     """A pool with one thread per core. Whatever goes wrong, Ctrl-C and a kill included, leaves nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
-    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     OVER.clear()
-    try:
-        yield pool
-    finally:
-        OVER.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(RUNNING):
-            kill(process)
-        pool.shutdown()
-        signal.signal(signal.SIGTERM, usual)
+    with terminable():
+        try:
+            yield pool
+        finally:
+            OVER.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(RUNNING):
+                kill(process)
+            pool.shutdown()
 
 
 def kill(process):
@@ -447,13 +463,11 @@ def wrong_answers(chosen):
         tree = ast.parse(source)
         for answer in answers:
             function = answer.get("function", exercise["functions"][0])
-            text = text_of(source, find(tree, function))
-            if text.count(answer["old"]) != 1:
-                raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: its old text is {text.count(answer['old'])} times in "
-                               f"{function}, not once; the function was edited, so the answer must be")
-            wrong = text.replace(answer["old"], answer["new"])
+            whose = f"wrong_answers.toml, {name}, {answer['name']!r}"
+            wrong = replaced(text_of(source, find(tree, function)), answer["old"], answer["new"], whose, function,
+                             "the function was edited, so the answer must be")
             if not parses(wrong):
-                raise BadInput(f"wrong_answers.toml, {name}, {answer['name']!r}: does not parse; a wrong answer must run")
+                raise BadInput(f"{whose}: does not parse; a wrong answer must run")
             yield name, answer["name"], {exercise["file"]: put(source, function, wrong)}
 
 
@@ -494,8 +508,8 @@ def listing(chosen):
         print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   {where:<66} {exercise['title']}")
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
+def run(argv):
+    """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
         import labs
         return labs.main(argv[1:])
@@ -514,23 +528,28 @@ def main(argv=None):
         tools[name].add_argument("--limit", metavar="SECONDS", type=number(float, lambda x: 0 < x < float("inf"), "a number above 0"),
                                  default=30.0, help="time limit of an exercise's tests (default: 30)")
     args = parser.parse_args(argv)
+    chosen = exercises(getattr(args, "only", None))
+    if args.command == "list":
+        listing(chosen)
+    elif args.command == "handout":
+        handout(args.directory, chosen)
+    elif args.command == "grade":
+        grade(args.directories, chosen, args.limit, args.csv)
+    else:
+        return 0 if matrix(chosen, args.limit) else 1
+    return 0
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        chosen = exercises(getattr(args, "only", None))
-        if args.command == "list":
-            listing(chosen)
-        elif args.command == "handout":
-            handout(args.directory, chosen)
-        elif args.command == "grade":
-            grade(args.directories, chosen, args.limit, args.csv)
-        else:
-            return 0 if matrix(chosen, args.limit) else 1
+        return run(argv)
     except BadInput as error:
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
+        print("\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]), file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -20,17 +20,14 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from course import ROOT, kill, read_toml, replaced, terminable       # first: it makes the project's own modules importable
 import toy
 from evaluate import read_dialogues, replay
 from simulator import BadInput, Parser, Profile, number
@@ -46,8 +43,7 @@ SMOOTH = 3                                              # steps: the thick lines
 
 def load_labs():
     """labs.toml as {name: lab}, in its order."""
-    with open(Path(__file__).with_name("labs.toml"), "rb") as file:
-        return {lab["name"]: lab for lab in tomllib.load(file)["lab"]}
+    return {lab["name"]: lab for lab in read_toml("labs.toml")["lab"]}
 
 
 def kind(arm):
@@ -61,11 +57,9 @@ def scripts_of(lab, arm):
     scripts = {str(p.relative_to(ROOT)): p.read_bytes() for p in sorted(files)}
     for n, patch in enumerate(lab.get("patch", []), 1):
         if patch["arm"] in (kind(arm), "both"):
-            text = scripts[patch["file"]].decode()
-            if text.count(patch["old"]) != 1:
-                raise BadInput(f"lab {lab['name']}: patch {n}: its old lines are {text.count(patch['old'])} times in {patch['file']}, "
-                               "not once; the project was edited: put that file back, or mend the patch in course/labs.toml")
-            scripts[patch["file"]] = text.replace(patch["old"], patch["new"]).encode()
+            text = replaced(scripts[patch["file"]].decode(), patch["old"], patch["new"], f"lab {lab['name']}: patch {n}", patch["file"],
+                            "the project was edited: put that file back, or mend the patch in course/labs.toml")
+            scripts[patch["file"]] = text.encode()
     return scripts
 
 
@@ -130,13 +124,13 @@ class Run:
         self.began = time.monotonic()
 
 
+@terminable()
 def make_runs(runs):
     """Make those that are not there, AT_ONCE at a time. Raises BadInput if one fails. Whatever happens, none is left running."""
     waiting, running = [r for r in runs if not r.done()], []
     count = len(waiting)
     if count < len(runs):
         print(f"{len(runs) - count} of {len(runs)} runs are there already")
-    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
@@ -151,10 +145,9 @@ def make_runs(runs):
                     raise BadInput(f"lab {run.lab['name']}, {run}: the run failed: {(lines or ['without a word'])[-1]} ({run.log})")
                 print(f"      {run}: done in {time.monotonic() - run.began:.0f} s", flush=True)
     finally:
-        signal.signal(signal.SIGTERM, usual)
         for run in running:
             if run.process and run.process.poll() is None:
-                os.killpg(run.process.pid, signal.SIGKILL)
+                kill(run.process)
                 run.process.wait()
 
 
@@ -316,7 +309,8 @@ def perform(lab, seeds, steps, picture):
     print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
 
 
-def main(argv=None):
+def main(argv):
+    """`course.py lab`. Raises BadInput; course.py says it."""
     labs = load_labs()
     parser = Parser(prog="course.py lab", description="Mistakes on purpose: healthy runs beside broken ones, and one picture.")
     natural = number(int, lambda x: x >= 0, "a whole number from 0")
@@ -343,14 +337,6 @@ def main(argv=None):
                 show(labs[name])
             else:
                 perform(labs[name], args.seeds, args.steps, args.out or RUNS / f"{name}.png")
-    except (BadInput, OSError) as error:
-        print(f"course.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where it was", file=sys.stderr)
-        return 130
+    except OSError as error:
+        raise BadInput(str(error)) from None
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
