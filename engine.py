@@ -52,7 +52,7 @@ class SlotCache:
 class Request:
     prompt: list
     max_tokens: int
-    dice: np.random.Generator
+    rng: np.random.Generator
     key: object
     done: asyncio.Future
     ids: list = field(default_factory=list)
@@ -98,13 +98,13 @@ class TorchEngine:
         self.forget()
         self.cache = SlotCache()
 
-    async def generate(self, prompt, max_tokens, dice, key):
+    async def generate(self, prompt, max_tokens, rng, key):
         """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its cache row is found again; None: a single
         request.
 
-        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `dice` is drawn from once a call.
+        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `rng` is drawn from once a call.
         """
-        request = Request(prompt, max_tokens, dice, key, asyncio.get_running_loop().create_future())
+        request = Request(prompt, max_tokens, rng, key, asyncio.get_running_loop().create_future())
         self.waiting.append(request)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
@@ -143,7 +143,7 @@ class TorchEngine:
             chunks[slot] = request.prompt[same:]
             self.known[slot], self.running[slot] = request.prompt[:same], request
             self.slot_of = {k: s for k, s in self.slot_of.items() if s != slot} | {request.key: slot}
-            request.uniform = request.dice.random(request.max_tokens)
+            request.uniform = request.rng.random(request.max_tokens)
         if chunks:
             slots = list(chunks)
             self.forward(torch.tensor(slots), slots, [chunks[s] for s in slots])
@@ -225,10 +225,10 @@ class VllmEngine:
         self.running, self.count, self.loop_task = {}, 0, None          # running: request id -> Future
         self.asleep = False
 
-    async def generate(self, prompt, max_tokens, dice, key=None):
+    async def generate(self, prompt, max_tokens, rng, key=None):
         """As TorchEngine.generate. `key` is not needed: the prefix cache finds what it knows by the tokens."""
         params = self.SamplingParams(temperature=self.temperature, max_tokens=max_tokens, stop_token_ids=[self.stop_id], logprobs=0,
-                                     seed=int(dice.integers(2 ** 31)), detokenize=False)
+                                     seed=int(rng.integers(2 ** 31)), detokenize=False)
         self.count += 1
         name, done = str(self.count), asyncio.get_running_loop().create_future()
         self.running[name] = done
@@ -283,8 +283,3 @@ class VllmEngine:
         if self.cuda and not self.asleep:
             self.llm.sleep(level=2)
             self.asleep = True
-
-
-def vllm_is_there():
-    import importlib.util
-    return importlib.util.find_spec("vllm") is not None

@@ -10,9 +10,7 @@
 The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 100 or below 10. Numbers compare only within one
 simulator: with another model behind the same users, SAGE saw the same dialogues shift by 20 points (SAGE appendix B).
 """
-import argparse
 import asyncio
-import functools
 import glob
 import json
 import os
@@ -22,31 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from signs import numbers_of, signs
-from simulator import (START, BadInput, Parser, ServerModel, SimulatorFailed, SimulatorRefused, Unavailable, User, backoff, emotion_level,
-                       load_profiles, load_prompt, make_simulator, move_emotion, number, parse_emotion, refuse_foreign, split_name,
-                       toy_profiles)
+from simulator import (User, load_profiles, load_prompt, make_simulator, move_emotion,
+                       parse_emotion, refuse_foreign, replay, toy_profiles)
+from support.llm import ServerModel, ask_with_retries
+from support.report import report_of_results
+from support.results import comparison_key, describe, read_results, recorded_dialogues
+from support.rundir import checkpoints, read_json, write_json
+from support.settings import BadInput, Parser, RunError, SimulatorFailed, number, split_name
+from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
 
-BENCHMARK = dict(start=START["benchmark"], max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
-
-# The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in which they are tried.
-INTENTIONS = {
-    "explain": ("rational", r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做"),
-    "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
-    "advise": ("rational", r"advice|建议"),
-    "reflect": ("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
-    "praise": ("emotional", r"praise|夸|赞"),
-    "listen": ("emotional", r"listen|倾听"),
-    "empathise": ("emotional", r"empath|felt deeply|共情"),
-    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错")}
-GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
-
-
-@functools.cache
-def intention_of(task):
-    """(intention, "rational" | "emotional"), both "other" where the text is none of SAGE's eight."""
-    return next(((name, kind) for name, (kind, words) in INTENTIONS.items() if re.search(words, task or "", re.I)), ("other", "other"))
-
+BENCHMARK = dict(start=INITIAL_EMOTION["benchmark"], max_turns=10, floor=9)       # the floor: the highest emotion that ends a dialogue
 
 # ----------------------------------------------------------------------------------------------------- the benchmark itself
 
@@ -55,7 +38,6 @@ def open_policy(name, think, lang, max_tokens, context):
     openai:MODEL@URL. Raises BadInput or BadModel."""
     from engine import TorchEngine
     from policy import Agent, ChatFormat, best_device, load_model
-    from rlver import checkpoints
     kind, model, url = split_name(name)
     if kind == "openai":
         if not model or not url.startswith("http"):
@@ -90,14 +72,9 @@ class ServerAgent:
     async def reply(self, line):
         from policy import Reply, split_thought
         self.messages.append({"role": "user", "content": line})
-        for attempt in range(self.retries + 1):
-            try:
-                text = str(await self.server.chat(self.messages))
-                break
-            except Unavailable as error:
-                if attempt == self.retries:
-                    raise SimulatorFailed(f"the policy's server: {error}") from None
-                await asyncio.sleep(max(error.wait, backoff(attempt + 1)))
+        text, = await ask_with_retries("a reply of the policy's server",
+                                       lambda _: self.server.chat(self.messages), lambda text: (),
+                                       self.retries)
         thought, visible, malformed = split_thought(text) if self.think else ("", text.strip(), False)
         self.messages.append({"role": "assistant", "content": visible})         # thoughts are not in the history that later turns see
         return Reply(text, visible, thought, malformed)
@@ -188,90 +165,13 @@ def newest_run():
     return str(runs[-1])
 
 
-def read_json(path):
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def keep_whole_lines(path):
     """Cut off what a stopped evaluation left of its last line."""
     data = path.read_bytes()
     os.truncate(path, data.rfind(b"\n") + 1)
 
 
-# ------------------------------------------------------------------------------------------------------------- result files
-
-def read_results(path):
-    """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named with file and line, and counted.
-
-    Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention", "kind", "group", "made_by", "ended", "raw"}."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    rows, problems, seen = [], [], {}
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = usable(json.loads(line))
-            if row["id"] in seen:
-                raise ValueError(f"id {row['id']!r} stands in line {seen[row['id']]} already")
-            seen[row["id"]] = number
-            rows.append(row)
-        except json.JSONDecodeError as error:
-            problems.append(f"{path}, line {number}: not a whole JSON object ({error.msg})")
-        except UnicodeDecodeError:
-            problems.append(f"{path}, line {number}: not UTF-8 text")
-        except ValueError as error:
-            problems.append(f"{path}, line {number}: {error}")
-    if not rows and not problems:
-        raise BadInput(f"{path}: the file holds no result")
-    return rows, problems
-
-
-def usable(raw):
-    """A line's object as a row. Raises ValueError saying what is wrong with it."""
-    if not isinstance(raw, dict):
-        raise ValueError("a JSON object is needed")
-    for name, kind in (("id", str), ("emo_point", (int, float)), ("history", list), ("task", str)):
-        if name not in raw:
-            raise ValueError(f"field {name!r} is missing")
-        if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
-            raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
-    emotions, replies, pending = [], [], None
-    for message in raw["history"]:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or message.get("role") not in ("user", "assistant"):
-            raise ValueError("field 'history' holds something that is no message")
-        if message["role"] == "assistant":
-            own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
-            replies.append(message["content"])
-            pending = own.get("emotion")
-            if pending is not None:
-                emotions.append(pending)
-        elif "emotion-point" in message and replies and pending is None:
-            emotions.append(message["emotion-point"])
-    for value in [raw["emo_point"], *emotions]:
-        if not isinstance(value, (int, float)) or not 0 <= value <= 100:
-            raise ValueError(f"emotion {value!r} is not in 0..100")
-    made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
-    intention, kind = intention_of(raw["task"])
-    group = raw.get("character") or raw.get("main_cha") or "other"
-    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies, "intention": intention, "kind": kind,
-            "group": GROUPS.get(group, group) if isinstance(group, str) else "other", "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
-
-
-def yardstick(row):
-    """What a score is measured with: only scores of the same compare."""
-    named = {key: row["made_by"].get(key) for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
-    return ", ".join(f"{key} {value}" for key, value in named.items() if value is not None) or "SAGE's own"
-
-
-def describe(made_by):
-    return f"policy {made_by.get('policy', '?')} with user {made_by.get('simulator', '?')}" if made_by else "a SAGE result file"
-
+# ------------------------------------------------------------------------------------------- scores of result files
 
 def final_of(row, rule):
     """The final emotion by a rule: "every" scores every reply; "sage", as SAGE's own loop, leaves the last of a full number of replies
@@ -296,16 +196,16 @@ def score(path, rule=None, anyway=False):
     rows, problems = read_results(path)
     if not rows:
         raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
-    users = sorted({yardstick(row) for row in rows})
+    users = sorted({comparison_key(row) for row in rows})
     if len(users) > 1 and not anyway:
         raise BadInput(f"{path}: results of {len(users)} simulators or settings ({'; '.join(users)}) cannot be averaged; "
                        "their scores do not compare. --anyway does it all the same")
     rule = rule_of(rows, rule)
     finals = [final_of(row, rule) for row in rows]
     replies = [reply for row in rows for reply in row["replies"]]
-    by = {name: {value: numbers_of([f for f, row in zip(finals, rows) if row[name] == value]) for value in sorted({row[name] for row in rows})}
+    by = {name: {value: score_summary([f for f, row in zip(finals, rows) if row[name] == value]) for value in sorted({row[name] for row in rows})}
           for name in ("intention", "kind", "group")}
-    return {"file": str(path), "by_whom": describe(rows[0]["made_by"]), "rule": rule, **numbers_of(finals),
+    return {"file": str(path), "by_whom": describe(rows[0]["made_by"]), "rule": rule, **score_summary(finals),
             "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
             "turns": len(replies) / len(rows), "length": sum(map(len, replies)) / max(1, len(replies)), "by": by,
             "signs": signs([row["replies"] for row in rows]), "unusable": len(problems), "problems": problems}
@@ -337,34 +237,34 @@ def compare(a, b, rule=None, draws=10_000):
     a, b: lists of result files, one per seed. The difference of a user is that of its means over seeds. The interval is the 2.5 to 97.5
     percentile of a bootstrap over users, and over the seeds of each side where there are several (a difference between two single
     runs says nothing about two methods). p: sign flips of the users' differences, two-sided; it takes the seeds as given."""
-    sides, yardsticks, unusable = [], set(), []
+    sides, keys, unusable = [], set(), []
     for files in (a, b):
         tables = []
         for path in files:
             rows, problems = read_results(path)
             if not rows:
                 raise BadInput(problems[0])
-            yardsticks |= {yardstick(row) for row in rows}
+            keys |= {comparison_key(row) for row in rows}
             unusable += problems
             found = rule_of(rows, rule)
             tables.append({row["id"]: final_of(row, found) for row in rows})
         sides.append(tables)
-    if len(yardsticks) > 1:
-        raise BadInput(f"--compare: results of different simulators or settings ({'; '.join(sorted(yardsticks))}) do not compare")
+    if len(keys) > 1:
+        raise BadInput(f"--compare: results of different simulators or settings ({'; '.join(sorted(keys))}) do not compare")
     common = sorted(set.intersection(*[set(t) for tables in sides for t in tables]))
     if len(common) < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
     x, y = (np.array([[t[i] for i in common] for t in tables], dtype=float) for tables in sides)        # [seeds, users]
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     difference = (x.mean(0) - y.mean(0))
     n = len(common)
     boot = np.empty(draws)
     for k in range(draws):
-        users = dice.integers(n, size=n)
-        one, two = (z[dice.integers(len(z), size=len(z))] if len(z) > 1 else z for z in (x, y))
+        users = rng.integers(n, size=n)
+        one, two = (z[rng.integers(len(z), size=len(z))] if len(z) > 1 else z for z in (x, y))
         boot[k] = one[:, users].mean() - two[:, users].mean()
     low, high = np.percentile(boot, [2.5, 97.5])
-    flips = (dice.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ difference / n
+    flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ difference / n
     p = (1 + np.sum(np.abs(flips) >= abs(difference.mean()) - 1e-9)) / (1 + draws)
     mean = float(difference.mean())
     if low <= 0 <= high:
@@ -377,39 +277,6 @@ def compare(a, b, rule=None, draws=10_000):
 
 
 # ------------------------------------------------------------------------------------------- may the user be trusted?
-
-async def replay(dialogue, user):
-    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns the list of emotions."""
-    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
-    emotions = []
-    for turn in dialogue["turns"]:
-        if turn["emotion"] is None:             # a malformed reply: never sent
-            break
-        await user.feel(turn["reply"])
-        emotions.append(user.emotion)
-        if user.emotion in (0, 100):            # where this user ends it, whatever the recorded one did
-            break
-        if turn["user"]:
-            user.dialogue.append({"speaker": "me", "text": turn["user"]})
-    return emotions
-
-
-def read_dialogues(path):
-    """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
-    if not Path(path).is_file():
-        raise BadInput(f"{path}: no such file")
-    found = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
-        try:
-            if line.strip():
-                found.append(json.loads(line))
-                found[-1]["profile_id"], found[-1]["first_line"], found[-1]["turns"]
-        except (ValueError, KeyError, TypeError):
-            raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl") from None
-    if not found:
-        raise BadInput(f"{path}: the file holds no dialogue")
-    return found
-
 
 def consistency(path, simulator, profiles, times=1):
     """Replay recorded dialogues through `simulator`, `times` times: how often are emotion, its sign and the final score the same, and
@@ -450,29 +317,6 @@ def consistency(path, simulator, profiles, times=1):
             "final": final / max(1, dialogues), "found": found, "scores": scores}
 
 
-def recorded_dialogues(path):
-    """The dialogues of a log or of a result file, in the log's form, with the emotion that they started from."""
-    with open(path, "rb") as file:
-        first = file.readline()
-    if b'"history"' not in first:
-        for dialogue in read_dialogues(path):
-            yield {**dialogue, "start": dialogue.get("start", START["training"])}
-        return
-    rows, problems = read_results(path)
-    if problems:
-        raise BadInput(problems[0])
-    for row in rows:
-        history = row["raw"]["history"]
-        turns = []
-        for k, message in enumerate(history):
-            if message["role"] == "assistant":
-                own = message.get("rlver") or {}
-                line = history[k + 1]["content"] if k + 1 < len(history) else None
-                turns.append({"reply": message["content"], "user": line, **{k: own.get(k) for k in ("thought", "analysis", "change", "emotion")}})
-        yield {"profile_id": row["id"], "first_line": history[0]["content"], "turns": turns, "ended": row["ended"],
-               "reward": row["final"] / 100, "start": row["made_by"].get("start", BENCHMARK["start"])}
-
-
 def arithmetic(dialogue, turns):
     """What in a dialogue's own numbers does not add up, or None: each emotion is the one before plus the change, clamped; the reward is
     the last emotion / 100, or 0 if malformed."""
@@ -485,54 +329,6 @@ def arithmetic(dialogue, turns):
     if abs(dialogue.get("reward", reward) - reward) > 1e-9:
         return f"reward {dialogue['reward']} as recorded, {reward} by its last emotion"
     return None
-
-
-# ------------------------------------------------------------------------------------------------------------ the report
-
-def tables_by_part(sides):
-    """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score": [dialogues of the report]}."""
-    tables = []
-    for name, title in (("intention", "By hidden intention"), ("kind", "Rational or emotional"), ("group", "By persona group")):
-        rows = []
-        for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
-            parts = [[d["score"] for d in dialogues if d[name] == value] for dialogues in sides.values()]
-            rows.append([value, *[numbers_of(part)["score"] if part else None for part in parts], *[len(part) for part in parts[-1:]]])
-        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows})
-    return tables
-
-
-def report_of_run(out, people, rows, evaluations, warnings):
-    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of metrics.jsonl; warnings: of signs.py."""
-    from report import write_report
-    out, people = Path(out), {p.id: p for p in people}
-    last, dialogues = evaluations[-1]["step"], []
-    for d in read_dialogues(out / "dialogues.jsonl"):
-        if d["split"] == "heldout" and d["step"] in (0, last):
-            profile = people[d["profile_id"]]
-            intention, kind = intention_of(profile.task)
-            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention,
-                              "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player,
-                              "first_line": d["first_line"], "start": START["training"], "ended": d["ended"], "score": round(100 * d["reward"]),
-                              "turns": d["turns"]})
-    sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
-    write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"), curves=rows, evaluations=evaluations,
-                 dialogues=dialogues, tables=tables_by_part(sides), notes=warnings)
-
-
-def report_of_results(path, result):
-    """Write the report of a result file beside it. Returns its path."""
-    from report import write_report
-    rows, dialogues = read_results(path)[0], []
-    for row, recorded in zip(rows, recorded_dialogues(path)):
-        dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"],
-                          "group": row["group"], "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
-                          "ended": row["ended"], "score": row["final"], "turns": recorded["turns"]})
-    numbers = {key: result[key] for key in ("score", "stderr", "success", "failure", "malformed", "n")}
-    path = Path(path).with_suffix(".html")
-    counted = {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()]}
-    write_report(path, title=result["by_whom"], settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[],
-                 evaluations=[{"step": None, **numbers}], dialogues=dialogues, tables=[*tables_by_part({"score": dialogues}), counted])
-    return path
 
 
 # ------------------------------------------------------------------------------------------------------------- talk to it
@@ -594,18 +390,13 @@ def main(argv=None):
     args = make_parser().parse_args(argv)
     try:
         return run(args)
-    except (BadInput, SimulatorFailed, SimulatorRefused) as error:
+    except RunError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except (KeyboardInterrupt, EOFError):
         print("\nstopped; the same command goes on where it was", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        if type(error).__name__ != "BadModel":      # policy.py imports torch, which scoring a file does without
-            raise
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
 
@@ -668,7 +459,7 @@ def complain(problems):
 
 def write(path, result):
     if path:
-        Path(path).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(path, result)
     return 0
 
 

@@ -7,7 +7,8 @@ Run it alone for the smallest example:  python grpo.py
 """
 import torch
 
-from ppo import identity, logp_gap, old_scores, optimise
+from ppo import compute_log_probs, identity, logp_gap, optimize
+from support.settings import SelfCheckFailed
 
 
 def group_advantages(rewards, groups, eps=1e-6):
@@ -28,6 +29,17 @@ def group_advantages(rewards, groups, eps=1e-6):
     return advantages
 
 
+def check_groups(episodes):
+    """A group is one user and one first line, or its mean and std mean nothing. Raises SelfCheckFailed."""
+    opening = {}
+    for e in episodes:
+        said = (e.profile_id, e.first_line)
+        if opening.setdefault(e.group, said) != said:
+            raise SelfCheckFailed(f"group {e.group} is broken: it holds dialogues with "
+                                  f"{opening[e.group][0]} and with {e.profile_id}, or with two first "
+                                  "lines")
+
+
 def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, kl_estimator="k3", gap_limits=None,
                 reduce=identity, **settings):
     """One GRPO update from one rollout; arguments as in `ppo_update`. Batches need .group [B] too.
@@ -37,15 +49,15 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
     if kl_coef and kl_estimator == "k1":
         raise ValueError("k1 in the loss has no gradient on average, and GRPO has no per-token reward; use k2, k3 or k3-ratio")
     batches = [batch for micros in minibatches for batch in micros]
-    # 1. Who was it that acted? pi_old and, only if a KL is asked for, the reference.
-    old = old_scores(policy, batches)
+    # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
+    old = compute_log_probs(policy, batches)
     gap = logp_gap(batches, old, gap_limits, reduce)
-    ref = old_scores(reference, batches) if kl_coef else None
+    ref = compute_log_probs(reference, batches) if kl_coef else None
     # 2. Advantages over the dialogues of each group, wherever the packing put them; then to each one's tokens.
     advantages = group_advantages(torch.cat([b.reward for b in batches]), torch.cat([b.group for b in batches]))
-    advantages = [a[:, None] * b.policy for a, b in zip(advantages.split([len(b.reward) for b in batches]), batches)]
+    advantages = [a[:, None] * b.action_mask for a, b in zip(advantages.split([len(b.reward) for b in batches]), batches)]
     # 3. The policy step.
-    metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
+    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, **settings)
     return {**metrics, **gap, "explained_variance": None}
 

@@ -1,15 +1,16 @@
-"""policy.py - the agent: model, chat format, token-exact episodes, packing, log-probs, critic, sharding.
+"""policy.py - the agent: model, chat format, token-exact episodes, packing, log-probs, critic.
 
 RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought that
 nobody else ever sees. Three rules are kept in this file, and most bugs of the field are one of them broken:
 
   * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and encoded again.
   * The mask is born where the token is born. A token is trained because the policy sampled it, not because of its value.
-  * One door. Every log-prob that a loss sees comes out of `Policy.forward`, at the temperature of sampling.
+  * All trained log-probs come from `Policy.forward`, at the temperature of sampling.
 
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 import copy
+import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-
-class BadModel(ValueError):
-    """A model directory that cannot be used; the message is one line for the user."""
+from support.settings import BadModel
 
 
 # ------------------------------------------------------------------------------------------------ model and tokenizer
@@ -201,7 +200,7 @@ class Agent:
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
         self.engine, self.chat, self.think = engine, chat, think
         self.max_tokens, self.context = max_tokens, context
-        self.dice = np.random.default_rng(seed)     # a dialogue's own luck, whoever shares the batch with it
+        self.rng = np.random.default_rng(seed)     # a dialogue's own luck, whoever shares the batch with it
         self.segments, self.trunk = [], []
 
     def observe(self, ids):
@@ -223,7 +222,7 @@ class Agent:
         if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.dice, key=self)
+        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.rng, key=self)
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.decode(ids[:-1] if stopped else ids)
         if not self.think:
@@ -254,7 +253,7 @@ class Batch:
         memory     p  q  a  b  r  s  c        each branch stands inline, at its fork
         position   0  1  2  3  2  3  4        as if the other branches were not there
         branch     0  0  1  1  0  0  2
-        policy     .  .  x  x  .  .  x        sampled, hence trained
+        action     .  .  x  x  .  .  x        sampled, hence trained
 
     a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every token the log-prob that it
     has in a row of its own, at a half to a third of the tokens. The token before a branch token in memory is the one that
@@ -263,8 +262,8 @@ class Batch:
     ids: torch.Tensor           # [B, L] long
     positions: torch.Tensor     # [B, L] long
     branch: torch.Tensor        # [B, L] long; -1 marks padding
-    policy: torch.Tensor        # [B, L] bool, True where the policy sampled the token
-    log_probs: torch.Tensor     # [B, L] float, the engine's, 0 elsewhere
+    action_mask: torch.Tensor           # [B, L] bool, True where the policy sampled the token
+    engine_log_probs: torch.Tensor      # [B, L] float, 0 where it did not
     reward: torch.Tensor        # [B] float
     group: torch.Tensor         # [B] long
 
@@ -285,8 +284,8 @@ def pack(episodes, pad_id=0):
         rows.append(row)
     length = max(map(len, rows))
     rows = [row + [(pad_id, 0, -1, False, 0.0)] * (length - len(row)) for row in rows]
-    ids, positions, branch, policy, log_probs = (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5))
-    return Batch(*map(torch.from_numpy, (ids, positions, branch, policy, log_probs.astype(np.float32))),
+    ids, positions, branch, action_mask, log_probs = (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5))
+    return Batch(*map(torch.from_numpy, (ids, positions, branch, action_mask, log_probs.astype(np.float32))),
                  reward=torch.tensor([e.reward for e in episodes], dtype=torch.float32),
                  group=torch.tensor([e.group for e in episodes]))
 
@@ -294,7 +293,7 @@ def pack(episodes, pad_id=0):
 def micro_batches(episodes, max_tokens, pad_id=0):
     """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together (less padding).
 
-    The split is for memory only: losses are divided by the tokens of the whole optimiser batch, so it changes no gradient.
+    The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so it changes no gradient.
     """
     lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
     batches, current = [], []
@@ -306,6 +305,33 @@ def micro_batches(episodes, max_tokens, pad_id=0):
             current = []
         current.append(i)
     return [pack([episodes[i] for i in batch], pad_id) for batch in batches + [current]]
+
+
+def empty_batch(pad_id=0):
+    """A batch without an action: what a rank runs that has fewer micro-batches than another. A forward
+    pass of a sharded model is a collective, so all ranks must make equally many; this one has a loss
+    and gradients of zero."""
+    episode = Episode("nobody", -1, "")
+    episode.segments = [Segment([pad_id, pad_id])]
+    return pack([episode], pad_id)
+
+
+def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, all_gather_list):
+    """Cut this rank's `episodes` of a batch into `count` mini-batches (optimizer steps), those into
+    micro-batches of at most `max_tokens` padded tokens (memory). Returns a list of lists of Batch.
+
+    Split by global index, Episode.number of `batch_size`, so that the steps do not depend on the
+    number of ranks. Every rank gets equally many micro-batches, empty ones if need be, because a
+    forward pass of a sharded model is a collective; all_gather_list tells it what the others have.
+    """
+    order = random.Random(seed).sample(range(batch_size), batch_size)
+    place = {number: i for i, number in enumerate(order)}
+    episodes = sorted(episodes, key=lambda e: place[e.number])
+    cuts = [[e for e in episodes if place[e.number] % count == i] for i in range(count)]
+    cuts = [micro_batches(cut, max_tokens, pad_id) for cut in cuts]
+    most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
+    return [[b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
+            for cut, m in zip(cuts, most) if m]
 
 
 def tree_mask(branch):
@@ -320,18 +346,18 @@ def tree_mask(branch):
     return (visible | torch.eye(length, dtype=torch.bool, device=branch.device))[:, None]
 
 
-# ------------------------------------------------------------------------------------------------------- the one door
+# -------------------------------------------------------------------------------- log-probs and values
 
-def hidden_at_policy(body, batch):
+def hidden_at_actions(body, batch):
     """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in memory."""
     hidden = body(input_ids=batch.ids, position_ids=batch.positions, attention_mask=tree_mask(batch.branch),
                   use_cache=False).last_hidden_state                                    # [B, L, H]
-    return hidden[:, :-1][batch.policy[:, 1:]]
+    return hidden[:, :-1][batch.action_mask[:, 1:]]
 
 
-def at_policy(flat, batch):
+def scatter_to_actions(flat, batch):
     """Put N numbers back in the places of the policy's tokens: [N] -> [B, L], 0 elsewhere."""
-    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(batch.policy, flat)
+    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(batch.action_mask, flat)
 
 
 def token_scores(head, hidden, targets, temperature):
@@ -339,6 +365,13 @@ def token_scores(head, hidden, targets, temperature):
     log_probs = F.log_softmax(head(hidden).float() / temperature, dim=-1)               # [n, V]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def recompute_activations(model):
+    """Let a transformers model make the activations of its blocks again in the backward pass instead
+    of keeping them. (In training mode only; dropout is 0.)"""
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class Policy(nn.Module):
@@ -355,8 +388,8 @@ class Policy(nn.Module):
         self.model, self.temperature, self.logits = model, temperature, logits
 
     def forward(self, batch):
-        hidden = hidden_at_policy(self.model.base_model, batch)                         # [N, H]
-        targets = batch.ids[batch.policy]                                               # [N]
+        hidden = hidden_at_actions(self.model.base_model, batch)                         # [N, H]
+        targets = batch.ids[batch.action_mask]                                               # [N]
         head = self.model.get_output_embeddings()
         chunk = max(1, self.logits // head.weight.shape[0])
         if len(targets) <= chunk:
@@ -365,7 +398,7 @@ class Policy(nn.Module):
             pieces = [checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
                       for h, t in zip(hidden.split(chunk), targets.split(chunk))]
             log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
-        return at_policy(log_probs, batch), at_policy(entropy, batch)
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
 
 
 class Critic(nn.Module):
@@ -384,65 +417,7 @@ class Critic(nn.Module):
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
-        return at_policy(self.head(hidden_at_policy(self.body, batch)).float()[:, 0], batch)
-
-
-def nothing(pad_id=0):
-    """A batch in which nobody says anything: what a rank runs that has fewer micro-batches than another. A forward pass of a sharded
-    model is a collective, so all ranks must make equally many; this one has a loss and gradients of zero."""
-    episode = Episode("nobody", -1, "")
-    episode.segments = [Segment([pad_id, pad_id])]
-    return pack([episode], pad_id)
-
-
-# ------------------------------------------------------------------------------------------------- one node, many GPUs
-
-def shard(module, device="cpu", dtype=None):
-    """Shard a Policy or a Critic over all ranks with FSDP2, in place: each transformer block, then the whole, whose forward is the
-    one door. Master weights, gradients and Adam's moments are fp32 shards; a block computes in `dtype` (bf16 on a GPU), gathered
-    just before. Gradients come out *averaged* over ranks, which is why `ppo.optimise` multiplies its loss by their number.
-
-    An optimizer must be built after this. Raises RuntimeError without a process group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    how = dict(mesh=init_device_mesh(device, (torch.distributed.get_world_size(),)),
-               mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
-    for block in max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len):
-        fully_shard(block, **how)
-    fully_shard(module, **how)
-
-
-def whole(tensor):
-    """The whole of a tensor that may be a shard. A collective call: on every rank, or on none."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def whole_weights(module):
-    """(name, whole tensor) of a module, one at a time: with eight ranks no rank ever holds more than one beside its own shard.
-    By state_dict(), not named_parameters(), which leaves out the second name of a tied tensor."""
-    for name, tensor in module.state_dict().items():
-        yield name, whole(tensor.detach())
-
-
-def optimizer_state(module, optimizer, keep=True):
-    """Adam's moments by parameter name, whole, on the CPU: the same file whatever the number of ranks. (A plain state_dict() counts
-    parameters and holds shards.) A collective call; without `keep` this rank takes part and keeps nothing."""
-    state = {}
-    for name, p in module.named_parameters():
-        found = {key: whole(value) for key, value in optimizer.state.get(p, {}).items()}
-        if keep:
-            state[name] = {key: value.cpu() for key, value in found.items()}
-    return state
-
-
-def load_optimizer_state(module, optimizer, state):
-    """The other way round, each rank taking its shard."""
-    from torch.distributed.tensor import distribute_tensor
-    for name, p in module.named_parameters():
-        for key, value in state[name].items():
-            if value.dim() and hasattr(p, "full_tensor"):
-                value = distribute_tensor(value.to(p.device), p.device_mesh, p.placements)
-            optimizer.state[p][key] = value.to(p.device) if value.dim() else value
+        return scatter_to_actions(self.head(hidden_at_actions(self.body, batch)).float()[:, 0], batch)
 
 
 if __name__ == "__main__":
@@ -450,8 +425,8 @@ if __name__ == "__main__":
     example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]), Segment([12]), Segment([13]),
                         Segment([30], branch=2, log_probs=[0.0])]
     batch = pack([example])
-    for name in ("ids", "positions", "branch", "policy"):
-        print(f"{name:<10}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
+    for name in ("ids", "positions", "branch", "action_mask"):
+        print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("\nwho sees whom (row: query, column: key)")
     for token, row in zip(batch.ids[0].tolist(), tree_mask(batch.branch)[0, 0].tolist()):
         print(f"{token:<10}", *("  x" if seen else "  ." for seen in row))

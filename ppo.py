@@ -1,10 +1,10 @@
 """ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
 
-Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model or an optimiser. All tensors
+Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model or an optimizer. All tensors
 are [B, L]: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is not the policy's (the
 user's lines, the scaffold, padding) is skipped everywhere: in the loss, GAE, whitening, entropy, KL and all means.
 
-What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one optimiser step per rollout the
+What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one optimizer step per rollout the
 ratio is 1 and the clip never acts; it takes two mini-batches or more to see it work.
 
 Run it alone for the smallest example:  python ppo.py
@@ -15,12 +15,12 @@ clip changes;  grad_norm  before clipping, mean over all mini-batches;  explaine
 perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
 """
 import math
+from dataclasses import dataclass
+from typing import Callable
 
 import torch
 
-
-class SelfCheckFailed(RuntimeError):
-    """Something that must hold does not; training on would waste the run. The message says what to look at."""
+from support.settings import SelfCheckFailed
 
 
 def identity(x):
@@ -62,7 +62,7 @@ def gae(rewards, values, mask, gamma, lam):
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def whitening(tensors, masks, reduce=identity, eps=1e-8):
+def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the whole batch, not of one
     micro-batch). `reduce` sums a tensor over ranks; this file knows nothing else of them.
 
@@ -91,7 +91,7 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
         - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t)        rho_t = pi(y_t) / pi_old(y_t)
 
     min for both signs of A: a good token gains nothing beyond 1 + eps, a bad one nothing below 1 - eps, but a bad token that
-    became *more* likely is pushed back without limit. A sum, not a mean: the caller divides by the tokens of the whole optimiser
+    became *more* likely is pushed back without limit. A sum, not a mean: the caller divides by the tokens of the whole optimizer
     batch, so neither the micro-batches nor the ranks it was cut into change the gradient.
 
     `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of tokens whose term the clip changes).
@@ -150,14 +150,14 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
 
 def explained_variance(values, returns, masks, reduce=identity):
     """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not vary."""
-    _, error = whitening([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
-    _, spread = whitening(returns, masks, reduce, eps=0.0)
+    _, error = masked_mean_std([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
+    _, spread = masked_mean_std(returns, masks, reduce, eps=0.0)
     return float(1 - (error / spread) ** 2) if spread > 1e-6 else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the update
 
-def old_scores(policy, batches):
+def compute_log_probs(policy, batches):
     """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what the engine says)."""
     with torch.no_grad():
         return [policy(batch)[0] for batch in batches]
@@ -169,7 +169,7 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed: the engine then samples from
     weights that are not the trainer's, or at another temperature, and the run would learn from somebody else's replies.
     """
-    gaps = torch.cat([(b.log_probs - old)[b.policy].abs() for b, old in zip(batches, old_log_probs)])
+    gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)])
     total = reduce(torch.stack([gaps.double().sum(), torch.tensor(gaps.numel(), dtype=torch.float64, device=gaps.device)]))
     mean, peak = (total[0] / total[1].clamp(min=1)).item(), gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
@@ -178,88 +178,117 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     return {"logp_gap": mean, "logp_gap_max": peak}
 
 
-def gradient_norm(model, limit):
+def clip_gradient(model, limit):
     """Clip the gradient to `limit`; returns its norm before. (Of a sharded model it is a shard of a sum: full_tensor() adds up.)"""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-def optimise(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0, kl_coef=0.0, kl_estimator="k3",
-             ref=None, max_grad_norm=1.0, reduce=identity, ranks=1, critic=None, frozen=False):
-    """One optimiser step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's policy step are this one.
+@dataclass
+class CriticPart:
+    """What `optimize` needs to step a critic beside the policy."""
+    model: Callable                     # batch -> values [B, L]
+    optimizer: torch.optim.Optimizer
+    old_values: list                    # of [B, L], one per batch, in the order of the batches
+    returns: list                       # likewise
+    value_clip: float
+    max_grad_norm: float = 1.0
 
-    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the same order.
-    critic: None, or (model, optimizer, old_values, returns, value_clip, max_grad_norm): stepped on the same mini-batches.
-    ranks: by how many the sharding divides a gradient when it sums it. frozen: the policy is looked at, not stepped.
-    A k1 penalty is no loss (it has been put into the rewards), and a micro-batch in which the policy is silent adds nothing.
-    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps, and the number of the tokens. Raises
-    SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3 apart), and before any step for a gradient that is not finite.
+
+def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0,
+             kl_coef=0.0, kl_estimator="k3", ref=None, max_grad_norm=1.0, reduce=identity, ranks=1,
+             critic=None, frozen=False):
+    """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's policy
+    step are this one.
+
+    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the
+    same order: log pi_old, A, log pi_ref. critic: None, or a CriticPart, stepped on the same
+    mini-batches. ranks: by how many the sharding divides a gradient when it sums it. frozen: the
+    policy is looked at, not stepped. A k1 penalty is no loss (it has been put into the rewards), and a
+    micro-batch in which the policy is silent adds nothing.
+
+    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps, and
+    the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3 apart),
+    and before any step for a gradient that is not finite.
     """
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0
     for step, micros in enumerate(minibatches):
-        tokens = reduce(sum(b.policy.sum() for b in micros)).clamp(min=1)       # of the whole mini-batch, over all ranks
+        # the token normaliser: of the whole mini-batch, over all ranks
+        tokens = reduce(sum(b.action_mask.sum() for b in micros)).clamp(min=1)
         for batch in micros:
-            mask = batch.policy
+            mask = batch.action_mask
             log_probs, entropy = policy(batch)
             log_ratio = (log_probs - old[k])[mask].detach()
             if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < 1e-3:
-                raise SelfCheckFailed(f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in log-probability; "
-                                      "they are the same weights on the same tokens: look for dropout, temperature, masks, padding")
-            loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, importance_weights(old[k], batch.log_probs))
+                raise SelfCheckFailed(
+                    f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in "
+                    "log-probability; they are the same weights on the same tokens: look for dropout, "
+                    "temperature, masks, padding")
+            weights = importance_weights(old[k], batch.engine_log_probs)
+            loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, weights)
             loss = loss - entropy_coef * entropy[mask].sum()
             if kl_coef and kl_estimator != "k1":
-                loss = loss + kl_coef * kl_penalty(log_probs, ref[k], kl_estimator, old[k])[mask].sum()
+                kl = kl_penalty(log_probs, ref[k], kl_estimator, old[k])
+                loss = loss + kl_coef * kl[mask].sum()
             (loss / tokens * ranks).backward()
             if critic:
-                model, _, old_values, returns, value_clip, _ = critic
-                (value_loss(model(batch), old_values[k], returns[k], mask, value_clip) / tokens * ranks).backward()
+                error = value_loss(critic.model(batch), critic.old_values[k], critic.returns[k], mask,
+                                   critic.value_clip)
+                (error / tokens * ranks).backward()
             sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
             sums["entropy"] += entropy[mask].sum().item()
             sums["clipped"] += clipped.item()
             sums["tokens"] += mask.sum().item()
             k += 1
-        stepped = [(policy, optimizer, max_grad_norm)] + ([(critic[0], critic[1], critic[5])] if critic else [])
-        found = [gradient_norm(model, limit) for model, _, limit in stepped]
-        if not all(map(math.isfinite, found)):      # before any step: a weight that is NaN once is NaN in every checkpoint to come
-            raise SelfCheckFailed(f"the gradient is not finite (norms {found}); this step was not taken. Look at the learning rate "
-                                  "and at the last dialogues")
-        norms.append(found[0])
-        for _, one, _ in stepped:
-            if not (frozen and one is optimizer):
-                one.step()
-            one.zero_grad(set_to_none=True)
-    kl, entropy, clipped, trained = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=tokens.device)).tolist()
+        norm = clip_gradient(policy, max_grad_norm)
+        critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
+        if not math.isfinite(norm) or not math.isfinite(critic_norm):
+            # before any step: a weight that is NaN once is NaN in every checkpoint to come
+            raise SelfCheckFailed(
+                f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); this step was "
+                "not taken. Look at the learning rate and at the last dialogues")
+        norms.append(norm)
+        if not frozen:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if critic:
+            critic.optimizer.step()
+            critic.optimizer.zero_grad(set_to_none=True)
+    totals = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=tokens.device))
+    kl, entropy, clipped, trained = totals.tolist()
     count = max(1.0, trained)
-    return {"kl": kl / count, "entropy": entropy / count, "clipfrac": clipped / count, "grad_norm": sum(norms) / len(norms),
-            "tokens_trained": int(trained)}
+    return {"kl": kl / count, "entropy": entropy / count, "clipfrac": clipped / count,
+            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(trained)}
 
 
 def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0, value_clip=0.5, reference=None,
                kl_coef=0.0, kl_estimator="k3", gap_limits=None, reduce=identity, **settings):
     """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
 
-    minibatches: a list (optimiser steps) of lists (micro-batches) of batches with .policy, .log_probs [B, L] and .reward [B].
+    minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask, .engine_log_probs [B, L] and
+    .reward [B].
     """
     batches = [batch for micros in minibatches for batch in micros]
-    masks = [batch.policy for batch in batches]
-    # 1. Who was it that acted? pi_old, V_old and, only if a KL is asked for, the reference.
-    old = old_scores(policy, batches)
+    masks = [batch.action_mask for batch in batches]
+    # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
+    old = compute_log_probs(policy, batches)
     gap = logp_gap(batches, old, gap_limits, reduce)
-    ref = old_scores(reference, batches) if kl_coef else None
+    ref = compute_log_probs(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
     # 2. The reward on the last policy token, a k1 penalty on all of them.
-    rewards = [terminal_rewards(batch.reward, batch.policy) for batch in batches]
+    rewards = [terminal_rewards(batch.reward, batch.action_mask) for batch in batches]
     if kl_coef and kl_estimator == "k1":
         rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m for r, o, f, m in zip(rewards, old, ref, masks)]
     # 3. Advantages, whitened over the whole batch.
     advantages, returns = zip(*[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)])
-    mean, std = whitening(advantages, masks, reduce)
+    mean, std = masked_mean_std(advantages, masks, reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
-    critic_part = (critic, critic_optimizer, old_values, returns, value_clip, settings.get("max_grad_norm", 1.0))
-    metrics = optimise(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
+    critic_part = CriticPart(critic, critic_optimizer, old_values, returns, value_clip,
+                             settings.get("max_grad_norm", 1.0))
+    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
                        reduce=reduce, critic=critic_part, **settings)
     return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 

@@ -11,64 +11,26 @@ says enters a prompt in one substitution pass, as a JSON string, and the change 
 
 Play the policy yourself, and see the emotion and the thoughts behind every answer:   python simulator.py
 """
-import argparse
 import asyncio
-import hashlib
 import json
-import os
 import random
 import re
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import toy
+from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
+from support.rundir import read_jsonl
+from support.settings import (BadInput, Parser, SimulatorFailed, SimulatorRefused, natural,
+                              positive, split_name)
+from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
-START = {"training": 30, "benchmark": 40}       # RLVER trains from 30; SAGE's benchmark starts at 40
-MAX_CHANGE = 10                                 # SAGE: one reply moves the emotion by 10 at most
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, not the whole usage."""
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
-
-
-def number(kind, test, what):
-    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what` is needed."""
-    def check(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not test(value):
-            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
-        return value
-    return check
-
-
-class BadInput(ValueError):
-    """A user's mistake; the message is one line that says what, where, and what to do."""
-
-
-class SimulatorFailed(Exception):
-    """The simulator gave no usable answer in as many attempts as it is allowed. Its dialogue is dropped, never guessed at."""
-
-
-class SimulatorRefused(Exception):
-    """The server refuses in a way that no second attempt heals (a wrong key, an unknown model): the run stops with its words."""
-
-
-class Unavailable(Exception):
-    """One call failed in a way that may heal. `wait`: seconds that the server asked us to wait, or 0."""
-
-    def __init__(self, reason, wait=0.0):
-        super().__init__(reason)
-        self.wait = wait
+MAX_CHANGE = 10             # SAGE: one reply moves the emotion by 10 at most
+LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched
 
 
 # --------------------------------------------------------------------------------------------------------------- profiles
@@ -91,46 +53,72 @@ ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_grou
 
 
 def load_profiles(path):
-    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line and the field."""
-    path = Path(path)
-    if not path.is_file():
+    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line and
+    the field."""
+    if not Path(path).is_file():
         raise BadInput(f"--profiles {path}: no such file")
-    found, seen = [], {}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")     # splitlines() would also cut at U+2028 inside a JSON string
-    except UnicodeDecodeError as error:
-        raise BadInput(f"--profiles {path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    found, line_of = [], {}
+    for number, row, problem in read_jsonl(path):
         where = f"--profiles {path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{where}: not a whole JSON object ({error.msg}, column {error.colno}); is the file half-written?") from None
-        if not isinstance(row, dict):
-            raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
-        values = {}
-        for name, spec in Profile.__dataclass_fields__.items():
-            value = row.get(name, row.get(ENGLISH.get(name)))
-            optional = name in ("topic", "first_talk")
-            if value is None and not optional:
-                raise BadInput(f"{where}: field {name!r} is missing" + (f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""))
-            kind = list if name == "cha_group" else str
-            if value is not None and not isinstance(value, kind):
-                raise BadInput(f"{where}: field {name!r} should be a {kind.__name__}, it is a {type(value).__name__}")
-            if not value and not optional and name != "cha_group":
-                raise BadInput(f"{where}: field {name!r} is empty")
-            if value is not None:
-                values[name] = value
-        profile = Profile(**values)
-        if profile.id in seen:
-            raise BadInput(f"{where}: id {profile.id!r} is used in line {seen[profile.id]} already")
-        seen[profile.id] = number
+        if problem:
+            raise BadInput(f"{where}: {problem}")
+        profile = parse_profile(row, where)
+        if profile.id in line_of:
+            raise BadInput(f"{where}: id {profile.id!r} is used in line {line_of[profile.id]} already")
+        line_of[profile.id] = number
         found.append(profile)
     if not found:
         raise BadInput(f"--profiles {path}: the file holds no profile")
     return found
+
+
+def parse_profile(row, where):
+    """A line's object as a Profile. `where` names the line in a complaint."""
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
+    values = {}
+    for name in Profile.__dataclass_fields__:
+        value = row.get(name, row.get(ENGLISH.get(name)))
+        optional = name in ("topic", "first_talk")
+        kind = list if name == "cha_group" else str
+        if value is None and not optional:
+            english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
+            raise BadInput(f"{where}: field {name!r} is missing{english}")
+        if value is not None and not isinstance(value, kind):
+            raise BadInput(f"{where}: field {name!r} should be a {kind.__name__}, it is a "
+                           f"{type(value).__name__}")
+        if not value and not optional and name != "cha_group":
+            raise BadInput(f"{where}: field {name!r} is empty")
+        if value is not None:
+            values[name] = value
+    return Profile(**values)
+
+
+def users_of_run(names, held_out, simulator):
+    """The users to train on and those held out, at most `held_out`: of one file of profiles the last
+    fifth, of two files the second, of none the toy's. Raises BadInput."""
+    if not names:
+        return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
+    if len(names) > 2:
+        raise BadInput("--profiles takes one file, or two: for training and held out")
+    files = [load_profiles(name) for name in names]
+    for people in files:
+        refuse_foreign(simulator, people)
+    if len(files) == 2:
+        return files[0], files[1][:held_out]
+    if len(files[0]) < 2:
+        raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to hold one out; "
+                       "name a second file")
+    count = min(held_out, max(1, len(files[0]) // 5))
+    return files[0][:-count], files[0][-count:]
+
+
+def profiles_of_step(people, count, seed, step):
+    """The users of a training step: all of them in a shuffled order, again and again, each pass in an
+    order of its own."""
+    order = lambda epoch: random.Random(f"{seed} {epoch}").sample(range(len(people)), len(people))
+    start = (step - 1) * count
+    return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
 
 def toy_profiles(split, count=None):
@@ -138,11 +126,6 @@ def toy_profiles(split, count=None):
 
 
 # ---------------------------------------------------------------------------------------------------------------- emotion
-
-def emotion_level(emotion):
-    """The five levels of SAGE: S at 100, A from 70, B from 40, C from 10, F below. The reply hop is told only this name."""
-    return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
-
 
 def clamp_change(change):
     """To +-10 (RLVER appendix E.1): without it, one misread number decides a dialogue."""
@@ -263,179 +246,6 @@ def parse_reply(text):
 
 # ---------------------------------------------------------------------------------------------------------- the simulator
 
-class Clock:
-    """Splits a rollout's wall time. `simulator` counts seconds in which a call was in flight and nothing was being sampled:
-    the time for which the GPU waits for the user."""
-
-    def __init__(self):
-        self.simulator = 0.0
-        self.calls = self.samplers = 0
-        self.since = time.perf_counter()
-
-    def tick(self):
-        now = time.perf_counter()
-        if self.calls and not self.samplers:
-            self.simulator += now - self.since
-        self.since = now
-
-    @contextmanager
-    def calling(self):
-        self.tick()
-        self.calls += 1
-        try:
-            yield
-        finally:
-            self.tick()
-            self.calls -= 1
-
-    @contextmanager
-    def sampling(self):
-        self.tick()
-        self.samplers += 1
-        try:
-            yield
-        finally:
-            self.tick()
-            self.samplers -= 1
-
-
-class Answer(str):
-    """The text of a model that also counts its tokens: {"prompt": ..., "completion": ...}."""
-    tokens = None
-
-
-class ServerModel:
-    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or anybody's.
-
-    A call is one request. Trying again is `Simulator.ask`'s business, so that one budget covers all that can go wrong. The key is
-    $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of whatever the server says (some quote it).
-    """
-
-    def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
-        import openai
-        self.openai, self.name, self.url = openai, name, url
-        self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
-        self.key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
-        self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0, timeout=timeout)
-
-    def words(self, text):
-        return " ".join(str(text).replace(self.key, "***").split())[:300]
-
-    async def __call__(self, prompt):
-        return await self.chat([{"role": "user", "content": prompt}])
-
-    async def chat(self, messages):
-        openai = self.openai
-        try:
-            async with asyncio.timeout(self.timeout):       # of the whole call; the client's own is one of each read
-                answer = await self.client.chat.completions.create(
-                    model=self.name, messages=messages, temperature=self.temperature, max_tokens=self.max_tokens)
-        except (TimeoutError, openai.APITimeoutError):
-            raise Unavailable(f"{self.url}: no answer within {self.timeout:g} s") from None
-        except openai.APIStatusError as error:
-            said = f"{self.url} says {error.status_code}: {self.words(error)}"
-            if error.status_code in (408, 409, 429) or error.status_code >= 500:
-                raise Unavailable(said, seconds_to_wait(error.response.headers.get("retry-after"))) from None
-            raise SimulatorRefused(said) from None
-        except openai.APIConnectionError as error:
-            raise Unavailable(f"{self.url} cannot be reached: {self.words(error.__cause__ or error)}", AWAY) from None
-        except (openai.APIError, ValueError) as error:      # an answer, but not one of this protocol; not even JSON, perhaps
-            raise Unavailable(f"{self.url}: not an answer: {self.words(error)}") from None
-        try:
-            text = Answer(answer.choices[0].message.content or "")
-            if answer.usage:
-                text.tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
-            return text
-        except (AttributeError, IndexError, TypeError):
-            raise Unavailable(f"{self.url}: an answer without choices") from None
-
-
-def seconds_to_wait(retry_after):
-    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if there is none."""
-    from email.utils import parsedate_to_datetime
-    try:
-        wait = float(retry_after)
-    except (TypeError, ValueError):
-        try:
-            wait = parsedate_to_datetime(retry_after).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return 0.0
-    return min(60.0, max(0.0, wait)) if wait == wait else 0.0
-
-
-def backoff(attempt, first=0.4, longest=12.0):
-    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a quarter shorter by chance, so that a
-    hundred dialogues do not come back at the same moment. Eight retries last 36 s at least."""
-    return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
-
-
-class LocalModel:
-    """A model from a directory, behind the user: served by the same engine code as the policy, in this process."""
-
-    def __init__(self, path, temperature=0.0, max_tokens=1024):
-        import numpy as np
-        from engine import TorchEngine
-        from policy import BadModel, ChatFormat, best_device, load_model
-        try:
-            model, tokenizer = load_model(path, best_device(), flag="--simulator local")
-            self.chat = ChatFormat(tokenizer)
-        except BadModel as error:
-            raise BadInput(str(error)) from None
-        self.name, self.temperature, self.max_tokens = str(path), temperature, max_tokens
-        self.context = model.config.max_position_embeddings
-        self.engine = TorchEngine(model, self.chat.stop_id, temperature)
-        self.dice = np.random.default_rng(0)
-
-    async def __call__(self, prompt):
-        ids = self.chat.first_prompt(prompt)
-        room = self.context - len(ids)
-        if room < 1:
-            raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens does not fit its context of {self.context}")
-        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.dice, key=None)
-        text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
-        text.tokens = {"prompt": len(ids), "completion": len(said)}
-        return text
-
-
-class CallLog:
-    """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used instead of paying again.
-
-    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte `start` on. A line that a killed run
-    left half-written is no answer; one clean newline keeps the next line whole."""
-
-    def __init__(self, path=None):
-        self.path, self.answers = path, {}
-
-    def read(self, path, start=0):
-        with open(path, "rb") as file:
-            file.seek(start)
-            for line in file:
-                try:
-                    row = json.loads(line)
-                    self.answers[row["key"]] = row["answer"]
-                except (ValueError, KeyError, TypeError):
-                    continue
-
-    def write(self, key, prompt, text, seconds):
-        if self.path is None:
-            return
-        row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
-        with open(self.path, "ab+") as file:
-            if file.tell():
-                file.seek(-1, 2)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-
-
-def digest(*parts):
-    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-AWAY = 5.0                  # seconds to wait at least where nobody answers the door: a server does not restart in less
-LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched for sections
-
-
 class Simulator:
     """What all users share: the model behind them, the prompts, the bounded retries, the log of calls, the clock.
 
@@ -444,7 +254,8 @@ class Simulator:
     Then the dialogue is given up. (The released code asks for ever.)"""
 
     def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, concurrency=None, log=None, clock=None):
-        self.model, self.retries, self.wait, self.clock, self.log = model, retries, wait, clock or Clock(), log or CallLog()
+        self.model, self.retries, self.wait = model, retries, wait
+        self.clock, self.log = clock or Clock(), log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.last_failure = ""
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
@@ -467,32 +278,22 @@ class Simulator:
         return text
 
     async def ask(self, name, values, parse, dialogue=""):
-        """Ask the model for one hop. Returns (its whole answer, *what `parse` makes of it). Raises SimulatorFailed."""
-        prompt, answered, asked_for = fill(self.prompts[name], values), 0, 0.0
-        for attempt in range(self.retries + 1):
-            if attempt:
-                await asyncio.sleep(max(asked_for * random.uniform(1.0, 1.25), backoff(attempt, self.wait)))
-            try:
-                text = await self.call(prompt, self.key(prompt, dialogue, answered))
-            except Unavailable as error:
-                reason, asked_for = error, error.wait
-                continue
-            answered, asked_for = answered + 1, 0.0
-            try:
-                if len(text) > LONGEST_ANSWER:
-                    raise ValueError(f"an answer of {len(text)} characters")
-                return text, *parse(text)
-            except ValueError as error:
-                reason = error
-        self.last_failure = f"{self.retries + 1} attempts at the {name} hop failed, the last one: {reason}"
-        raise SimulatorFailed(self.last_failure)
+        """Ask the model for one hop. Returns (its whole answer, *what `parse` makes of it). Raises
+        SimulatorFailed."""
+        prompt = fill(self.prompts[name], values)
 
+        def readable(text):
+            if len(text) > LONGEST_ANSWER:
+                raise ValueError(f"an answer of {len(text)} characters")
+            return parse(text)
 
-def split_name(name):
-    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for openai, the last "@"."""
-    kind, _, rest = name.partition(":")
-    model, _, url = rest.rpartition("@") if kind == "openai" else (rest, "", "")
-    return kind, model, url
+        try:
+            return await ask_with_retries(
+                f"the {name} hop", lambda n: self.call(prompt, self.key(prompt, dialogue, n)),
+                readable, self.retries, self.wait)
+        except SimulatorFailed as error:
+            self.last_failure = str(error)
+            raise
 
 
 def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0, retries=8, temperature=0.0, log=None, clock=None):
@@ -507,10 +308,21 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
             raise BadInput(f"--simulator {name}: openai:MODEL@URL is needed, the URL with http:// or https://")
         answering = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        answering, concurrency = LocalModel(model, temperature), None       # its engine has a waiting list of its own
+        answering, concurrency = load_local(model, temperature), None   # its engine has a waiting list
     else:
         raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR")
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
+
+
+def load_local(path, temperature):
+    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
+    import numpy as np      # late, these four: they bring torch along
+    from engine import TorchEngine
+    from policy import ChatFormat, best_device, load_model
+    model, tokenizer = load_model(path, best_device(), flag="--simulator local")
+    chat = ChatFormat(tokenizer)
+    return LocalModel(path, TorchEngine(model, chat.stop_id, temperature), chat,
+                      model.config.max_position_embeddings, np.random.default_rng(0), temperature)
 
 
 def refuse_foreign(name, profiles):
@@ -530,7 +342,7 @@ class User:
     ends, every later reply goes to somebody else's user.)"""
     simulator: Simulator
     profile: Profile
-    emotion: int = START["training"]
+    emotion: int = INITIAL_EMOTION["training"]
     name: str = ""                                      # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)        # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
@@ -563,6 +375,23 @@ class User:
         """A user of its own for one dialogue of a group, with the same past: all of a group hear the same first line."""
         return User(self.simulator, self.profile, self.emotion, name, [dict(m) for m in self.dialogue], dict(self.planning),
                     list(self.thoughts))
+
+
+async def replay(dialogue, user):
+    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns the
+    list of emotions."""
+    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
+    emotions = []
+    for turn in dialogue["turns"]:
+        if turn["emotion"] is None:             # a malformed reply: never sent
+            break
+        await user.feel(turn["reply"])
+        emotions.append(user.emotion)
+        if user.emotion in (0, 100):            # where this user ends it, whatever the recorded one did
+            break
+        if turn["user"]:
+            user.dialogue.append({"speaker": "me", "text": turn["user"]})
+    return emotions
 
 
 # ----------------------------------------------------------------------------------------------------------- run it alone
@@ -599,8 +428,8 @@ def main(argv=None):
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
     parser.add_argument("--lang", choices=["en", "zh"], default="en", help="language of the prompts")
     parser.add_argument("--profiles", metavar="FILE", help="profiles as JSONL (default: the toy's held-out users)")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="which of them, from 0 (default: 0)")
-    parser.add_argument("--max-turns", type=int, default=8)
+    parser.add_argument("--profile", type=natural, default=0, metavar="N", help="which of them, from 0 (default: 0)")
+    parser.add_argument("--max-turns", type=positive, default=8, help="your replies, at most (default: 8)")
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
@@ -611,7 +440,7 @@ def main(argv=None):
         play(User(simulator, people[args.profile]), args.max_turns)
     except (BadInput, SimulatorFailed, SimulatorRefused) as error:
         print(f"simulator.py: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except (KeyboardInterrupt, EOFError):
         print()
         return 130

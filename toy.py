@@ -20,12 +20,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-# The toy's own defaults, in one place; a real model's are the paper's and stand in rlver.py. The learning rate is the largest that
-# was safe: at 6e-4 one thinking run of three garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
-# clipping has something to do. Steps until the curve is flat; direct ones are cheaper. Enough tokens for one whole reply, not two.
-DEFAULTS = dict(
-    steps={"think": 50, "direct": 60}, batch_size=64, group_size=8, max_turns=8, max_tokens=48, eval_size=128, eval_every=0, save_every=5,
-    lr=4e-4, critic_lr=1e-3, minibatches=2, warmup=3, tokens_per_gpu=8192, context=1024)
+from support.settings import BadModel
+from support.signs import emotion_level
 
 # ------------------------------------------------------------------------------------------------------ words of the world
 # Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a person, an event, a feeling
@@ -147,17 +143,17 @@ def profiles(split, count=None, seed=0):
     The needs take turns, so every eight profiles hold all eight. The scene tells the whole story, the user's own wordings
     included: a simulated user knows what stands in its prompt and nothing else.
     """
-    dice = random.Random(f"{split} {seed}")
+    rng = random.Random(f"{split} {seed}")
     made = []
     for i in range(count or {"train": 500, "heldout": 128}[split]):
         need = list(NEEDS)[i % len(NEEDS)]
-        person, event, feeling, name = (dice.choice(words[split]) for words in (PEOPLE, EVENTS, FEELINGS, NAMES))
-        details = dice.sample(DETAILS[split], 2)
-        cues = dice.sample(NEEDS[need][2][split], 3)
-        main, traits = dice.choice(PERSONAS)
+        person, event, feeling, name = (rng.choice(words[split]) for words in (PEOPLE, EVENTS, FEELINGS, NAMES))
+        details = rng.sample(DETAILS[split], 2)
+        cues = rng.sample(NEEDS[need][2][split], 3)
+        main, traits = rng.choice(PERSONAS)
         made.append({
             "id": f"toy-{split}-{i:04d}",
-            "player": f"* Name: {name}\n* Age: {dice.randint(18, 60)}\n* Character: {', '.join(traits)}\n"
+            "player": f"* Name: {name}\n* Age: {rng.randint(18, 60)}\n* Character: {', '.join(traits)}\n"
                       "* Speech: short, plain sentences",
             "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n## Details I may add\n"
                      + "".join(f"- {d}\n" for d in details) + "\n## What I say when I open up\n"
@@ -168,12 +164,12 @@ def profiles(split, count=None, seed=0):
 
 # ---------------------------------------------------------------------------------------------------- reading a reply
 
-def words_of(sentence):
+def tokens_of(sentence):
     """Words, and every other sign on its own: what is not looked at could be filled with anything."""
     return re.findall(r"[a-z']+|[^\sa-z']", sentence.lower())
 
 
-def sentences_of(text):
+def split_sentences(text):
     return [s.strip() for s in re.split(r"(?<=[.?!])\s+", text.strip()) if s.strip()]
 
 
@@ -190,7 +186,7 @@ def trigrams(words):
 def grammar():
     """act -> the set of word trigrams that its sentences contain."""
     return {act: {t for o, b, e in product(*parts)
-                  for t in trigrams(abstract(words_of(f"{o} {b}{e}".replace("<P>", "sister").replace("<F>", "hurt"))))}
+                  for t in trigrams(abstract(tokens_of(f"{o} {b}{e}".replace("<P>", "sister").replace("<F>", "hurt"))))}
             for act, parts in ACTS.items()}
 
 
@@ -202,7 +198,7 @@ def act_of(sentence):
     a loophole that policies found: bigrams allow loops ("the one step is the one step"), legality over all acts together
     allows mash-ups of two templates, a check of the whole reply's similarity allows tails of junk.
     """
-    words = abstract(words_of(sentence))
+    words = abstract(tokens_of(sentence))
     if len(words) > 20 or not words:
         return None
     return next((act for act, legal in grammar().items() if all(t in legal for t in trigrams(words))), None)
@@ -210,17 +206,17 @@ def act_of(sentence):
 
 def judge(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the friend's earlier replies."""
-    sentences = sentences_of(reply)
+    sentences = split_sentences(reply)
     acts = [act_of(s) for s in sentences]
-    words = set(words_of(reply))
+    words = set(tokens_of(reply))
     if not sentences:
         return -10, "there is only silence"
     if None in acts or len(sentences) > 3:
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
-    said = [words_of(s) for s in sentences]                     # as words: capitals or spaces make no new sentence
-    if any(s in said[:i] for i, s in enumerate(said)) or any(words_of(s) in said for e in earlier for s in sentences_of(e)):
+    said = [tokens_of(s) for s in sentences]                     # as words: capitals or spaces make no new sentence
+    if any(s in said[:i] for i, s in enumerate(said)) or any(tokens_of(s) in said for e in earlier for s in split_sentences(e)):
         return -5, "I have heard that before, word for word"
     if len(set(acts)) > 2:
         return -6, "that is everything at once"
@@ -237,8 +233,8 @@ def judge_weakly(reply):
     whether they help *this* need, not whether they make sense together, not whether they were said before.
 
     Try it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of everything."""
-    warm = {w for act in NEEDS for body in ACTS[act][1] for w in words_of(body) if len(w) > 4}
-    return min(10, 3 * len(warm & set(words_of(reply))) - 8)
+    warm = {w for act in NEEDS for body in ACTS[act][1] for w in tokens_of(body) if len(w) > 4}
+    return min(10, 3 * len(warm & set(tokens_of(reply))) - 8)
 
 
 # -------------------------------------------------------------------------------------------------------- the scripted user
@@ -299,38 +295,38 @@ def users_line(said, story, details, cues, level, challenging):
 
 # ------------------------------------------------------------------------------------------------------ the base policy
 
-def sentence(act, person, feeling, dice):
-    opening, body, ending = (dice.choice(part) for part in ACTS[act])
+def sentence(act, person, feeling, rng):
+    opening, body, ending = (rng.choice(part) for part in ACTS[act])
     return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
 
 
-def corpus(dice, good=0.17):
+def corpus(rng, good=0.17):
     """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
     feeling, and one time in four it does what helps (`good`, and what falls to it by chance). Held-out words occur here as training words do.
     """
-    split = dice.choice(["train", "heldout"])
-    profile = profiles(split, 1, seed=dice.random())[0]
-    need = dice.choice(list(NEEDS))
+    split = rng.choice(["train", "heldout"])
+    profile = profiles(split, 1, seed=rng.random())[0]
+    need = rng.choice(list(NEEDS))
     story, person, feeling, details, *_ = read_scene(profile["scene"], profile["task"])
-    cues = dice.sample(NEEDS[need][2][split], 3)
-    guarded = dice.random() < 0.25
+    cues = rng.sample(NEEDS[need][2][split], 3)
+    guarded = rng.random() < 0.25
     emotion, turns = 30, []
-    for said in range(dice.randint(3, 8)):
-        level = "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
+    for said in range(rng.randint(3, 8)):
+        level = emotion_level(emotion)
         if level in ("Emotion-F", "Emotion-S"):
             break
         hidden = guarded and said < 2
-        act = need if dice.random() < good and not hidden else dice.choice(list(ACTS))
-        reply = sentence(act, person if dice.random() < 0.93 else dice.choice(sorted(PERSON_WORDS)),
-                         feeling if dice.random() < 0.93 else dice.choice(sorted(FEELING_WORDS)), dice)
-        if dice.random() < 0.1:
-            reply += " " + sentence(dice.choice(list(ACTS)), person, feeling, dice)
-        wants = dice.choice(list(NEEDS)) if hidden or dice.random() < 0.1 else need
+        act = need if rng.random() < good and not hidden else rng.choice(list(ACTS))
+        reply = sentence(act, person if rng.random() < 0.93 else rng.choice(sorted(PERSON_WORDS)),
+                         feeling if rng.random() < 0.93 else rng.choice(sorted(FEELING_WORDS)), rng)
+        if rng.random() < 0.1:
+            reply += " " + sentence(rng.choice(list(ACTS)), person, feeling, rng)
+        wants = rng.choice(list(NEEDS)) if hidden or rng.random() < 0.1 else need
         turns.append((users_line(said, story, details, cues, level, guarded),
                       f"{feeling}, {person}, wants {NEEDS[wants][1]}", reply))
-        emotion = min(100, max(0, emotion + dice.choice([-5, 3, 5, 10])))
+        emotion = min(100, max(0, emotion + rng.choice([-5, 3, 5, 10])))
     return turns
 
 
@@ -355,7 +351,7 @@ def make_tokenizer(texts):
     return tokenizer
 
 
-def schooling(turns, chat, think):
+def corpus_episode(turns, chat, think):
     """Lay a corpus dialogue out as the Episode that the policy would have made of it."""
     from policy import Episode, Segment
     episode = Episode("corpus", 0, "")
@@ -381,10 +377,9 @@ def base_policy(think, quiet=False):
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            from policy import BadModel
             raise BadModel(f"the toy policy is kept in {root} (RLVER_CACHE says where), which cannot be made: {error.strerror}") from None
         with tempfile.TemporaryDirectory(dir=root) as scratch:      # written beside and renamed: never half a policy
-            school(Path(scratch) / "policy", think, quiet)
+            sft(Path(scratch) / "policy", think, quiet)
             try:
                 os.rename(Path(scratch) / "policy", place)
             except OSError:                                         # somebody else was faster: theirs is the same
@@ -392,7 +387,7 @@ def base_policy(think, quiet=False):
     return place
 
 
-def school(place, think, quiet=False, batch_size=4):
+def sft(place, think, quiet=False, batch_size=4):
     """Supervised training of the base policy on the corpus, through the same chat format, packing and forward pass as RL.
 
     Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest; small batches, many steps.
@@ -402,8 +397,8 @@ def school(place, think, quiet=False, batch_size=4):
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from policy import ChatFormat, Policy, pack
     steps, good = (650, 0.17) if think else (1200, 0.2)     # without thoughts nothing names the need: it takes longer to be known
-    dice = random.Random(f"school {think}")
-    tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(dice) for text in turn])
+    rng = random.Random(f"school {think}")
+    tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(rng) for text in turn])
     chat = ChatFormat(tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -420,9 +415,9 @@ def school(place, think, quiet=False, batch_size=4):
     for step in bar:
         for optimizer, lr in zip(optimizers, (0.006, 0.01)):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
-        batch = pack([schooling(corpus(dice, good), chat, think) for _ in range(batch_size)])
+        batch = pack([corpus_episode(corpus(rng, good), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
-        loss = -log_probs.sum() / batch.policy.sum()
+        loss = -log_probs.sum() / batch.action_mask.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

@@ -19,26 +19,22 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import symtable
 import sys
 import tempfile
 import textwrap
 import threading
-import tomllib
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
+import labs
+from patches import HERE, ROOT, kill, read_toml, replaced, terminable
+from support.settings import BadInput, Parser, number
 
-from simulator import BadInput, Parser, number
-
-PARTS = ["*.py", "*.txt", "*.html", "LICENSE", "prompts", "docs"]       # of the project, for a copy; tests are cut, course/ stays here
+PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "docs"]       # of the project, for a copy; tests are cut, course/ stays here
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -186,7 +182,7 @@ def cut_tests(chosen):
     for exercise in chosen:
         for test in everything[exercise]["tests"]:
             tests.setdefault(test, []).append(exercise)
-    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py"))}
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
     trees = {name: ast.parse(source) for name, source in sources.items()}
     todo, wanted = [tuple(test.split("::")) for test in tests], set()
     while todo:
@@ -220,17 +216,6 @@ def cut_tests(chosen):
 
 
 # -------------------------------------------------------------------------------------------------------------- exercises
-
-def read_toml(name):
-    return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
-
-
-def replaced(text, old, new, whose, where, advice):
-    """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput, saying whose change no longer fits."""
-    if text.count(old) != 1:
-        raise BadInput(f"{whose}: its old text is {text.count(old)} times in {where}, not once; {advice}")
-    return text.replace(old, new)
-
 
 def exercises(only=None):
     """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput for an unknown name."""
@@ -325,16 +310,6 @@ RUNNING, OVER = set(), threading.Event()    # the processes under way; set when 
 
 
 @contextmanager
-def terminable():
-    """A kill (SIGTERM) ends this process as an exception does, by way of every `finally`, so that its children end too."""
-    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, usual)
-
-
-@contextmanager
 def workers():
     """A pool with one thread per core. Whatever goes wrong, Ctrl-C and a kill included, leaves nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
@@ -348,12 +323,6 @@ def workers():
             for process in list(RUNNING):
                 kill(process)
             pool.shutdown()
-
-
-def kill(process):
-    """A process, and whatever it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_tests(place, limit):
@@ -511,7 +480,6 @@ def listing(chosen):
 def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
-        import labs
         return labs.main(argv[1:])
     parser = Parser(prog="course.py", description="The course edition: homework, grading, and experiments that go wrong on purpose.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)

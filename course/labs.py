@@ -27,10 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from course import ROOT, kill, read_toml, replaced, terminable       # first: it makes the project's own modules importable
+from patches import ROOT, kill, read_toml, replaced, terminable      # first: it finds the project
 import toy
-from evaluate import read_dialogues, replay
-from simulator import BadInput, Parser, Profile, number
+from simulator import Profile, replay
+from support.results import read_dialogues
+from support.settings import BadInput, Parser, number
 
 RUNS = ROOT / "runs" / "labs"
 ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"     # a lab looks at the training users, step by step, and at no checkpoint
@@ -53,7 +54,7 @@ def kind(arm):
 
 def scripts_of(lab, arm):
     """The project's scripts with the patches of an arm, as {path: bytes}. Raises BadInput where a patch does not fit any more."""
-    files = [*ROOT.glob("*.py"), ROOT / "report_template.html", *(p for p in ROOT.glob("prompts/**/*") if p.is_file())]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*"), *(p for p in ROOT.glob("prompts/**/*") if p.is_file())]
     scripts = {str(p.relative_to(ROOT)): p.read_bytes() for p in sorted(files)}
     for n, patch in enumerate(lab.get("patch", []), 1):
         if patch["arm"] in (kind(arm), "both"):

@@ -28,6 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import toy
+from support.settings import resolve_settings
 from engine import TorchEngine
 from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
 from ppo import policy_loss
@@ -35,7 +36,8 @@ from rlver import rollout
 from server import start, steady
 from simulator import Simulator, make_simulator, toy_profiles
 
-BUDGET = toy.DEFAULTS["tokens_per_gpu"]
+DEFAULTS = resolve_settings({})
+BUDGET = DEFAULTS.tokens_per_gpu
 
 
 def rows_per_turn(episode):
@@ -56,7 +58,7 @@ def update(policy, episodes):
     start = time.perf_counter()
     for batch in micro_batches(episodes, BUDGET):
         log_probs, _ = policy(batch)
-        loss, _ = policy_loss(log_probs, batch.log_probs, batch.reward[:, None].expand_as(log_probs), batch.policy, 0.2)
+        loss, _ = policy_loss(log_probs, batch.engine_log_probs, batch.reward[:, None].expand_as(log_probs), batch.action_mask, 0.2)
         loss.backward()
     policy.zero_grad()
     return time.perf_counter() - start
@@ -100,7 +102,7 @@ def with_generate(model, chat, turns, max_tokens, pad):
 def bench(think, dialogues=64, repeats=5):
     model, tokenizer = load_model(toy.base_policy(think))
     chat, policy = ChatFormat(tokenizer), Policy(model)
-    max_tokens = toy.DEFAULTS["max_tokens"]
+    max_tokens = DEFAULTS.max_tokens
     engine = TorchEngine(model, chat.stop_id)
     make_agent = lambda i: Agent(engine, chat, think=think, max_tokens=max_tokens, context=1024, seed=i)
     episodes, _ = asyncio.run(rollout(make_simulator("toy"), toy_profiles("train", dialogues), 1, make_agent, 8))
@@ -127,7 +129,7 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
 
     def seconds(simulator):
         engine.forget()
-        make_agent = lambda i: Agent(engine, chat, think=True, max_tokens=toy.DEFAULTS["max_tokens"], context=1024, seed=i)
+        make_agent = lambda i: Agent(engine, chat, think=True, max_tokens=DEFAULTS.max_tokens, context=1024, seed=i)
         began = time.perf_counter()
         episodes, dropped = asyncio.run(rollout(simulator, toy_profiles("train", dialogues), 1, make_agent, turns))
         calls.append(sum(2 * len(e.turns) - (e.ended == "malformed") for e in episodes))

@@ -6,7 +6,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"                  # a name that is no directory must fail at once, not ask the network
 os.environ.setdefault("OMP_NUM_THREADS", "2")       # read by torch when it is imported, by the processes that tests start too
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
 
 import pytest
 

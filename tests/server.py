@@ -35,7 +35,7 @@ class Loopback(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.latency, self.faults, self.outage, self.answer, self.reply, self.key = latency, faults or {}, outage, answer, reply, key
         self.model = toy.ScriptedModel(difficulty)
-        self.dice, self.lock = random.Random(seed), threading.Lock()
+        self.rng, self.lock = random.Random(seed), threading.Lock()
         self.calls, self.active, self.most, self.down_until, self.prompts, self.times = 0, 0, 0, 0.0, [], []
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
@@ -71,11 +71,11 @@ class Handler(BaseHTTPRequestHandler):
             server.times.append(time.monotonic())
             if server.outage and server.calls == server.outage[0]:
                 server.down_until = time.monotonic() + server.outage[1]
-            draw, edge, fault = server.dice.random(), 0.0, None
+            draw, edge, fault = server.rng.random(), 0.0, None
             for name, share in server.faults.items():
                 if fault is None and draw < (edge := edge + share):
                     fault = name
-            garbage = server.dice.choice(GARBAGE)
+            garbage = server.rng.choice(GARBAGE)
         try:
             if time.monotonic() < server.down_until:
                 self.close_connection = True

@@ -1,15 +1,18 @@
 """plan.py: what it calls exact is exact, and it needs nothing but a config."""
+from pathlib import Path
+
 import pytest
 import torch
 
-import plan
+from support import plan
+from support.settings import BadInput, make_parser, resolve_settings
 import rlver
+from models import adamw
 from policy import Critic, Policy, load_model
-from simulator import BadInput
 
 
 def settings(*flags):
-    return rlver.settle(vars(rlver.make_parser().parse_args(list(map(str, flags)))))
+    return resolve_settings(vars(make_parser().parse_args(list(map(str, flags)))))
 
 
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
@@ -20,7 +23,7 @@ def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
     real = {"masters": 0, "gradients": 0, "Adam": 0}
     size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
     for module in modules:
-        optimizer = rlver.adamw(module, 1e-3)
+        optimizer = adamw(module, 1e-3)
         for p in module.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
@@ -62,7 +65,6 @@ def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, m
         plan.config_of("nowhere")
 
 
-def test_the_readmes_table_is_the_plans():
-    from pathlib import Path
-    readme = (Path(plan.__file__).parent / "README.md").read_text(encoding="utf-8")
-    assert plan.table() in readme
+def test_the_table_in_the_docs_is_the_plans():
+    docs = Path(plan.__file__).parent.parent / "docs" / "gpus.md"
+    assert plan.table() in docs.read_text(encoding="utf-8")

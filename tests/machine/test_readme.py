@@ -10,8 +10,9 @@ import pytest
 import evaluate
 import rlver
 import simulator
+from support.settings import make_parser, resolve_settings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(part.strip())[1:] for block in re.findall(r"```\n(.*?)```", README, re.S) for line in block.splitlines()
             for part in line.split("&&") if part.strip().startswith(("python ", "torchrun "))]
@@ -38,7 +39,7 @@ def test_every_command_parses():
     """A README that names a flag which is gone sends its readers away."""
     assert len(of("rlver.py")) >= 6
     for flags in of("rlver.py"):
-        rlver.settle({k: v for k, v in vars(rlver.make_parser().parse_args(flags)).items()})
+        resolve_settings(vars(make_parser().parse_args(flags)))
     for flags in of("evaluate.py"):
         evaluate.make_parser().parse_args(flags)
     for script, *_ in COMMANDS:
@@ -83,5 +84,5 @@ def test_the_benchmark_compares_like_with_like():
     episode.segments = [Segment([1, 2]), Segment([3, 4], 1, [0.0, 0.0]), Segment([5]), Segment([6]), Segment([7], 2, [0.0])]
     rows = bench.rows_per_turn(episode)
     assert [[s.ids for s in row.segments] for row in rows] == [[[1, 2], [3, 4]], [[1, 2, 5, 6], [7]]]
-    assert pack([episode]).policy.sum() == pack(rows).policy.sum() == 3
+    assert pack([episode]).action_mask.sum() == pack(rows).action_mask.sum() == 3
     assert bench.bench(False, dialogues=4, repeats=1)["packed_speedup"] > 0

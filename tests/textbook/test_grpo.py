@@ -21,7 +21,7 @@ def gradients(minibatches, policy=None, **settings):
 def score_sum(dialogue, policy):
     """The sum over a dialogue's policy tokens of grad log pi, onehot - pi in the row of the token before. One token at a time."""
     pi, total = policy.logits.detach().softmax(-1), torch.zeros_like(policy.logits)
-    for before, token, sampled in zip(dialogue.ids[:-1], dialogue.ids[1:], dialogue.policy[1:]):
+    for before, token, sampled in zip(dialogue.ids[:-1], dialogue.ids[1:], dialogue.action_mask[1:]):
         if sampled:
             total[before] += torch.eye(len(pi))[token] - pi[before]
     return total.flatten()
@@ -48,10 +48,10 @@ def test_group_ids_are_only_names():
 def test_group_advantages_go_by_id():
     """Pitfall 4.7: against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they compare a
     user's dialogues with somebody else's."""
-    dice = np.random.default_rng(0)
-    groups = dice.choice([3, 7, 11, 400, 10 ** 9], 40)
+    rng = np.random.default_rng(0)
+    groups = rng.choice([3, 7, 11, 400, 10 ** 9], 40)
     groups[0] = -5                                                          # alone in its group
-    rewards = dice.random(40)
+    rewards = rng.random(40)
     wanted = [0.0 if (groups == g).sum() == 1 else (r - rewards[groups == g].mean()) / (rewards[groups == g].std(ddof=1) + 1e-6)
               for r, g in zip(rewards, groups)]
     close(group_advantages(torch.tensor(rewards), torch.tensor(groups)), wanted)
@@ -89,11 +89,11 @@ def test_a_group_is_a_group_wherever_packing_put_it():
     d = [talk(s, 2, 2 + s % 3, 1, 3, group=(7, 3)[s % 2]) for s in range(6)]
     rewards = {g: np.array([x.reward for x in d if x.group == g]) for g in (3, 7)}
     wanted = -sum((x.reward - rewards[x.group].mean()) / (rewards[x.group].std(ddof=1) + 1e-6) * score_sum(x, policy) for x in d)
-    tokens = sum(int(x.policy.sum()) for x in d)
+    tokens = sum(int(x.action_mask.sum()) for x in d)
     for cut in ([[pack(*sorted(d, key=lambda x: x.group))]], [[pack(*d[:2]), pack(*d[2:4]), pack(*d[4:])]],
                 [[pack(d[5], d[0]), pack(d[2])], [pack(d[1])], [pack(d[3], d[4])]]):
         steps, _ = gradients(cut)
-        sizes = [sum(int(b.policy.sum()) for b in micros) for micros in cut]
+        sizes = [sum(int(b.action_mask.sum()) for b in micros) for micros in cut]
         assert len(steps) == len(cut) and sum(sizes) == tokens
         close(sum(step * size for step, size in zip(steps, sizes)), wanted)
 
@@ -110,7 +110,7 @@ def test_two_ranks_are_one_for_grpo_too():
 def test_grpo_takes_ppos_step():
     """The two differ in the advantages, nowhere else: that is what makes a comparison of them mean something. One token a
     dialogue, one group and a critic that says 0 make the advantages equal (whitened by the batch, by the group); then two
-    optimiser steps, with an engine that is off, an entropy bonus, a KL and both clips, end in the same weights."""
+    optimizer steps, with an engine that is off, an entropy bonus, a KL and both clips, end in the same weights."""
     d = [talk(s, 2, 1, 3, policy=Table(), gap=1.0) for s in range(16)]
     minibatches = [[pack(*d[:3]), pack(*d[3:8])], [pack(*d[8:12]), pack(*d[12:])]]
     settings = dict(clip_eps=0.1, entropy_coef=0.05, reference=Table(9), kl_coef=0.2, kl_estimator="k2", max_grad_norm=0.1)

@@ -1,7 +1,7 @@
-"""The agent: chat format, token-exact episodes, packing, the one door, critic and engine. The yardstick is always the plainest
+"""The agent: chat format, token-exact episodes, packing, the one door, critic and engine. The comparison_key is always the plainest
 way to do it: one row a turn, the model's own causal mask, nothing cached, nothing packed.
 
-Random policies do not think well-formed thoughts. Where a test needs certain words said, the engine is real and the dice
+Random policies do not think well-formed thoughts. Where a test needs certain words said, the engine is real and the rng
 are loaded.
 """
 import asyncio
@@ -54,7 +54,7 @@ class LoadedDice:
 
     def random(self, n):
         engine, ids = self.agent.engine, next(self.texts)[:n]
-        prompt, = (request.prompt for request in engine.running.values() if request.dice is self)
+        prompt, = (request.prompt for request in engine.running.values() if request.rng is self)
         with torch.no_grad():
             logits = engine.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1:-1]
         p = (logits.double() / engine.temperature).softmax(-1)
@@ -65,7 +65,7 @@ class LoadedDice:
 def speak(engine, chat, texts, *, think, lines=LINES, max_tokens=64, context=512):
     """A dialogue in which the policy says `texts`, one a turn. Returns (agent, replies)."""
     agent = Agent(engine, chat, think=think, max_tokens=max_tokens, context=context, seed=0)
-    agent.dice = LoadedDice(agent, texts)
+    agent.rng = LoadedDice(agent, texts)
 
     async def talk():
         return [await agent.reply(line) for line, _ in zip(lines, texts)]
@@ -95,9 +95,9 @@ def sampled(episode):
     return [s for s in episode.segments if s.log_probs is not None]
 
 
-def random_episode(dice, vocab, think, turns=3, longest=9):
+def random_episode(rng, vocab, think, turns=3, longest=9):
     """Ids at random, in segments of many lengths, some of a single token."""
-    some = lambda: dice.integers(1, vocab, dice.integers(1, longest)).tolist()
+    some = lambda: rng.integers(1, vocab, rng.integers(1, longest)).tolist()
     segments = [Segment(some())]
     for turn in range(turns):
         ids = some()
@@ -117,7 +117,7 @@ def rows_of(episodes):
 
 
 def by_rows(model, episodes, temperature=1.0):
-    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn in a row of its own."""
+    """The comparison_key: log-probs and entropies of all sampled tokens, in time order, each turn in a row of its own."""
     log_probs, entropy = [], []
     for trunk, ids in rows_of(episodes):
         logits = model(torch.tensor([trunk + ids]), use_cache=False).logits[0, len(trunk) - 1:-1]
@@ -295,8 +295,8 @@ def test_trained_ids_are_the_sampled_ids(think, chat, tiny_model):
     assert any(chat.text(chat.decode(x)) != x for x in ids)             # text would not have done
     batch = pack(episodes)
     for row, episode in enumerate(episodes):
-        assert batch.ids[row][batch.policy[row]].tolist() == sum((s.ids for s in sampled(episode)), [])
-        assert episode.tokens_sampled == batch.policy[row].sum()
+        assert batch.ids[row][batch.action_mask[row]].tolist() == sum((s.ids for s in sampled(episode)), [])
+        assert episode.tokens_sampled == batch.action_mask[row].sum()
 
 
 @pytest.mark.parametrize("think", [False, True])
@@ -364,9 +364,9 @@ def test_the_mask_is_born_where_the_token_is_born(chat, tiny_tokenizer, tiny_mod
     texts = [[pad, 40, pad, stop], [pad, pad, stop]]
     episodes = [episode_of(speak(engine, chat, texts[:n], think=False)[0].segments) for n in (2, 1)]
     batch = pack(episodes, pad)
-    assert batch.ids[0][batch.policy[0]].tolist() == texts[0] + texts[1] and batch.ids[1][batch.policy[1]].tolist() == texts[0]
-    ours = batch.ids[0][~batch.policy[0]].tolist()
-    assert ours.count(stop) == 3 and not (batch.policy[1] & (batch.branch[1] < 0)).any() and batch.ids[1, -1] == pad
+    assert batch.ids[0][batch.action_mask[0]].tolist() == texts[0] + texts[1] and batch.ids[1][batch.action_mask[1]].tolist() == texts[0]
+    ours = batch.ids[0][~batch.action_mask[0]].tolist()
+    assert ours.count(stop) == 3 and not (batch.action_mask[1] & (batch.branch[1] < 0)).any() and batch.ids[1, -1] == pad
 
 
 @pytest.mark.parametrize("think", [False, True])
@@ -376,8 +376,8 @@ def test_the_stop_token_is_an_action_and_learns(think, chat, tiny_model):
     texts = [chat.text(t) + [chat.stop_id] for t in THOUGHTS]
     agent, _ = speak(TorchEngine(tiny_model, chat.stop_id), chat, texts, think=think)
     batch, policy = pack([episode_of(agent.segments)]), Policy(copy.deepcopy(tiny_model))
-    stops = batch.policy & (batch.ids == chat.stop_id)
-    assert stops.sum() == 3 and (batch.log_probs[stops] < 0).all()
+    stops = batch.action_mask & (batch.ids == chat.stop_id)
+    assert stops.sum() == 3 and (batch.engine_log_probs[stops] < 0).all()
     before = policy(batch)[0][stops]
     before.sum().backward()
     with torch.no_grad():
@@ -388,7 +388,7 @@ def test_the_stop_token_is_an_action_and_learns(think, chat, tiny_model):
 
 def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
     """Defect 24: the released code compares characters with a limit of tokens. Here a prompt that does not fit is seen before
-    anything is changed, the dice included, and a reply gets the room there is."""
+    anything is changed, the rng included, and a reply gets the room there is."""
     engine = TorchEngine(tiny_model, chat.stop_id)
     line = "\N{FACE WITH TEARS OF JOY}" * 40                # few characters, many tokens; a plain line is the other way round
     size = len(chat.first_prompt(line))
@@ -398,7 +398,7 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
         agent, states = Agent(engine, chat, think=False, max_tokens=5, context=context, seed=0), []
         for x in lines:
             reply = asyncio.run(agent.reply(x))
-            states.append((reply, copy.deepcopy(agent.segments), agent.trunk, agent.dice.bit_generator.state))
+            states.append((reply, copy.deepcopy(agent.segments), agent.trunk, agent.rng.bit_generator.state))
         return agent, states
     assert turns(size + 1, [line])[1] == [(None, [], [], np.random.default_rng(0).bit_generator.state)]
     agent, _ = turns(size + 2, [line])                      # one token, and the stop token that it did not get to
@@ -419,8 +419,8 @@ def test_packing_by_the_worked_example():
     batch = pack([thinking, episode_of([Segment([p]), Segment([a], 0, [-4.0])], reward=1.0, group=8)], pad)
     assert batch.ids.tolist() == [[p, q, a, b, r, s, c], [p, a] + [pad] * 5]
     assert batch.positions[0].tolist() == [0, 1, 2, 3, 2, 3, 4] and batch.positions[1, :2].tolist() == [0, 1]
-    assert batch.policy.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
-    assert batch.log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
+    assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
+    assert batch.engine_log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
     assert batch.reward.tolist() == [0.5, 1.0] and batch.group.tolist() == [7, 8]
     sees = {p: [p], q: [p, q], a: [p, q, a], b: [p, q, a, b], r: [p, q, r], s: [p, q, r, s], c: [p, q, r, s, c]}
     mask = tree_mask(batch.branch)[:, 0]
@@ -433,8 +433,8 @@ def test_packing_by_the_worked_example():
 def test_a_token_sees_its_own_past_and_nothing_else(think):
     """What packing promises: in a row with everything else, a sampled token sees its history and its own turn so far, in order, at
     positions 0, 1, 2, ...; a token of the trunk sees the trunk before it. Nobody sees padding."""
-    dice = np.random.default_rng(5)
-    episodes = [random_episode(dice, 100, think, turns) for turns in (1, 4, 2)]
+    rng = np.random.default_rng(5)
+    episodes = [random_episode(rng, 100, think, turns) for turns in (1, 4, 2)]
     batch = pack(episodes)
     mask = tree_mask(batch.branch)[:, 0]
 
@@ -443,7 +443,7 @@ def test_a_token_sees_its_own_past_and_nothing_else(think):
         return batch.ids[row][mask[row, query]].tolist()
     for row, episode in enumerate(episodes):
         pasts = [history + ids[:i + 1] for history, ids in rows_of([episode]) for i in range(len(ids))]
-        assert [seen(row, query) for query in batch.policy[row].nonzero()[:, 0]] == pasts
+        assert [seen(row, query) for query in batch.action_mask[row].nonzero()[:, 0]] == pasts
         trunk = (batch.branch[row] == 0).nonzero()[:, 0]
         assert [seen(row, query) for query in trunk] == [batch.ids[row][trunk[:i + 1]].tolist() for i in range(len(trunk))]
         padding = batch.branch[row] < 0
@@ -463,11 +463,11 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
         agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in texts], think=think)
         episodes.append(episode_of(agent.segments))
     batch = pack(episodes)
-    packed = [x[batch.policy] for x in Policy(model, temperature)(batch)]
+    packed = [x[batch.action_mask] for x in Policy(model, temperature)(batch)]
     rows = by_rows(model, episodes, temperature)
     assert_close(packed, rows, 1e-5)
     assert_close(gradients(model, *packed), gradients(model, *rows), 1e-5)
-    assert_close([batch.log_probs[batch.policy]], rows[:1], 1e-4)
+    assert_close([batch.engine_log_probs[batch.action_mask]], rows[:1], 1e-4)
     other = by_rows(model, episodes, 1.7 - temperature)
     assert (other[0] - rows[0]).abs().max() > 0.1                       # a wrong temperature would be seen
 
@@ -475,22 +475,22 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
 def test_forgotten_positions_or_a_forgotten_tree_mask_would_be_seen(tiny_model, tiny_tokenizer):
     """Pitfall 5.3: equality proves something only if inequality is visible. Each half of the packing, left out alone, moves
     log-probs by a thousand times the tolerance."""
-    dice = np.random.default_rng(0)
-    episodes = [random_episode(dice, len(tiny_tokenizer), think=True) for _ in range(4)]
+    rng = np.random.default_rng(0)
+    episodes = [random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(4)]
     batch, rows = pack(episodes), by_rows(tiny_model, episodes)
-    assert_close([x[batch.policy] for x in Policy(tiny_model)(batch)], rows, 1e-5)
+    assert_close([x[batch.action_mask] for x in Policy(tiny_model)(batch)], rows, 1e-5)
     for forgotten in (dict(positions=torch.arange(batch.ids.shape[1]).expand_as(batch.ids)),
                       dict(branch=torch.where(batch.branch > 0, 0, batch.branch))):
         log_probs, _ = Policy(tiny_model)(dataclasses.replace(batch, **forgotten))
-        assert (log_probs[batch.policy] - rows[0]).abs().max() > 1e-2
+        assert (log_probs[batch.action_mask] - rows[0]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("think", [False, True])
 def test_a_dialogue_in_a_batch_is_what_it_is_alone(think, tiny_model, tiny_tokenizer):
     """Pitfall 4.14: rows of many lengths. Padding must neither leak into its neighbours nor be a softmax over nothing, which in
     some kernels is NaN and would reach every weight by the backward pass. Off the policy's tokens all is exactly 0."""
-    dice = np.random.default_rng(1)
-    episodes = [random_episode(dice, len(tiny_tokenizer), think, turns) for turns in (1, 5, 2, 3)]
+    rng = np.random.default_rng(1)
+    episodes = [random_episode(rng, len(tiny_tokenizer), think, turns) for turns in (1, 5, 2, 3)]
     policy, critic = Policy(tiny_model), speaking_critic(tiny_model)
     batch = pack(episodes)
     together = [*policy(batch), critic(batch)]
@@ -499,15 +499,15 @@ def test_a_dialogue_in_a_batch_is_what_it_is_alone(think, tiny_model, tiny_token
         alone = [*policy(single), critic(single)]
         assert_close([x[i, :single.ids.shape[1]] for x in together], [x[0] for x in alone], 1e-5)
     for x in together:
-        assert (x[~batch.policy] == 0).all() and (x[batch.policy] != 0).all()
-    assert all(g.isfinite().all() for g in gradients(tiny_model, *[x[batch.policy] for x in together[:2]]))
+        assert (x[~batch.action_mask] == 0).all() and (x[batch.action_mask] != 0).all()
+    assert all(g.isfinite().all() for g in gradients(tiny_model, *[x[batch.action_mask] for x in together[:2]]))
 
 
 def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
     """Design: the split is for memory only. Every dialogue is in exactly one batch, with its own reward and group; only one
     that is longer than the budget by itself may pass it, and then alone."""
-    dice = np.random.default_rng(2)
-    episodes = [random_episode(dice, 100, think=i % 2 == 1, turns=int(dice.integers(1, 9))) for i in range(40)]
+    rng = np.random.default_rng(2)
+    episodes = [random_episode(rng, 100, think=i % 2 == 1, turns=int(rng.integers(1, 9))) for i in range(40)]
     lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
     for i, e in enumerate(episodes):
         e.reward, e.group = i / 64, i                                   # numbers that fp32 holds exactly
@@ -554,20 +554,20 @@ def test_the_trainers_log_probs_are_the_engines(think, temperature, chat, tiny_m
     batch = pack(gossip(TorchEngine(tiny_model, chat.stop_id, temperature), chat, 4, think=think))
     for logits in (2 ** 24, 7 * len(chat.tokenizer)):
         log_probs, entropy = Policy(tiny_model, temperature, logits)(batch)
-        assert_close([log_probs], [batch.log_probs], 1e-4)
-        assert (entropy[batch.policy] > 0).all() and (entropy[~batch.policy] == 0).all() and log_probs.shape == entropy.shape == batch.ids.shape
+        assert_close([log_probs], [batch.engine_log_probs], 1e-4)
+        assert (entropy[batch.action_mask] > 0).all() and (entropy[~batch.action_mask] == 0).all() and log_probs.shape == entropy.shape == batch.ids.shape
 
 
 def test_chunks_of_logits_change_nothing_but_memory(model, tiny_tokenizer):
     """Pitfall 5.5: at a vocabulary of 152,000 the logits are most of the memory. In chunks, each made again for the backward
     pass, nothing as wide as the vocabulary is kept; log-probs, entropy and gradients stay the same."""
-    dice, vocab = np.random.default_rng(3), len(tiny_tokenizer)
-    batch = pack([random_episode(dice, vocab, think=True) for _ in range(3)])
+    rng, vocab = np.random.default_rng(3), len(tiny_tokenizer)
+    batch = pack([random_episode(rng, vocab, think=True) for _ in range(3)])
     results, kept = {}, {}
     for positions in (10 ** 6, 4, 1):
         widths = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: widths.append(x.shape[-1]) or x, lambda x: x):
-            out = [x[batch.policy] for x in Policy(model, 0.7, logits=positions * vocab)(batch)]
+            out = [x[batch.action_mask] for x in Policy(model, 0.7, logits=positions * vocab)(batch)]
         results[positions], kept[positions] = [*out, *gradients(model, *out)], vocab in widths
     assert len(results[4][0]) % 4                                       # the last chunk is a shorter one
     for positions in (4, 1):
@@ -607,9 +607,9 @@ def test_a_value_is_read_before_its_token_is_emitted(think, tiny_model):
     states = [critic.body(torch.tensor([trunk + ids]), use_cache=False).last_hidden_state[0, len(trunk) - 1:-1]
               for trunk, ids in rows_of([episode])]
     plain = critic.head(torch.cat(states))[:, 0]
-    assert_close([values[batch.policy[0]]], [plain], 1e-5)
+    assert_close([values[batch.action_mask[0]]], [plain], 1e-5)
     weights = list(critic.parameters())
-    assert_close(*[torch.autograd.grad(v.square().mean(), weights) for v in (values[batch.policy[0]], plain)], 1e-5)
+    assert_close(*[torch.autograd.grad(v.square().mean(), weights) for v in (values[batch.action_mask[0]], plain)], 1e-5)
     for t in (3, 4, 7, 8, 9):
         for changed, moves in ((t, False), (t - 1, True)):
             ids = batch.ids.clone()
@@ -877,7 +877,7 @@ def test_the_heads_memory_does_not_grow_with_the_positions(how):
     """At a vocabulary of 152,064, 1,024 positions have 600 MB of logits in fp32, and as much again for each thing made of them. Chunks
     that are made again in the backward pass keep the peak where it is at 256 positions; chunks that are only chunks keep nothing there."""
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}         # what is freed goes back at once, or the peak is that of the heap's holes
-    done = subprocess.run([sys.executable, "-c", PEAK, str(Path(__file__).parent.parent), how], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([sys.executable, "-c", PEAK, str(Path(__file__).parent.parent.parent), how], capture_output=True, text=True, timeout=300,
                           env=env)
     assert done.returncode == 0, done.stderr
     _, small, large = map(int, done.stdout.split())

@@ -8,9 +8,12 @@ import torch
 
 import rlver
 from conftest import make_tiny_model
-from engine import VllmEngine, vllm_is_there
-from policy import Agent, ChatFormat, Episode, Policy, load_model, pack, whole_weights
+from engine import VllmEngine
+from policy import Agent, ChatFormat, Episode, Policy, load_model, pack
 from ppo import SelfCheckFailed, logp_gap
+from models import PROBE
+from support.ranks import iter_full_weights
+from support.settings import vllm_is_there
 
 pytestmark = pytest.mark.skipif(not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install")
 LINES = ["My sister forgot my birthday. I feel hurt.", "Hm. Nobody knows how it feels.", "I just need to let it out."]
@@ -61,7 +64,7 @@ def policy(tied_dir, engine):
     """The trainer's side, in step with the engine."""
     model, tokenizer = load_model(tied_dir)
     policy = Policy(model, 0.7)
-    engine.load_weights(whole_weights(model))
+    engine.load_weights(iter_full_weights(model))
     return policy, ChatFormat(tokenizer)
 
 
@@ -100,21 +103,21 @@ def test_new_weights_take_effect_again_and_again(engine, policy):
     for seed in range(3):
         changed(trainer, seed)
         assert gap(engine, trainer, chat) > 1e-2        # stale weights
-        engine.load_weights(whole_weights(trainer.model))
+        engine.load_weights(iter_full_weights(trainer.model))
         assert gap(engine, trainer, chat) < 1e-4
 
 
 def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
     """Keys and values made with the old weights fit the new ones badly. The prompt is long: only whole blocks are cached."""
     trainer, chat = policy
-    long = dict(lines=[" ".join(rlver.PROBE.split()[:100])], count=2)
+    long = dict(lines=[" ".join(PROBE.split()[:100])], count=2)
     gap(engine, trainer, chat, **long)                  # fills the cache
     changed(trainer)
     with monkeypatch.context() as patch:
         patch.setattr(VllmEngine, "forget", lambda self: None)
-        engine.load_weights(whole_weights(trainer.model))
+        engine.load_weights(iter_full_weights(trainer.model))
     assert gap(engine, trainer, chat, **long) > 1e-2
-    engine.load_weights(whole_weights(trainer.model))
+    engine.load_weights(iter_full_weights(trainer.model))
     assert gap(engine, trainer, chat, **long) < 1e-4
 
 
@@ -137,7 +140,7 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
     """A rollout's deadline cancels it in the middle of a reply. Blocks that stayed in use would keep the prefix cache from being reset,
     and keys of the old weights would survive the sync."""
     trainer, chat = policy
-    prompt = chat.first_prompt(rlver.PROBE)[:300]
+    prompt = chat.first_prompt(PROBE)[:300]
 
     async def give_up():
         slow = asyncio.create_task(engine.generate(prompt, 200, np.random.default_rng(0)))
@@ -147,8 +150,8 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
         return slow.cancelled()
     assert asyncio.run(give_up()) and not engine.running
     changed(trainer)
-    engine.load_weights(whole_weights(trainer.model))
-    assert gap(engine, trainer, chat, lines=[" ".join(rlver.PROBE.split()[:100])], count=2) < 1e-4
+    engine.load_weights(iter_full_weights(trainer.model))
+    assert gap(engine, trainer, chat, lines=[" ".join(PROBE.split()[:100])], count=2) < 1e-4
 
 
 # -------------------------------------------------------------------------------------------------------------- a whole run

@@ -15,7 +15,7 @@ import toy
 from policy import Reply
 from rlver import converse
 from simulator import Profile, Simulator, User, make_simulator, toy_profiles
-from toy import ACTS, HABITS, NEEDS, SECONDARY, NotOfThisWorld, act_of, judge, read_scene, sentences_of
+from toy import ACTS, HABITS, NEEDS, SECONDARY, NotOfThisWorld, act_of, judge, read_scene, split_sentences
 
 
 def said(parts, person="sister", feeling="hurt"):
@@ -154,10 +154,10 @@ def test_payoffs_are_near_a_permutation():
 
 # -------------------------------------------------------------------------------------------------------------- loopholes
 
-def tampered(text, dice):
+def tampered(text, rng):
     """What policies make of a good sentence: word for word nearly the same, so any similarity check lets it through."""
     words, end = text[:-1].split(), text[-1]
-    i, j = dice.randrange(len(words)), dice.randrange(len(words) - 1)
+    i, j = rng.randrange(len(words)), rng.randrange(len(words) - 1)
     yield words[:i] + words[i + 1:], end                                                # one word less
     yield words[:i] + [words[i]] + words[i:], end                                       # one twice
     yield words[:j] + [words[j + 1], words[j]] + words[j + 2:], end                     # two swapped
@@ -171,15 +171,15 @@ def tampered(text, dice):
 
 def test_a_sentence_with_a_word_out_of_place_is_not_understood():
     """Junk tails beat a check of the whole reply's similarity. Every word has to be in its place."""
-    dice = random.Random(0)
-    legal = {tuple(toy.abstract(toy.words_of(text))) for act in ACTS for text in sentences(act)}
+    rng = random.Random(0)
+    legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
     tried = 0
     for act in NEEDS:
-        for text in dice.sample(sentences(act), 20):
+        for text in rng.sample(sentences(act), 20):
             assert change(text, act) >= 8
-            for words, end in tampered(text, dice):
+            for words, end in tampered(text, rng):
                 new = " ".join(words) + end
-                if tuple(toy.abstract(toy.words_of(new))) not in legal:         # "You are right today": a word less, and legal
+                if tuple(toy.abstract(toy.tokens_of(new))) not in legal:         # "You are right today": a word less, and legal
                     assert change(new, act) < 0, new
                     tried += 1
     assert tried > 1000
@@ -198,14 +198,14 @@ def test_signs_that_are_no_words_are_seen_too(junk):
 def test_a_mash_up_of_two_templates_is_not_understood():
     """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take your time, set one clear
     limit" serves two needs at once."""
-    legal = {tuple(toy.abstract(toy.words_of(text))) for act in ACTS for text in sentences(act)}
-    dice, tried = random.Random(0), 0
+    legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
+    rng, tried = random.Random(0), 0
     for a, b in product(NEEDS, NEEDS):
         for _ in range(6 * (a != b)):
-            one, other = ([dice.choice(part) for part in ACTS[act]] for act in (a, b))
+            one, other = ([rng.choice(part) for part in ACTS[act]] for act in (a, b))
             for mixed in ([one[0], other[1], other[2]], [one[0], one[1], other[2]], [one[0], other[1], one[2]]):
                 text = said(mixed)
-                if tuple(toy.abstract(toy.words_of(text))) not in legal:
+                if tuple(toy.abstract(toy.tokens_of(text))) not in legal:
                     assert change(text, a) < 0 and change(text, b) < 0, text
                     tried += 1
             joined = said(one)[:-1] + " " + said(other)                     # no full stop between: one sentence of two acts
@@ -308,12 +308,12 @@ def test_the_weak_scorer_falls_for_all_of_it():
 
 # ---------------------------------------------------------------------------------------------------------- no fixed reply
 
-def candidates(dice):
+def candidates(rng):
     """Replies that know nothing of the user: every sentence without a name in it, some with names, some pairs, some nonsense."""
     plain = [said(parts) for act in ACTS for parts in product(*ACTS[act]) if "<" not in "".join(parts)]
     people, feelings = toy.PEOPLE["train"], toy.FEELINGS["train"]
-    named = [toy.sentence(act, dice.choice(people), dice.choice(feelings), dice) for act in ACTS for _ in range(8)]
-    pairs = [" ".join(dice.sample(plain, 2)) for _ in range(150)]
+    named = [toy.sentence(act, rng.choice(people), rng.choice(feelings), rng) for act in ACTS for _ in range(8)]
+    pairs = [" ".join(rng.sample(plain, 2)) for _ in range(150)]
     return list(dict.fromkeys(plain + named + pairs + ["", "Yes.", "I see."]))
 
 
@@ -324,8 +324,8 @@ def greedy(replies, people, turns=8):
     fresh = np.array([[score(reply, r, []) for r in read] for reply in replies])        # [replies, people]
     emotion, chosen = np.full(len(people), 30), []
     for _ in range(turns):
-        before = {s for reply in chosen for s in sentences_of(reply)}
-        moves = np.array([[score(reply, r, chosen) for r in read] if before & set(sentences_of(reply)) else fresh[i]
+        before = {s for reply in chosen for s in split_sentences(reply)}
+        moves = np.array([[score(reply, r, chosen) for r in read] if before & set(split_sentences(reply)) else fresh[i]
                           for i, reply in enumerate(replies)])
         still = (emotion >= 10) & (emotion < 100)
         after = np.where(still, np.clip(emotion + np.clip(moves, -10, 10), 0, 100), emotion)
@@ -352,8 +352,8 @@ def test_no_fixed_reply_wins():
     """If a policy could score without listening, it would learn just that. The best single reply, said eight times, and the
     best fixed sequence of eight, both searched for among some hundreds on training users, leave held-out users about where they
     began."""
-    dice = random.Random(0)
-    replies, people = candidates(dice), toy_profiles("train", 64)
+    rng = random.Random(0)
+    replies, people = candidates(rng), toy_profiles("train", 64)
     assert len(replies) > 500 and {act_of(r) for r in replies} >= set(ACTS)
     sequence, on_training = greedy(replies, people)
     single = max(replies, key=lambda r: greedy([r], people[:16])[1])
@@ -368,12 +368,12 @@ def test_no_fixed_reply_wins():
 def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     """Supervised training plants the language, held-out words too: what is left for RL is which kind of sentence helps whom.
     Were the corpus already good at that, or not legible, RL could show nothing."""
-    dice = random.Random(0)
-    turns = [turn for _ in range(400) for turn in toy.corpus(dice)]
+    rng = random.Random(0)
+    turns = [turn for _ in range(400) for turn in toy.corpus(rng)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
-    acts = [[act_of(s) for s in sentences_of(reply)] for reply in replies]
+    acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
     assert all(act for found in acts for act in found) and {found[0] for found in acts} == set(ACTS)
-    words = {w for reply in replies for w in toy.words_of(reply)}
+    words = {w for reply in replies for w in toy.tokens_of(reply)}
     assert words >= toy.PERSON_WORDS | toy.FEELING_WORDS
     assert all(cue in heard for need in NEEDS for cues in NEEDS[need][2].values() for cue in cues)
     assert "Goodbye" not in heard and not any("<" in thought for _, thought, _ in turns)
@@ -384,11 +384,11 @@ def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch)
     Making takes a minute, so here `school` only leaves a mark."""
     made = []
 
-    def school(place, think, quiet=False):
+    def sft(place, think, quiet=False):
         made.append(think)
         place.mkdir()
         (place / "config.json").write_text(str(think))
-    monkeypatch.setattr(toy, "school", school)
+    monkeypatch.setattr(toy, "sft", sft)
     source = Path(toy.__file__).read_bytes()
     for name, text in (("a", source), ("b", source + b"# edited\n")):
         (tmp_path / name).mkdir()
@@ -408,10 +408,10 @@ def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch)
 
 def test_half_a_base_policy_is_never_found(tmp_path, monkeypatch):
     """Whoever stops the first run while the toy policy is being made must not find its ruins at the second."""
-    def school(place, think, quiet=False):
+    def sft(place, think, quiet=False):
         place.mkdir()
         raise KeyboardInterrupt
-    monkeypatch.setattr(toy, "school", school)
+    monkeypatch.setattr(toy, "sft", sft)
     monkeypatch.setenv("RLVER_CACHE", str(tmp_path))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

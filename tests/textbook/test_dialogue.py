@@ -47,11 +47,11 @@ class Model:
     goodbye. Every call takes its own while, as calls to a server do, so dialogues get out of step."""
 
     def __init__(self):
-        self.prompts, self.dice = [], random.Random(0)
+        self.prompts, self.rng = [], random.Random(0)
 
     async def __call__(self, prompt):
         self.prompts.append(prompt)
-        for _ in range(self.dice.randrange(4)):
+        for _ in range(self.rng.randrange(4)):
             await asyncio.sleep(0)
         last = told(prompt)[-1]["text"] if told(prompt) else ""
         if "<emotion_level>" in prompt:
@@ -169,7 +169,7 @@ def crowd(people, group_size, script, model=None, max_turns=8):
     model, agents = model or Model(), {}
 
     def make_agent(i):
-        assert i not in agents                  # every dialogue has an agent, and dice, of its own
+        assert i not in agents                  # every dialogue has an agent, and an rng, of its own
         agents[i] = Agent(script(i))
         return agents[i]
     everybody = [person(k) for k in range(people)]
@@ -297,11 +297,11 @@ def test_a_dialogue_without_a_policy_token_is_dropped():
 def test_the_scripted_user_in_whole_dialogues():
     """The real chain, end to end: who always gives what is needed lifts the toy's users to the top; who talks past them is left,
     with a goodbye, below 10."""
-    people, dice = toy_profiles("heldout", 16), random.Random(0)
+    people, rng = toy_profiles("heldout", 16), random.Random(0)
 
     def comfort(i):
         _, who, feeling, _, _, need = toy.read_scene(people[i // 2].scene, people[i // 2].task)
-        helpful = {toy.sentence(need, who, feeling, dice): None for _ in range(60)}         # no sentence twice
+        helpful = {toy.sentence(need, who, feeling, rng): None for _ in range(60)}         # no sentence twice
         return list(helpful)[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
     episodes, dropped = asyncio.run(rollout(make_simulator("toy"), people, 2, lambda i: Agent(comfort(i)), 8))
     assert dropped == 0

@@ -14,8 +14,8 @@ import shutil
 import numpy as np
 import pytest
 
-import report
-from report import PANELS, choose, write_report
+from support import report
+from support.report import PANELS, choose, write_report
 
 # What a policy, or a user's model, might say. Each must come out as the text that it is.
 PAYLOAD = "</script><script>window.pwned = 1; alert(1)</script>"

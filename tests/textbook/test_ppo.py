@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ppo import (SelfCheckFailed, explained_variance, gae, importance_weights, kl_penalty, logp_gap, old_scores, optimise,
-                 policy_loss, ppo_update, terminal_rewards, value_loss, whiten, whitening)
+from ppo import (CriticPart, SelfCheckFailed, explained_variance, gae, importance_weights, kl_penalty, logp_gap, compute_log_probs, optimize,
+                 policy_loss, ppo_update, terminal_rewards, value_loss, whiten, masked_mean_std)
 
 VOCAB, NAN, INF = 5, float("nan"), float("inf")
 
@@ -62,28 +62,28 @@ class Notes(torch.optim.SGD):
 def talk(seed, *turns, reward=None, group=0, policy=None, gap=0.0):
     """A dialogue of random tokens: turns are numbers of tokens, the user's, the policy's, the user's ... The engine's log-probs
     are the policy's, but for noise of size `gap`."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     sampled = torch.tensor([i % 2 == 1 for i, n in enumerate(turns) for _ in range(n)])
-    d = SimpleNamespace(ids=torch.tensor(dice.integers(0, VOCAB, len(sampled))), policy=sampled, group=group,
-                        reward=float(dice.random()) if reward is None else reward)
-    noise = gap * torch.tensor(dice.standard_normal(len(sampled)))
-    d.log_probs = (policy or Table())(SimpleNamespace(ids=d.ids[None]))[0][0].detach() + noise
+    d = SimpleNamespace(ids=torch.tensor(rng.integers(0, VOCAB, len(sampled))), action_mask=sampled, group=group,
+                        reward=float(rng.random()) if reward is None else reward)
+    noise = gap * torch.tensor(rng.standard_normal(len(sampled)))
+    d.engine_log_probs = (policy or Table())(SimpleNamespace(ids=d.ids[None]))[0][0].detach() + noise
     return d
 
 
 def pack(*dialogues):
     """Dialogues side by side, padded on the right: a batch as the update sees it."""
     side_by_side = lambda name: nn.utils.rnn.pad_sequence([getattr(d, name) for d in dialogues], batch_first=True)
-    return SimpleNamespace(**{name: side_by_side(name) for name in ("ids", "policy", "log_probs")},
+    return SimpleNamespace(**{name: side_by_side(name) for name in ("ids", "action_mask", "engine_log_probs")},
                            reward=torch.tensor([d.reward for d in dialogues], dtype=torch.float64),
                            group=torch.tensor([d.group for d in dialogues]))
 
 
 def ragged(seed=0, rows=6, length=14):
     """[rows, length] random bools: gaps within the rows, padding behind, one row all True and one all False."""
-    dice = np.random.default_rng(seed)
-    mask = dice.random((rows, length)) < 0.5
-    for row, end in zip(mask, dice.integers(3, length, rows)):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((rows, length)) < 0.5
+    for row, end in zip(mask, rng.integers(3, length, rows)):
         row[end:] = False
     mask[0], mask[1] = True, False
     return torch.tensor(mask)
@@ -176,7 +176,7 @@ def test_whitening_is_over_the_whole_batch():
     tensors = [normal(6, 14, seed=1) + 5, 3 * normal(6, 9, seed=2)]
     tensors = [t.masked_fill(~m, NAN) for t, m in zip(tensors, masks)]
     flat = np.concatenate([t[m].numpy() for t, m in zip(tensors, masks)])
-    mean, std = whitening(tensors, masks)
+    mean, std = masked_mean_std(tensors, masks)
     close(mean, flat.mean())
     close(std, flat.std(ddof=1))
     white = [whiten(t, m, mean, std) for t, m in zip(tensors, masks)]
@@ -189,8 +189,8 @@ def test_whitening_by_the_numbers():
     `reduce` adds, they are eight numbers, and 40 / 7."""
     tensors, masks = [torch.tensor([[1, NAN, 3]]), torch.tensor([[5, 7.0], [NAN, NAN]])], [torch.tensor([[True, False, True]]),
                                                                                            torch.tensor([[True, True], [False, False]])]
-    close([float(x) for x in whitening(tensors, masks)], [4, math.sqrt(20 / 3)])
-    close([float(x) for x in whitening(tensors, masks, reduce=lambda x: 2 * x)], [4, math.sqrt(40 / 7)])
+    close([float(x) for x in masked_mean_std(tensors, masks)], [4, math.sqrt(20 / 3)])
+    close([float(x) for x in masked_mean_std(tensors, masks, reduce=lambda x: 2 * x)], [4, math.sqrt(40 / 7)])
     close(whiten(tensors[0], masks[0], torch.tensor(4.0), torch.tensor(2.0)), [[-1.5, 0, -0.5]])
 
 
@@ -198,7 +198,7 @@ def test_whitened_numbers_have_mean_0_and_spread_1():
     """Whatever they were, and nowhere else than at the policy's tokens; micro-batches that differ still differ afterwards."""
     masks = [ragged(1), ragged(2, length=9)]
     tensors = [normal(6, 14, seed=1) - 300, 70 * normal(6, 9, seed=2)]
-    white = [whiten(t, m, *whitening(tensors, masks)) for t, m in zip(tensors, masks)]
+    white = [whiten(t, m, *masked_mean_std(tensors, masks)) for t, m in zip(tensors, masks)]
     together = torch.cat([w[m] for w, m in zip(white, masks)])
     close([together.mean(), together.std()], [0, 1])
     assert white[0][masks[0]].mean() < -0.5 and white[1][masks[1]].mean() > 0.5
@@ -211,10 +211,10 @@ def test_whitening_of_next_to_nothing():
     x = torch.tensor([[0.3, NAN, 0.7]])
     for kept in ([False] * 3, [False, False, True]):
         mask = torch.tensor([kept])
-        assert [float(s) for s in whitening([x], [mask])] == [0, 1]
-        assert torch.equal(whiten(x, mask, *whitening([x], [mask])), torch.where(mask, x, 0.0))
+        assert [float(s) for s in masked_mean_std([x], [mask])] == [0, 1]
+        assert torch.equal(whiten(x, mask, *masked_mean_std([x], [mask])), torch.where(mask, x, 0.0))
     mask = torch.ones(1, 7, dtype=torch.bool)
-    assert (whiten(torch.full((1, 7), 0.7), mask, *whitening([torch.full((1, 7), 0.7)], [mask])) == 0).all()
+    assert (whiten(torch.full((1, 7), 0.7), mask, *masked_mean_std([torch.full((1, 7), 0.7)], [mask])) == 0).all()
 
 
 # -------------------------------------------------------------------------------------------------------------- losses
@@ -378,9 +378,9 @@ def every_outcome(reward=0.0):
     Means over it are expectations. Returns (policy, reference, batch)."""
     policy, reference = Table(vocab=3), Table(7, vocab=3)
     policy.logits.data[0] = torch.tensor([0.5, 0.25, 0.25]).log()
-    batch = SimpleNamespace(ids=torch.tensor([[0, 0], [0, 0], [0, 1], [0, 2]]), policy=torch.tensor([[False, True]] * 4),
+    batch = SimpleNamespace(ids=torch.tensor([[0, 0], [0, 0], [0, 1], [0, 2]]), action_mask=torch.tensor([[False, True]] * 4),
                             reward=torch.full((4,), reward, dtype=torch.float64), group=torch.zeros(4).long())
-    batch.log_probs = policy(batch)[0].detach()
+    batch.engine_log_probs = policy(batch)[0].detach()
     return policy, reference, batch
 
 
@@ -414,13 +414,13 @@ def test_importance_weights_are_in_the_policy_loss_only():
     KL and the critic are sums over what was sampled, whoever sampled it, and stay as they are."""
     policy, critic = Table(), Values()
     exact, off = (pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4))) for gap in (0.0, 1.5))
-    old, ref = old_scores(policy, [exact]), old_scores(Table(9), [exact])
+    old, ref = compute_log_probs(policy, [exact]), compute_log_probs(Table(9), [exact])
     returns = [normal(*exact.ids.shape, seed=8)]
 
     def gradients(batch, advantages, **more):
         notes, critic_notes = Notes(policy), Notes(critic)
-        optimise(policy, notes, [[batch]], old, [advantages], clip_eps=0.2, ref=ref, max_grad_norm=INF,
-                 critic=(critic, critic_notes, [critic(batch).detach()], returns, 0.5, INF), **more)
+        optimize(policy, notes, [[batch]], old, [advantages], clip_eps=0.2, ref=ref, max_grad_norm=INF,
+                 critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns, 0.5, INF), **more)
         return notes.seen[0], critic_notes.seen[0]
     none = torch.zeros(exact.ids.shape, dtype=torch.float64)
     for name in ("k2", "k3", "k3-ratio"):
@@ -428,8 +428,8 @@ def test_importance_weights_are_in_the_policy_loss_only():
                         gradients(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name)):
             assert torch.equal(a, b) and a.abs().max() > 1e-3
     advantages = normal(*exact.ids.shape, seed=5)
-    w = (old[0] - off.log_probs).exp()
-    assert (w[off.policy] > 2).any() and (w[off.policy] < 1).any()
+    w = (old[0] - off.engine_log_probs).exp()
+    assert (w[off.action_mask] > 2).any() and (w[off.action_mask] < 1).any()
     weighed, _ = gradients(exact, advantages * w.clamp(max=2))              # the same thing: at ratio 1 they are factors alike
     close(gradients(off, advantages)[0], weighed)
 
@@ -446,11 +446,11 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
         rest = list(zip(dialogues, advantage))
         cuts = [[rest.pop(0) for _ in range(n)] for n in sizes]
         batches = [pack(*(d for d, _ in part)) for part in cuts]
-        advantages = [torch.tensor([[a] for _, a in part]) * b.policy for part, b in zip(cuts, batches)]
-        notes, critic_notes, old = Notes(policy), Notes(critic), old_scores(policy, batches)
-        metrics = optimise(policy, notes, [batches], old, advantages, clip_eps=0.2, entropy_coef=0.01, max_grad_norm=INF,
-                           ref=old_scores(Table(9), batches), kl_coef=0.1,
-                           critic=(critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF))
+        advantages = [torch.tensor([[a] for _, a in part]) * b.action_mask for part, b in zip(cuts, batches)]
+        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, batches)
+        metrics = optimize(policy, notes, [batches], old, advantages, clip_eps=0.2, entropy_coef=0.01, max_grad_norm=INF,
+                           ref=compute_log_probs(Table(9), batches), kl_coef=0.1,
+                           critic=CriticPart(critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF))
         return notes.seen, critic_notes.seen, metrics
     (gradient,), (critic_gradient,), metrics = update(cut)
     (whole,), (critic_whole,), wanted = update([4])
@@ -461,7 +461,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
     # And it is the mean over the tokens: of V - R for the critic, one token after the other.
     by_hand = torch.zeros(VOCAB, dtype=torch.float64)
     for d, a in zip(dialogues, advantage):
-        for before, sampled in zip(d.ids[:-1], d.policy[1:]):
+        for before, sampled in zip(d.ids[:-1], d.action_mask[1:]):
             by_hand[before] += (critic.table[before].item() - a) / 2020 if sampled else 0.0
     close(critic_gradient, by_hand)
 
@@ -470,9 +470,9 @@ def test_a_gradient_is_of_its_own_step():
     """Two mini-batches of the same dialogues, under weights that stand still: both steps see the same gradient. One that is not
     reset brings the first along into the second."""
     policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    notes, critic_notes, old = Notes(policy), Notes(critic), old_scores(policy, [batch] * 2)
-    optimise(policy, notes, [[batch], [batch]], old, [normal(*batch.ids.shape, seed=1)] * 2, clip_eps=0.2, max_grad_norm=INF,
-             critic=(critic, critic_notes, [critic(batch).detach()] * 2, [normal(*batch.ids.shape, seed=2)] * 2, 0.5, INF))
+    notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, [batch] * 2)
+    optimize(policy, notes, [[batch], [batch]], old, [normal(*batch.ids.shape, seed=1)] * 2, clip_eps=0.2, max_grad_norm=INF,
+             critic=CriticPart(critic, critic_notes, [critic(batch).detach()] * 2, [normal(*batch.ids.shape, seed=2)] * 2, 0.5, INF))
     for seen in (notes.seen, critic_notes.seen):
         assert len(seen) == 2 and torch.equal(*seen) and seen[0].abs().max() > 1e-3
 
@@ -500,8 +500,8 @@ def test_two_ranks_are_one():
     """Pitfalls 4.6 and 4.10: every rank whitens with everybody's mean and divides by everybody's tokens, so that two halves, of
     unequal size here, make the gradient of the whole. A sum that forgets to be reduced trains two models on two opinions."""
     masks, tensors = [ragged(1), ragged(2, length=9)], [normal(6, 14, seed=1) + 5, 3 * normal(6, 9, seed=2)]
-    wanted = whitening(tensors, masks)
-    for got in Ranks().run(lambda i, reduce: whitening(tensors[i:i + 1], masks[i:i + 1], reduce)):
+    wanted = masked_mean_std(tensors, masks)
+    for got in Ranks().run(lambda i, reduce: masked_mean_std(tensors[i:i + 1], masks[i:i + 1], reduce)):
         close(torch.stack(got), torch.stack(wanted))
 
     dialogues = [talk(s, 2, 3 + s, 2, 4) for s in range(6)]
@@ -530,10 +530,10 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
     policy = Table()
     policy.logits.data.zero_()
     batches = [pack(talk(0, 2, 4, 1, policy=policy)), pack(talk(1, 1, 1, 1, 3, policy=policy)), pack(talk(2, 3, 2, policy=policy))]
-    old = [o - math.log(ratio) for o, ratio in zip(old_scores(policy, batches), (1, 1.5, 0.5))]
+    old = [o - math.log(ratio) for o, ratio in zip(compute_log_probs(policy, batches), (1, 1.5, 0.5))]
     for ranks in (1, 2):
         notes = Notes(policy)
-        metrics = optimise(policy, notes, [batches[:1], batches[1:]], old, [torch.ones(b.ids.shape) for b in batches], clip_eps=0.2,
+        metrics = optimize(policy, notes, [batches[:1], batches[1:]], old, [torch.ones(b.ids.shape) for b in batches], clip_eps=0.2,
                            max_grad_norm=INF, reduce=lambda x: ranks * x)
         norms = [float(gradient.norm()) for gradient in notes.seen]
         assert metrics == pytest.approx({"kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10, "entropy": math.log(5),
@@ -545,10 +545,10 @@ def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
     its metrics are those of a policy that was about to move, and a second look finds the gradient of the first, not twice as much."""
     def step(count=1, **more):
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-        before, critic_before, old = weights(policy), weights(critic), old_scores(policy, [batch])
-        metrics = optimise(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[batch]] * count, old * count,
+        before, critic_before, old = weights(policy), weights(critic), compute_log_probs(policy, [batch])
+        metrics = optimize(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[batch]] * count, old * count,
                            [normal(*batch.ids.shape, seed=1)] * count, clip_eps=0.2, max_grad_norm=0.02,
-                           critic=(critic, torch.optim.SGD(critic.parameters(), lr=1.0), [critic(batch).detach()] * count,
+                           critic=CriticPart(critic, torch.optim.SGD(critic.parameters(), lr=1.0), [critic(batch).detach()] * count,
                                    [normal(*batch.ids.shape, seed=2)] * count, 0.5, 0.03), **more)
         return metrics, *[math.sqrt(sum(((value - was[name]) ** 2).sum() for name, value in model.state_dict().items()))
                           for model, was in ((policy, before), (critic, critic_before))]
@@ -564,7 +564,7 @@ def test_the_entropy_is_a_bonus():
     wrong sign it would only grow more certain of what it does already. The mean is over the policy's tokens, here all behind token 0."""
     policy, _, batch = every_outcome()
     notes = Notes(policy)
-    optimise(policy, notes, [[batch]], old_scores(policy, [batch]), [torch.zeros(batch.ids.shape)], clip_eps=0.2, entropy_coef=0.3,
+    optimize(policy, notes, [[batch]], compute_log_probs(policy, [batch]), [torch.zeros(batch.ids.shape)], clip_eps=0.2, entropy_coef=0.3,
              max_grad_norm=INF)
     up, = torch.autograd.grad(torch.distributions.Categorical(logits=policy.logits[0]).entropy(), policy.logits)
     close(notes.seen[0], -0.3 * up.flatten())
@@ -574,11 +574,11 @@ def test_k1_is_no_loss():
     """Pitfall 4.5: k1 belongs in the reward, where it has been put before a step is taken. In the loss its gradient is 0 on average and
     noise in every batch; so a step of k1 is the step without it, and that of the others is not."""
     policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    old, ref, advantages = old_scores(policy, [batch]), old_scores(Table(9), [batch]), [normal(*batch.ids.shape, seed=1)]
+    old, ref, advantages = compute_log_probs(policy, [batch]), compute_log_probs(Table(9), [batch]), [normal(*batch.ids.shape, seed=1)]
 
     def gradient(estimator, kl_coef=0.3):
         notes = Notes(policy)
-        optimise(policy, notes, [[batch]], old, advantages, clip_eps=0.2, max_grad_norm=INF, ref=ref, kl_coef=kl_coef, kl_estimator=estimator)
+        optimize(policy, notes, [[batch]], old, advantages, clip_eps=0.2, max_grad_norm=INF, ref=ref, kl_coef=kl_coef, kl_estimator=estimator)
         return notes.seen[0]
     without = gradient("k3", 0.0)
     close(gradient("k1"), without)
@@ -590,9 +590,9 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
     step is what it is without it, and a step of nothing else is none."""
     def step(*micros):
         policy, critic = Table(), Values()
-        notes, critic_notes, old = Notes(policy), Notes(critic), old_scores(policy, micros)
-        metrics = optimise(policy, notes, [list(micros)], old, [torch.ones(b.ids.shape) for b in micros], clip_eps=0.2, entropy_coef=0.1,
-                           max_grad_norm=INF, critic=(critic, critic_notes, [critic(b).detach() for b in micros],
+        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, micros)
+        metrics = optimize(policy, notes, [list(micros)], old, [torch.ones(b.ids.shape) for b in micros], clip_eps=0.2, entropy_coef=0.1,
+                           max_grad_norm=INF, critic=CriticPart(critic, critic_notes, [critic(b).detach() for b in micros],
                                                       [torch.ones(b.ids.shape) for b in micros], 0.5, INF))
         return torch.cat(notes.seen + critic_notes.seen or [torch.zeros(1)]), metrics       # to take no step at all is right as well
     speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
@@ -607,9 +607,9 @@ def test_what_sharding_divides_is_multiplied_back():
     def gradients(ranks):
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
         notes, critic_notes = Notes(policy), Notes(critic)
-        optimise(policy, notes, [[batch]], old_scores(policy, [batch]), [normal(*batch.ids.shape, seed=1)], clip_eps=0.2, entropy_coef=0.1,
+        optimize(policy, notes, [[batch]], compute_log_probs(policy, [batch]), [normal(*batch.ids.shape, seed=1)], clip_eps=0.2, entropy_coef=0.1,
                  max_grad_norm=INF, ranks=ranks,
-                 critic=(critic, critic_notes, [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)], 0.5, INF))
+                 critic=CriticPart(critic, critic_notes, [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)], 0.5, INF))
         return torch.cat(notes.seen + critic_notes.seen)
     close(gradients(8), 8 * gradients(1))
 
@@ -653,12 +653,12 @@ def test_engine_and_trainer_must_agree():
     """Defect 27: from its second step the released code sampled gibberish, from weights that were not the trainer's. Mean and
     maximum are over the policy's tokens, each has its limit, and NaN, which an engine can return, passes none."""
     batches = [pack(talk(0, 2, 4, 3), talk(1, 1, 2)), pack(talk(2, 3, 3))]
-    old = old_scores(Table(), batches)
+    old = compute_log_probs(Table(), batches)
     assert logp_gap(batches, old, (1e-12, 1e-12)) == {"logp_gap": 0, "logp_gap_max": 0}
     for b in batches:
-        b.log_probs = torch.where(b.policy, b.log_probs, 50.0)              # nobody's business
-    batches[0].log_probs[0, 2] += 0.4
-    batches[1].log_probs[0, 5] -= 0.5
+        b.engine_log_probs = torch.where(b.action_mask, b.engine_log_probs, 50.0)              # nobody's business
+    batches[0].engine_log_probs[0, 2] += 0.4
+    batches[1].engine_log_probs[0, 5] -= 0.5
     found = logp_gap(batches, old, (0.11, 0.51))
     close([found["logp_gap"], found["logp_gap_max"]], [0.9 / 9, 0.5])
     for limits in ((0.09, 0.51), (0.11, 0.49)):
@@ -670,7 +670,7 @@ def test_engine_and_trainer_must_agree():
         update(policy, batches, gap_limits=(0.11, 0.49))
     assert untouched(policy, before)
     assert logp_gap(batches, old)["logp_gap_max"] > 0.49                    # without limits it is measured, no more
-    batches[0].log_probs[0, 3] = NAN
+    batches[0].engine_log_probs[0, 3] = NAN
     with pytest.raises(SelfCheckFailed):
         logp_gap(batches, old, (INF, INF))
 
@@ -683,8 +683,8 @@ def test_grad_norm_is_the_mean_over_all_mini_batches():
 
     def optimise_at(chosen, limit):
         notes, scale = Notes(policy), [1.0, 4.0, 0.2]
-        metrics = optimise(policy, notes, [[batches[i]] for i in chosen], old_scores(policy, [batches[i] for i in chosen]),
-                           [scale[i] * batches[i].policy for i in chosen], clip_eps=0.2, max_grad_norm=limit)
+        metrics = optimize(policy, notes, [[batches[i]] for i in chosen], compute_log_probs(policy, [batches[i] for i in chosen]),
+                           [scale[i] * batches[i].action_mask for i in chosen], clip_eps=0.2, max_grad_norm=limit)
         return metrics["grad_norm"], [float(g.norm()) for g in notes.seen]
     mean, norms = optimise_at([0, 1, 2], INF)
     assert max(norms) > 2 * min(norms)
@@ -727,9 +727,9 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
         for batch in micros:
             for b in range(len(batch.ids)):
                 ids, tokens = batch.ids[b].tolist(), []
-                for t in batch.policy[b].nonzero()[:, 0].tolist():
+                for t in batch.action_mask[b].nonzero()[:, 0].tolist():
                     s, y = ids[t - 1], ids[t]
-                    engine = batch.log_probs[b, t].item()
+                    engine = batch.engine_log_probs[b, t].item()
                     tokens.append(SimpleNamespace(s=s, y=y, old=log_pi(s)[y], engine=engine, v=table[s], r=0.0))
                 tokens[-1].r = batch.reward[b].item()
                 if estimator == "k1":
@@ -781,7 +781,7 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
 
 @pytest.mark.parametrize("estimator", [None, "k1", "k2", "k3", "k3-ratio"])
 def test_a_whole_update_by_hand(estimator):
-    """All of it, against the same thing written out: three optimiser steps of two micro-batches each, on dialogues with user
+    """All of it, against the same thing written out: three optimizer steps of two micro-batches each, on dialogues with user
     lines between and behind, gamma and lambda below 1, an engine that is off, both clips and both limits of the gradients at
     work. If a list is out of order, a mask missing or a sign wrong, the weights end elsewhere."""
     policy, reference, critic = Table(1), Table(2), Values(3)

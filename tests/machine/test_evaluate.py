@@ -10,9 +10,11 @@ import pytest
 import evaluate
 import rlver
 import toy
-from evaluate import BadInput, arithmetic, compare, consistency, final_of, intention_of, numbers_of, read_results, score
+from evaluate import BadInput, arithmetic, compare, consistency, final_of, score
 from server import Loopback, completion
 from simulator import load_profiles, make_simulator, toy_profiles
+from support.results import intention_of, read_results
+from support.signs import score_summary
 
 TASKS = [text for text, *_ in toy.NEEDS.values()]
 
@@ -136,9 +138,9 @@ def side(tmp_path, name, finals, **more):
 
 def test_pairing_tells_what_means_cannot(tmp_path):
     """Users differ by 30 points, the two policies by 4 on each: unpaired that is noise, paired it is certain."""
-    dice = random.Random(0)
-    base = [dice.randint(5, 85) for _ in range(60)]
-    a, b = side(tmp_path, "a", [x + dice.randint(2, 6) for x in base]), side(tmp_path, "b", base)
+    rng = random.Random(0)
+    base = [rng.randint(5, 85) for _ in range(60)]
+    a, b = side(tmp_path, "a", [x + rng.randint(2, 6) for x in base]), side(tmp_path, "b", base)
     result = compare([a], [b])
     assert 3 < result["difference"] < 5 and result["interval"][0] > 2 and result["p"] < 0.001
     assert result["sentence"] == f"A is better by {result['difference']:.1f}, {result['interval'][0]:.1f} to {result['interval'][1]:.1f}"
@@ -149,8 +151,8 @@ def test_pairing_tells_what_means_cannot(tmp_path):
 
 
 def test_no_difference_is_said_so(tmp_path, capsys):
-    dice = random.Random(1)
-    a, b = (side(tmp_path, name, [dice.randint(0, 100) for _ in range(100)]) for name in "ab")
+    rng = random.Random(1)
+    a, b = (side(tmp_path, name, [rng.randint(0, 100) for _ in range(100)]) for name in "ab")
     assert compare([a], [b])["sentence"] == "no difference can be told at n = 100"
     assert compare([a], [a])["p"] == 1
     assert evaluate.main(["--compare", a, b]) == 0 and "no difference can be told at n = 100" in capsys.readouterr().out
@@ -161,18 +163,18 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path):
     """Against simulation: of 100 experiments without a difference, about 5 tell one."""
     told = 0
     for seed in range(100):
-        dice = random.Random(seed)
-        a, b = (side(tmp_path, name, [dice.randint(0, 100) for _ in range(40)]) for name in "ab")
+        rng = random.Random(seed)
+        a, b = (side(tmp_path, name, [rng.randint(0, 100) for _ in range(40)]) for name in "ab")
         told += "better" in compare([a], [b], draws=500)["sentence"]
     assert told <= 12
 
 
 def test_several_seeds_are_one_side(tmp_path):
     """Three seeds of a method that swings by 20 points between them: with one seed each the difference looks certain, with three not."""
-    dice = random.Random(2)
-    base = [dice.randint(30, 50) for _ in range(60)]
+    rng = random.Random(2)
+    base = [rng.randint(30, 50) for _ in range(60)]
     a = [side(tmp_path, f"a{s}", [x + shift for x in base]) for s, shift in enumerate((20, 0, -18))]
-    b = [side(tmp_path, f"b{s}", [x + shift + dice.randint(-1, 1) for x in base]) for s, shift in enumerate((-9, 9, 0))]
+    b = [side(tmp_path, f"b{s}", [x + shift + rng.randint(-1, 1) for x in base]) for s, shift in enumerate((-9, 9, 0))]
     assert "better" in compare(a[:1], b[:1])["sentence"]
     result = compare(a, b)
     assert result["seeds"] == [3, 3] and "no difference" in result["sentence"]
@@ -344,12 +346,12 @@ def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
 
 def test_a_moody_user_is_seen_to_be_moody(run):
     """Shares as by hand: a user whose change has the right sign and half of the time another size."""
-    dice, scripted = random.Random(0), toy.ScriptedModel()
+    rng, scripted = random.Random(0), toy.ScriptedModel()
 
     async def moody(prompt):
         text = await scripted(prompt)
         head, _, change = text.rpartition("Change: ")
-        return f"{head}Change: {int(change) + (dice.random() < 0.5) * (1 if int(change) > 0 else -1):+d}" if head and "Response" not in text else text
+        return f"{head}Change: {int(change) + (rng.random() < 0.5) * (1 if int(change) > 0 else -1):+d}" if head and "Response" not in text else text
     from simulator import Simulator
     result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
     assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9

@@ -1,6 +1,7 @@
-"""report.py - one HTML file that shows a run: curves, tables, and dialogues before and after training side by side.
+"""support/report.py - what a run shows: the terminal, the learning curve, the report.
 
-A score is a number; whether a model comforts anybody must be read. So the report is built around reading: pick a user, see both
+The report is one HTML file: curves, tables, and dialogues before and after training side by side. A
+score is a number; whether a model comforts anybody must be read. So it is built around reading: pick a user, see both
 dialogues turn by turn with the user's emotion beside each, search all that was said. The page (report_template.html) needs no network.
 
 What models and users said is hostile until shown to be harmless: a policy that learns to write "</script>" must not run code in the
@@ -11,9 +12,19 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
+import resource
+import sys
+import textwrap
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from support.results import GROUPS, intention_of, read_dialogues, read_results, recorded_dialogues
+from support.rundir import read_json, read_jsonl, write_file, write_json
+from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
 TEMPLATE = Path(__file__).parent / "report_template.html"
 LONGEST = 4000                  # characters of one text; a longer one is shortened, and says so
@@ -71,11 +82,7 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
     script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     before, after = html.replace("{{SCRIPT_HASH}}", digest).split("{{DATA}}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_bytes(before.encode() + data + after.encode())
-    os.replace(scratch, path)
+    write_file(path, before.encode() + data + after.encode())
 
 
 # ------------------------------------------------------------------------------------------------------------ what is shown
@@ -172,3 +179,170 @@ def embed(value, longest):
     """
     text = json.dumps(clean(value, longest), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}).encode("utf-8", "backslashreplace")
+
+
+# ------------------------------------------------------------------------------- reports of runs and results
+
+def tables_by_part(sides):
+    """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score": [dialogues of the report]}."""
+    tables = []
+    for name, title in (("intention", "By hidden intention"), ("kind", "Rational or emotional"), ("group", "By persona group")):
+        rows = []
+        for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
+            parts = [[d["score"] for d in dialogues if d[name] == value] for dialogues in sides.values()]
+            rows.append([value, *[score_summary(part)["score"] if part else None for part in parts], *[len(part) for part in parts[-1:]]])
+        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows})
+    return tables
+
+
+def report_of_run(out, people, rows, evaluations, warnings):
+    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of metrics.jsonl; warnings: of signs.py."""
+    out, people = Path(out), {p.id: p for p in people}
+    last, dialogues = evaluations[-1]["step"], []
+    for d in read_dialogues(out / "dialogues.jsonl"):
+        if d["split"] == "heldout" and d["step"] in (0, last):
+            profile = people[d["profile_id"]]
+            intention, kind = intention_of(profile.task)
+            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before", "step": d["step"], "intention": intention,
+                              "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha), "persona": profile.player,
+                              "first_line": d["first_line"], "start": INITIAL_EMOTION["training"], "ended": d["ended"], "score": round(100 * d["reward"]),
+                              "turns": d["turns"]})
+    sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
+    write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"), curves=rows, evaluations=evaluations,
+                 dialogues=dialogues, tables=tables_by_part(sides), notes=warnings)
+
+
+def report_of_results(path, result):
+    """Write the report of a result file beside it. Returns its path."""
+    rows, dialogues = read_results(path)[0], []
+    for row, recorded in zip(rows, recorded_dialogues(path)):
+        dialogues.append({"id": row["id"], "side": "", "step": None, "intention": row["intention"], "kind": row["kind"],
+                          "group": row["group"], "persona": row["raw"].get("player", ""), "first_line": recorded["first_line"], "start": recorded["start"],
+                          "ended": row["ended"], "score": row["final"], "turns": recorded["turns"]})
+    numbers = {key: result[key] for key in ("score", "stderr", "success", "failure", "malformed", "n")}
+    path = Path(path).with_suffix(".html")
+    counted = {"title": "Signs of failure", "columns": ["sign", "value"], "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()]}
+    write_report(path, title=result["by_whom"], settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[],
+                 evaluations=[{"step": None, **numbers}], dialogues=dialogues, tables=[*tables_by_part({"score": dialogues}), counted])
+    return path
+
+
+# ------------------------------------------------------------------------------------- what one sees
+
+@contextmanager
+def bar(shown, total, title):
+    """A progress bar over dialogues, or None where it is not `shown`."""
+    progress_bar = tqdm(total=total, desc=title, unit="dialogue", leave=False) if shown else None
+    try:
+        yield progress_bar
+    finally:
+        if progress_bar is not None:
+            progress_bar.close()
+
+
+def progress(metrics):
+    """A step's metrics in the few words that fit behind a progress bar."""
+    return (f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
+            f"{metrics['tokens_sampled'] / metrics['seconds']:.0f} tokens/s"
+            + f", {metrics['dropped']} dropped" * bool(metrics["dropped"]))
+
+
+def print_settings(cfg, out, training, held_out, ranks):
+    """The head of a run: who, with whom, where to, and every setting."""
+    print(f"{cfg.algo} {cfg.mode}, policy {cfg.model}, user {cfg.simulator} ({cfg.difficulty}, "
+          f"{cfg.lang}), {training} users to train on, {held_out} held out -> {out}"
+          + f", on {ranks} ranks" * (ranks > 1))
+    told = ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")
+    words = [f"{key} {value}" for key, value in vars(cfg).items() if key not in told]
+    print(textwrap.fill(", ".join(words), 116, initial_indent="    ", subsequent_indent="    ",
+                        break_on_hyphens=False, break_long_words=False))
+
+
+def show_dialogue(title, episode):
+    """One dialogue, word for word, above the progress bar."""
+    tqdm.write(f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
+               f"{episode.reward:.2f}\n    user  [{INITIAL_EMOTION['training']:3}]  "
+               f"{episode.first_line}")
+    for turn in episode.turns:
+        if turn["thought"]:
+            tqdm.write(f"    (thinks      {turn['thought']})")
+        tqdm.write(f"    policy       {turn['reply']}")
+        if turn["emotion"] is not None:
+            tqdm.write(f"    user  [{turn['emotion']:3}]  {turn['user'] or ''}  ({turn['change']:+d})")
+    tqdm.write("")
+
+
+def print_summary(summary, out):
+    print(f"\n{'held-out users':<16}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}"
+          f"{'malformed':>11}{'n':>6}")
+    for name in ("before", "after"):
+        s = summary[name]
+        print(f"{name:<16}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
+              f"{s['failure']:>8.1f}%{s['malformed']:>10.1f}%{s['n']:>6}")
+    parts = [f"{key.replace('_', ' ')} {value:.0f}" for key, value in summary["seconds"].items()
+             if key != "total"]
+    print(f"{summary['seconds']['total']:.0f} s in all: {', '.join(parts)}; peak memory "
+          f"{summary['peak_rss_mb']:.0f} MB\n")
+    for warning in summary["warnings"]:
+        print(f"look at the dialogues: {warning}")
+    print(f"everything is in {out}: "
+          + ", ".join(sorted(p.name for p in out.iterdir() if not p.name.startswith("."))))
+
+
+def finish(out, state, people):
+    """What a run leaves when it is over: summary.json, the picture, the report, a table on the
+    terminal. state: as in state.json; people: the held-out profiles. Returns the summary."""
+    evaluations = state["evaluations"]
+    before, after = ({k: v for k, v in evaluations[i].items() if k != "step"} for i in (0, -1))
+    unit = 1024 ** 2 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    summary = {"before": before, "after": after, "steps": state["step"],
+               "seconds": state["seconds"], "tokens": state["tokens"],
+               "peak_rss_mb": round(peak, 1), "warnings": []}
+    if state["step"]:
+        rows = [row for _, row, _ in read_jsonl(out / "metrics.jsonl")]
+        summary["warnings"] = hacking_warnings(rows, evaluations)
+        learning_curve(out, rows, evaluations)
+        report_of_run(out, people, rows, evaluations, summary["warnings"])
+    write_json(out / "summary.json", summary)
+    print_summary(summary, out)
+    return summary
+
+
+def learning_curve(out, rows, evaluations):
+    """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users, as four panels over the training steps."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    x = [r["step"] for r in rows]
+    get = lambda key: np.array([r[key] for r in rows], dtype=float)
+    fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
+    a, b, c, d = axes.flat
+    mean, spread = get("emotion"), get("emotion_std")
+    a.plot(x, mean, color="tab:blue", label="training users, mean")
+    a.fill_between(x, np.clip(mean - spread, 0, 100), np.clip(mean + spread, 0, 100), color="tab:blue", alpha=0.2, label="their spread, ± 1 std")
+    a.errorbar([e["step"] for e in evaluations], [e["score"] for e in evaluations], [e["stderr"] for e in evaluations], fmt="o",
+               color="black", capsize=3, label="held-out users, ± standard error")
+    a.set(title="final emotion", ylim=(0, 102))
+    b.plot(x, get("success"), color="tab:green", label="success (100)")
+    b.plot(x, get("failure"), color="tab:red", label="failure (< 10)")
+    b.plot(x, get("malformed"), color="tab:gray", label="malformed")
+    b.set(title="dialogues, %", ylim=(-2, 102))
+    c.plot(x, get("reply_tokens"), color="tab:purple", label="tokens per reply")
+    c.plot(x, get("turns"), color="tab:brown", label="turns per dialogue")
+    c.set(title="length", ylim=(0, None))
+    d.plot(x, get("entropy"), color="tab:orange", label="entropy per token, nats (left)")
+    d.set(title="entropy and KL", ylim=(0, 1.5 * max(get("entropy").max(), 1e-9)))        # room for the legend
+    right = d.twinx()
+    right.plot(x, get("kl"), color="tab:cyan", label="KL(pi_old, pi) in the update (right)")
+    right.set_ylim(0, 1.5 * max(get("kl").max(), 1e-9))
+    for axis in axes.flat:
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        lines = axis.get_legend_handles_labels()
+        if axis is d:
+            lines = [p + q for p, q in zip(lines, right.get_legend_handles_labels())]
+        axis.legend(*lines, fontsize=8, loc="best")
+    fig.suptitle(out.name)
+    fig.savefig(out / "learning_curve.png", dpi=110)
+    plt.close(fig)

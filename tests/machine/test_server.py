@@ -10,11 +10,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 import rlver
-import simulator
 from rlver import rollout
 from server import Loopback, completion
-from simulator import (BadInput, CallLog, ServerModel, Simulator, SimulatorFailed, SimulatorRefused, Unavailable, User, make_simulator,
-                       parse_reply, seconds_to_wait, split_name, toy_profiles)
+from support import llm
+from support.llm import CallLog, RetryableError, ServerModel, backoff, seconds_to_wait
+from support.rundir import open_run
+from support.settings import GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed, SimulatorRefused, split_name
+from simulator import Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from test_dialogue import Agent
 
 ANN = toy_profiles("train", 1)[0]
@@ -26,7 +28,7 @@ SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The first wait of a retry is 5 ms in here, not 400."""
-    monkeypatch.setattr(simulator, "AWAY", 0.005)
+    monkeypatch.setattr(llm, "AWAY", 0.005)
     init = Simulator.__init__
     monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more:
                         init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more))
@@ -178,10 +180,10 @@ def test_waits_grow_and_differ(monkeypatch):
         waits.append(seconds)
 
     async def down(prompt):
-        raise Unavailable("down")
+        raise RetryableError("down")
     chain = Simulator(down, retries=8)
     chain.wait = make_wait
-    monkeypatch.setattr(simulator.asyncio, "sleep", sleep)
+    monkeypatch.setattr(llm.asyncio, "sleep", sleep)
     for _ in range(20):
         with pytest.raises(SimulatorFailed):
             asyncio.run(chain.ask("reply", User(chain, ANN).values(), parse_reply))
@@ -216,7 +218,7 @@ def test_a_rollout_has_a_deadline():
         episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts, 2, timeout=1.0))
     assert [e.number for e in episodes] == [0, 2] and dropped == 1
     with pytest.raises(SystemExit):
-        rlver.make_parser().parse_args(["--rollout-timeout", str(rlver.GROUP_TIMEOUT)])
+        make_parser().parse_args(["--rollout-timeout", str(GROUP_TIMEOUT)])
 
 
 # --------------------------------------------------------------------------------------------------------- log and cache
@@ -305,7 +307,7 @@ def test_a_server_that_goes_away_pauses_the_run(tiny_dir, tmp_path, capfd):
     for name in ("dialogues.jsonl",):
         assert (tmp_path / "out" / name).read_text() == (whole / name).read_text()
     with pytest.raises(BadInput, match="--simulator cannot change"):
-        rlver.open_run({**vars(rlver.make_parser().parse_args(["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]))})
+        open_run({**vars(make_parser().parse_args(["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]))})
 
 
 def test_a_cache_of_another_run_pays_for_its_calls(tiny_dir, tmp_path):

@@ -1,7 +1,7 @@
-"""plan.py - what a run would need, from the model's config alone: memory by part, tokens, calls to the simulator. Nothing is loaded.
+"""support/plan.py - what a run would need, from the model's config alone: memory by part, tokens, calls to the simulator. Nothing is loaded.
 
     python rlver.py --plan --algo ppo --think --model Qwen/Qwen2.5-7B-Instruct       one run, on 1, 2, 4 and 8 GPUs
-    python plan.py                                                                   the README's table of what fits where
+    python -m support.plan                                                           the table of docs/gpus.md: what fits where
 
 Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, the engine's weights. Estimates, from the shapes of
 the tensors that are alive at the peak: activations and the engine's cache. Fragmentation, NCCL's buffers and CUDA itself want a
@@ -10,7 +10,7 @@ few GB more; nothing of it was measured on a GPU (BENCHMARKS.md says what was).
 import math
 from pathlib import Path
 
-from simulator import BadInput
+from support.settings import BadInput, make_parser, resolve_settings
 
 GB = 1e9
 # Shapes of the models that people ask for, so that planning needs no network: (hidden, intermediate, layers, heads, KV heads,
@@ -52,21 +52,21 @@ def sizes_of(config):
 def memory(cfg, config, gpus, compute_bytes=2):
     """Bytes on each of `gpus`, by part: {part: (bytes, "exact" | "estimate")}. compute_bytes: 2 for bf16, 4 for fp32."""
     p = sizes_of(config)
-    critic = p["all"] - p["head"] + config.hidden_size + 1 if cfg["algo"] == "ppo" else 0
+    critic = p["all"] - p["head"] + config.hidden_size + 1 if cfg.algo == "ppo" else 0
     trained = p["all"] + critic
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size * compute_bytes       # keys and values
     length = dialogue_tokens(cfg)
-    tokens = cfg["tokens_per_gpu"]
+    tokens = cfg.tokens_per_gpu
     # The peak of the update: the inputs of all blocks, kept; one block made again, with its gathered weights and their gradient;
     # embedding and output layer, gathered for the whole pass; one chunk of logits, in fp32, about four times over.
     block = tokens * (8 * config.hidden_size + 3 * config.intermediate_size) * compute_bytes
     activations = (config.num_hidden_layers * tokens * config.hidden_size * compute_bytes + block + 2 * p["block"] * (compute_bytes + 4)
                    + (p["embedding"] + p["head"]) * (compute_bytes + 4) + 4 * 4 * 2 ** 24)
     return {"masters": (4 * trained / gpus, "exact"), "gradients": (4 * trained / gpus, "exact"), "Adam": (8 * trained / gpus, "exact"),
-            "reference": (4 * p["all"] / gpus if cfg["kl_coef"] else 0, "exact"),
+            "reference": (4 * p["all"] / gpus if cfg.kl_coef else 0, "exact"),
             "engine weights": (compute_bytes * p["all"], "exact"),
-            "engine cache": (math.ceil(cfg["batch_size"] / gpus) * length * per_token, "estimate"),
+            "engine cache": (math.ceil(cfg.batch_size / gpus) * length * per_token, "estimate"),
             "activations": (activations, "estimate")}
 
 
@@ -79,20 +79,20 @@ def peak(parts):
 
 def dialogue_tokens(cfg):
     """Tokens of a dialogue as the engine holds it: prompt, and each turn a line of the user and a reply of the expected size."""
-    reply = min(cfg["max_tokens"], REPLY_TOKENS["think" if cfg["think"] else "direct"])
-    return 300 + cfg["max_turns"] * (reply + 60)
+    reply = min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
+    return 300 + cfg.max_turns * (reply + 60)
 
 
 def report(cfg):
     """The plan as text. Raises BadInput if there is no config."""
-    if cfg["model"] == "toy":
+    if cfg.model == "toy":
         return "the toy runs on a laptop: about 1 GB of memory, minutes, no calls to any server"
-    config = config_of(cfg["model"])
-    p, reply = sizes_of(config), min(cfg["max_tokens"], REPLY_TOKENS["think" if cfg["think"] else "direct"])
-    groups, turns, steps = cfg["batch_size"] // cfg["group_size"], cfg["max_turns"], cfg["steps"]
-    calls = groups + cfg["batch_size"] * (2 * turns - 1)
+    config = config_of(cfg.model)
+    p, reply = sizes_of(config), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
+    groups, turns, steps = cfg.batch_size // cfg.group_size, cfg.max_turns, cfg.steps
+    calls = groups + cfg.batch_size * (2 * turns - 1)
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
-    lines = [f"{cfg['model']}: {p['all'] / 1e9:.2f} billion parameters" + (", and a critic of about as many" if cfg["algo"] == "ppo" else ""),
+    lines = [f"{cfg['model']}: {p['all'] / 1e9:.2f} billion parameters" + (", and a critic of about as many" if cfg.algo == "ppo" else ""),
              "", "GB on each GPU".ljust(28) + "".join(f"{f'{gpus} GPU' + 's' * (gpus > 1):>9}" for gpus in (1, 2, 4, 8))]
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}" + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
@@ -106,14 +106,13 @@ def report(cfg):
 
 
 def table():
-    """The README's table: what fits, by the estimate of the peak and a tenth to spare."""
-    from rlver import make_parser, settle
+    """The table of docs/gpus.md: what fits, by the estimate of the peak and a tenth to spare."""
     gpus = [("24 GB", 1, 24), ("48 GB", 1, 48), ("80 GB", 1, 80), ("8 x 80 GB", 8, 80)]
     lines = ["| model | algorithm | " + " | ".join(name for name, *_ in gpus) + " |", "|---|---|" + "---|" * len(gpus)]
     for model in KNOWN:
         config = config_of(model)
         for algo in ("grpo", "ppo"):
-            cfg = settle(vars(make_parser().parse_args(["--algo", algo, "--think", "--model", model])))
+            cfg = resolve_settings(vars(make_parser().parse_args(["--algo", algo, "--think", "--model", model])))
             needs = [(peak(memory(cfg, config, count)) / GB, room) for _, count, room in gpus]
             lines.append(f"| {model.split('/')[1]} | {algo} --think | " + " | ".join(
                 f"{'yes' if need < 0.9 * room else 'no'}, {need:.0f} GB" for need, room in needs) + " |")

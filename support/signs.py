@@ -1,8 +1,8 @@
-"""signs.py - signs that a policy learns the reward and not the task, counted in its own words (RLVER 3.7; Gao 2022 on overoptimisation).
+"""support/signs.py - signs that a policy learns the reward and not the task, counted in its own words (RLVER 3.7; Gao 2022 on overoptimisation).
 
 A reward that climbs says nothing about why. These numbers look at the replies instead, in every batch of training and in every
 evaluation: does the policy repeat itself, does everybody hear the same, do its replies grow or lose their variety, does it talk about
-its own score? `warnings` compares the end of a run with its beginning. A healthy run may move any of them; a warning is a reason
+its own score? `hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them; a warning is a reason
 to read dialogues, no proof.
 """
 import re
@@ -14,11 +14,18 @@ REWARD_TALK = re.compile(r"\b(reward|emotion (?:score|value|level|point)s?|Emoti
                          r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
 
 
+INITIAL_EMOTION = {"training": 30, "benchmark": 40}     # RLVER trains from 30; SAGE's benchmark: 40
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 
 
-def numbers_of(finals):
+def emotion_level(emotion):
+    """The five levels of SAGE: S at 100, A from 70, B from 40, C from 10, F below. The reply hop is
+    told only this name."""
+    return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
+
+
+def score_summary(finals):
     """What is said of final emotions everywhere: mean, standard error, success (100) and failure (below 10) in percent, n."""
     x = np.array(finals, dtype=float)
     return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
@@ -72,7 +79,7 @@ def signs(dialogues, words=4000):
     return result
 
 
-def warnings(rows, evaluations=()):
+def hacking_warnings(rows, evaluations=()):
     """What a reader of dialogues should look for, as sentences: the last tenth of the steps of a run against the first tenth.
 
     rows: of metrics.jsonl; evaluations: [{"score", "stderr", ...}], the last one after training. The bounds are set by hand, wide of

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2", "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3",
          "--critic-lr", "2e-3", "--warmup", "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
@@ -28,11 +28,11 @@ def make_episodes(count=6, think=True):
     """Dialogues of unequal length with made-up log-probs: the update does not care who said what."""
     import random
     from policy import Episode, Segment
-    episodes, dice = [], random.Random(0)
+    episodes, rng = [], random.Random(0)
     for n in range(count):
-        e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=dice.random())
-        for turn in range(1, dice.randint(2, 4)):
-            said = lambda low, high: [dice.randrange(3, 300) for _ in range(dice.randint(low, high))]
+        e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=rng.random())
+        for turn in range(1, rng.randint(2, 4)):
+            said = lambda low, high: [rng.randrange(3, 300) for _ in range(rng.randint(low, high))]
             e.segments.append(Segment(said(3, 9)))
             ids = said(2, 12)
             e.segments.append(Segment(ids, branch=turn * think, log_probs=[-5.0] * len(ids)))
@@ -45,9 +45,9 @@ def make_episodes(count=6, think=True):
 def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
     """One update of policy and critic on this rank's part of the dialogues. Returns (metrics, gradients of each step, weights), whole."""
     import ppo
-    import rlver
     from grpo import grpo_update
-    from policy import Critic, Policy, load_model, micro_batches, nothing, shard, whole
+    from policy import Critic, Policy, empty_batch, load_model, micro_batches
+    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, shard
     model, _ = load_model(tiny_dir)
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -58,23 +58,23 @@ def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
         shard(policy, "cpu")
         shard(critic, "cpu")
     cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
-    most = [max(column) for column in zip(*rlver.everyone([[len(cut) for cut in cuts]]))]
-    cuts = [cut + [nothing()] * (m - len(cut)) for cut, m in zip(cuts, most)]
+    most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
+    cuts = [cut + [empty_batch()] * (m - len(cut)) for cut, m in zip(cuts, most)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (policy, critic)]
-    gradients, norm = [], ppo.gradient_norm
+    gradients, norm = [], ppo.clip_gradient
 
     def listening(module, limit):
-        gradients.append({name: whole(p.grad).clone() for name, p in module.named_parameters()})
+        gradients.append({name: full_tensor(p.grad).clone() for name, p in module.named_parameters()})
         return norm(module, limit)
-    ppo.gradient_norm = listening
-    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=rlver.total, ranks=max(1, ranks), kl_coef=0.1, kl_estimator="k2",
+    ppo.clip_gradient = listening
+    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=all_reduce_sum, ranks=max(1, ranks), kl_coef=0.1, kl_estimator="k2",
                   reference=Policy(load_model(tiny_dir)[0]))
     if algo == "grpo":
         metrics = grpo_update(policy, optimizers[0], cuts, **shared)
     else:
         metrics = ppo.ppo_update(policy, optimizers[0], critic, optimizers[1], cuts, lam=0.9, **shared)
-    ppo.gradient_norm = norm
-    weights = {name: whole(p.detach()).clone() for m in (policy, critic) for name, p in m.named_parameters()}
+    ppo.clip_gradient = norm
+    weights = {name: full_tensor(p.detach()).clone() for m in (policy, critic) for name, p in m.named_parameters()}
     return metrics, gradients, weights
 
 
@@ -84,13 +84,13 @@ DEALS = {"by turns": lambda episodes, ranks, rank: [e for e in episodes if e.gro
 
 def worker(tiny_dir, out):
     """What each rank does in the test below."""
-    import rlver
-    rlver.join_ranks(cuda=False)
+    from support.ranks import join_ranks, rank
+    join_ranks(cuda=False)
     result = {}
     for algo in ("grpo", "ppo"):
         for name, deal in DEALS.items():
-            result[algo, name] = update(tiny_dir, algo, lambda r: deal(make_episodes(), 2, r), 2, rlver.rank())
-    if rlver.rank() == 0:
+            result[algo, name] = update(tiny_dir, algo, lambda r: deal(make_episodes(), 2, r), 2, rank())
+    if rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()
 
@@ -199,11 +199,12 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path,
 
 def failing(tiny_dir, out):
     import rlver
+    from ppo import SelfCheckFailed
     step = rlver.Trainer.train_step
 
     def ill(self, number):
         if rlver.rank() == 1 and number == 2:
-            raise rlver.SelfCheckFailed("rank 1 fell ill")
+            raise SelfCheckFailed("rank 1 fell ill")
         return step(self, number)
     rlver.Trainer.train_step = ill
     sys.exit(rlver.main(["--model", tiny_dir, *SMALL, "--out", out]))

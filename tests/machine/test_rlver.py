@@ -28,12 +28,16 @@ import rlver
 import toy
 from conftest import make_tiny_model
 from evaluate import consistency
+from grpo import check_groups
 from ppo import SelfCheckFailed
-from policy import Episode
-from simulator import User, make_simulator, toy_profiles
+from policy import ChatFormat, Episode
+from engine import TorchEngine
+from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
+from support import report, rundir
+from support.settings import make_parser, resolve_settings
 
-ROOT = Path(__file__).parent.parent
-REAL = {(toy, "judge"): toy.judge, (rlver, "learning_curve"): rlver.learning_curve}
+ROOT = Path(__file__).resolve().parent.parent.parent
+REAL = {(toy, "judge"): toy.judge, (report, "learning_curve"): report.learning_curve}
 SMALL = ("--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 --max-tokens 6 --lr 2e-3 "
          "--critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 --save-every 2").split()
 # What such a run appends, line by line: 4 dialogues of the evaluation before (1-4), 4 of step 1 (5-8) and its metrics (9), step 2
@@ -51,7 +55,7 @@ def mood(reply, *_):
 def moods():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy, "judge", mood)
-        patch.setattr(rlver, "learning_curve", lambda *_: None)     # half the time of a run this small: drawn only where it is looked at
+        patch.setattr(report, "learning_curve", lambda *_: None)     # half the time of a run this small: drawn only where it is looked at
         yield
 
 
@@ -77,7 +81,7 @@ def whole(tiny_dir, tmp_path_factory):
         if algo not in made:
             made[algo] = tmp_path_factory.mktemp("whole") / algo
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(rlver, "learning_curve", REAL[rlver, "learning_curve"])
+                patch.setattr(report, "learning_curve", REAL[report, "learning_curve"])
                 patch.setattr(rlver, "Trainer", Seen)
                 assert go(tiny_dir, made[algo], "--algo", algo) == 0
         return made[algo]
@@ -132,7 +136,7 @@ def refuse(capfd, *argv):
 
 def test_help_explains_every_flag_and_names_both_defaults(capsys):
     """`--help` is the manual: a flag without a text, or a default that is not the one in force, sends people to the source."""
-    parser = rlver.make_parser()
+    parser = make_parser()
     with pytest.raises(SystemExit) as stop:
         rlver.main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
@@ -152,7 +156,7 @@ def test_help_explains_every_flag_and_names_both_defaults(capsys):
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_defaults_of_a_real_model_are_the_papers(algo):
     """RLVER appendix B and the released script: who trains a real model and names no flag gets the paper's run, not the toy's."""
-    cfg = rlver.settle(vars(rlver.make_parser().parse_args(["--algo", algo, "--model", "some/dir"])))
+    cfg = resolve_settings(vars(make_parser().parse_args(["--algo", algo, "--model", "some/dir"])))
     paper = dict(steps=350, max_turns=8, lr=1e-6, critic_lr=5e-6, warmup=50, gamma=1.0, lam=1.0, clip_eps=0.2, value_clip=0.5,
                  kl_coef=0.0, entropy_coef=0.001, temperature=1.0, minibatches=1, eval_size=100, max_tokens=5000,
                  batch_size={"ppo": 32, "grpo": 32 * 4}[algo], group_size={"ppo": 1, "grpo": 4}[algo])
@@ -164,7 +168,7 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
     """Defect 22: eight updates a step in one mode and one in the other make a comparison of them worthless."""
     for model in ("toy", "some/dir"):
         for think in ([], ["--think"]):
-            both = [rlver.settle(vars(rlver.make_parser().parse_args(["--algo", algo, "--model", model, "--batch-size", "32", *think])))
+            both = [resolve_settings(vars(make_parser().parse_args(["--algo", algo, "--model", model, "--batch-size", "32", *think])))
                     for algo in ("ppo", "grpo")]
             assert both[0]["minibatches"] == both[1]["minibatches"] and both[0]["batch_size"] == both[1]["batch_size"] == 32
 
@@ -429,19 +433,19 @@ def test_every_user_is_visited_once_per_pass():
     """Drawing with replacement would train on some users three times and on a third never. And a step's users follow from its number
     alone, or a resumed run would meet others."""
     folk = list(range(7))
-    visits = [who for step in range(1, 22) for who in rlver.people_of_step(folk, 3, seed=5, step=step)]
+    visits = [who for step in range(1, 22) for who in profiles_of_step(folk, 3, seed=5, step=step)]
     passes = [visits[i:i + 7] for i in range(0, 63, 7)]
     assert all(sorted(one) == folk for one in passes)
     assert len({tuple(one) for one in passes}) > 7                                      # each in an order of its own
-    assert rlver.people_of_step(folk, 3, 5, 20) == visits[57:60] != rlver.people_of_step(folk, 3, 6, 20)
-    assert sorted(rlver.people_of_step(folk, 14, 5, 1)) == sorted(folk * 2)             # more dialogues than users
+    assert profiles_of_step(folk, 3, 5, 20) == visits[57:60] != profiles_of_step(folk, 3, 6, 20)
+    assert sorted(profiles_of_step(folk, 14, 5, 1)) == sorted(folk * 2)             # more dialogues than users
 
 
 # ------------------------------------------------------------------------------------------------- a run that was cut short
 
 def cut_at(number, patch, error=KeyboardInterrupt, middle=lambda line: len(line) // 2):
     """The power goes in the middle of the `number`-th line that the run appends."""
-    append, count = rlver.append_line, iter(range(1, 10 ** 6))
+    append, count = rundir.append_line, iter(range(1, 10 ** 6))
 
     def half(path, value):
         if next(count) < number:
@@ -450,7 +454,7 @@ def cut_at(number, patch, error=KeyboardInterrupt, middle=lambda line: len(line)
         with open(path, "ab") as file:
             file.write(line[:middle(line)])
         raise error
-    patch.setattr(rlver, "append_line", half)
+    patch.setattr(rundir, "append_line", half)
 
 
 def alike(out, whole):
@@ -467,10 +471,10 @@ def alike(out, whole):
     pytest.param("grpo", 6, id="grpo, in step 1"),
     pytest.param("grpo", 19, id="grpo, in step 3, which stands in dialogues.jsonl but not in metrics.jsonl"),
     pytest.param("grpo", 31, id="grpo, in the evaluation after"),
-    pytest.param("ppo", 19, id="ppo, in step 3: critic and optimisers too"),
+    pytest.param("ppo", 19, id="ppo, in step 3: critic and optimizers too"),
 ])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(algo, line, whole, tiny_dir, tmp_path, monkeypatch, capfd):
-    """Runs are killed; what goes on must be the same run: weights, both optimisers with their moments, the critic, the luck, the
+    """Runs are killed; what goes on must be the same run: weights, both optimizers with their moments, the critic, the luck, the
     users' order, and no line twice. Ctrl-C says how to go on."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -551,7 +555,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before(whole, tin
             assert go(tiny_dir, out) not in (0, None)       # the third save, at step 4; a traceback or a line, not a success
         except OSError:
             pass
-    assert [p.name for p in rlver.checkpoints(out)] == ["checkpoint-000000", "checkpoint-000002"]
+    assert [p.name for p in rundir.checkpoints(out)] == ["checkpoint-000000", "checkpoint-000002"]
     AutoModelForCausalLM.from_pretrained(out / "checkpoint-000002")
     assert go_on(out) == 0
     alike(out, whole("grpo"))
@@ -597,8 +601,8 @@ def stopped(capfd, code):
 def test_weights_that_did_not_reach_the_engine_stop_the_run(forgotten, tiny_dir, tmp_path, monkeypatch, capfd):
     """Defect 27: "step 1 normal, from step 2 pure gibberish". A sync that misses one tensor (the tied output layer is the usual one)
     raises no error anywhere; only comparing log-probs shows it."""
-    load = rlver.TorchEngine.load_weights
-    monkeypatch.setattr(rlver.TorchEngine, "load_weights", lambda self, named: load(
+    load = TorchEngine.load_weights
+    monkeypatch.setattr(TorchEngine, "load_weights", lambda self, named: load(
         self, [(name, weights) for name, weights in named if not re.search(forgotten, name)]))
     line = stopped(capfd, go(tiny_dir, tmp_path / "out", "--warmup", 0))
     assert "engine" in line and "weights" in line
@@ -628,10 +632,10 @@ def test_a_broken_group_stops_the_run(tiny_dir, tmp_path, monkeypatch, capfd):
     for broken in (Episode("ann", 0, "Hello."), Episode("ben", 0, "Hello."), Episode("ann", 0, "Hi.")):
         episodes = [Episode("ann", 0, "Hello."), Episode("ben", 1, "Hello."), broken]
         if broken.profile_id == "ann" and broken.first_line == "Hello.":
-            rlver.check_groups(episodes)
+            check_groups(episodes)
         else:
             with pytest.raises(SelfCheckFailed, match="group 0"):
-                rlver.check_groups(episodes)
+                check_groups(episodes)
     copy, neighbours = User.copy, iter(toy_profiles("train"))
 
     def mixed_up(self, name):
@@ -773,7 +777,7 @@ def test_a_model_that_cannot_do_is_refused_in_one_line(change, settings, told, t
 
 def test_a_context_that_the_first_line_fills_is_named(tiny_tokenizer, tmp_path, capfd):
     """Not "the simulator failed": nothing is wrong with the user but the length of what it says."""
-    system = len(rlver.ChatFormat(tiny_tokenizer, rlver.load_prompt("policy_direct")).first_prompt(""))
+    system = len(ChatFormat(tiny_tokenizer, load_prompt("policy_direct")).first_prompt(""))
     assert go(other_model(tiny_tokenizer, tmp_path / "model", max_position_embeddings=system + 5), tmp_path / "out") == 75
     assert "leaves no room in the context" in capfd.readouterr().err
 
@@ -802,7 +806,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     done = subprocess.run([sys.executable, "-c", limited, "--resume", str(out), "--steps", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "checkpoint-000002 could not be written" in done.stderr and "checkpoint before it is whole" in done.stderr
-    assert [p.name for p in rlver.checkpoints(out)] == ["checkpoint-000000"] and not list(out.glob(".checkpoint*"))
+    assert [p.name for p in rundir.checkpoints(out)] == ["checkpoint-000000"] and not list(out.glob(".checkpoint*"))
     assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
     assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
 
@@ -822,7 +826,7 @@ def test_the_critic_can_learn_first(tiny_dir, tmp_path):
 @pytest.mark.parametrize("keep", [1, 3])
 def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
     assert go(tiny_dir, tmp_path / "out", "--save-every", 1, "--keep", keep) == 0
-    assert [p.name for p in rlver.checkpoints(tmp_path / "out")] == [f"checkpoint-{step:06d}" for step in range(5 - keep, 5)]
+    assert [p.name for p in rundir.checkpoints(tmp_path / "out")] == [f"checkpoint-{step:06d}" for step in range(5 - keep, 5)]
 
 
 def test_two_processes_never_work_in_one_run(tiny_dir, tmp_path, capfd):

@@ -1,7 +1,7 @@
 """signs.py: what it counts, on dialogues small enough to count by hand; and that it tells a hacked run from a healthy one."""
 import pytest
 
-from signs import REWARD_TALK, signs, warnings, words_of
+from support.signs import REWARD_TALK, hacking_warnings, signs, words_of
 
 
 def test_counted_by_hand():
@@ -53,11 +53,11 @@ def rows(**end):
     (dict(kl_start=8.0), "nats"), (dict(malformed=30.0), "malformed"), (dict(dropped=20), "dropped"), (dict(emotion=90.0), "held-out")])
 def test_each_sign_has_a_warning(end, word):
     evaluations = [dict(score=20.0, stderr=1.5), dict(score=60.0 if "emotion" in end else 20.0, stderr=1.5)]
-    assert [word in line for line in warnings(rows(**end), evaluations)] == [True]
+    assert [word in line for line in hacking_warnings(rows(**end), evaluations)] == [True]
 
 
 def test_a_healthy_run_has_none():
     """As measured on the default run: more success, a little less variety, some repetition."""
     end = dict(emotion=84.0, reply_words=10.1, repeat_within=0.1, repeat_across=0.73, distinct_2=0.09, kl_start=0.5)
-    assert warnings(rows(**end), [dict(score=21.0, stderr=1.0), dict(score=85.0, stderr=1.4)]) == []
-    assert warnings(rows(reply_words=99.0)[:4]) == []           # too short to tell
+    assert hacking_warnings(rows(**end), [dict(score=21.0, stderr=1.0), dict(score=85.0, stderr=1.4)]) == []
+    assert hacking_warnings(rows(reply_words=99.0)[:4]) == []           # too short to tell

@@ -15,6 +15,7 @@ import toy
 from policy import Reply
 from rlver import converse
 from evaluate import consistency
+from support import llm
 from simulator import (EMOTION_SECTIONS, PLACEHOLDERS, PROMPTS, REPLY_SECTIONS, BadInput, Clock, Profile, Simulator,
                        SimulatorFailed, User, as_json, emotion_level, fill, load_profiles, load_prompt, make_simulator, move_emotion,
                        parse_change, parse_emotion, parse_reply, refuse_foreign, says_goodbye, toy_profiles)
@@ -352,7 +353,7 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     """Seconds with a call in flight and no sampling. Calls overlap, so their durations must not add up; an idle second and a
     second of sampling are not the user's."""
     now = [0]
-    monkeypatch.setattr(simulator, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(llm, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = Clock()
     now[0] += 1                             # nothing at all
     with clock.calling():

@@ -12,7 +12,7 @@ import pytest
 import bench
 from server import start
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 5))
 STEPS = 6 * KILLS
 RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-turns", "3", "--max-tokens", "8", "--lr", "1e-3", "--eval-size", "4",
@@ -51,7 +51,7 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
         policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN]
         whole = torchrun(*policy, "--out", tmp_path / "whole")
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
-        dice, out, kills = random.Random(), tmp_path / "out", 0
+        rng, out, kills = random.Random(), tmp_path / "out", 0
         run = torchrun(*policy, "--out", out)
         while kills < KILLS:
             while not (out / "config.json").exists() and run.poll() is None:
@@ -60,7 +60,7 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             began = time.monotonic()                # not while it only starts: it must have got somewhere since the last kill
             while run.poll() is None and time.monotonic() - began < 60 and sum(p.stat().st_size for p in out.glob("calls*.jsonl")) <= before:
                 time.sleep(0.02)
-            time.sleep(dice.uniform(0, 1.5))
+            time.sleep(rng.uniform(0, 1.5))
             if run.poll() is not None:
                 break
             ranks = children(run.pid)

@@ -1,0 +1,183 @@
+"""models.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
+
+A run builds them from where the policy starts, or from a checkpoint; after each update the engine is
+given the new weights, and asked to prove that they arrived. `kl_start` says how far the policy has
+moved. Apart from rlver.py because a first reader needs to know only that all this exists; apart from
+policy.py because the policy itself knows nothing of runs, files and engines.
+"""
+import json
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import toy
+from engine import TorchEngine, VllmEngine
+from policy import (Agent, ChatFormat, Critic, Episode, Policy, Segment, best_device, empty_batch,
+                    load_model, pack, recompute_activations)
+from ppo import kl_penalty, logp_gap
+from simulator import load_prompt
+from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
+                           iter_full_weights, load_optimizer_state, optimizer_state, rank, shard,
+                           wait_for_all, world)
+from support.rundir import write_json
+from support.settings import BadInput
+
+# How far the engine's log-probs may be from the trainer's: on average, and for a single token. On the
+# toy, in fp32, they are 1e-7 apart; once in some hundred thousand tokens a very unlikely one is 1e-4
+# off, by rounding. Stale weights show as 1e-2 and more. In bf16 two kernels differ by 1e-2 and more
+# on a single token as a matter of course: the mean has to tell.
+GAP_LIMITS = {torch.float32: (1e-4, 1e-2), torch.bfloat16: (0.05, float("inf"))}
+START_DIALOGUES = 8         # of the starting policy, whose log-probs are kept
+PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
+         "her about it she laughed and told me that I make too much of such things. Since then we "
+         "have not spoken. I keep going over it, at night above all. ") * 3
+
+
+class Models:
+    """Policy, critic (PPO), reference (with a KL), their optimizers, and the engine that samples."""
+
+    def __init__(self, cfg, checkpoint, clock, runner):
+        """cfg: Settings. checkpoint: a directory, or None. clock: told when the engine samples.
+        runner: of the coroutines, for the probe. Raises BadModel or BadInput.
+
+        The engine comes first, while the weights are whole. Masters are fp32; `dtype` is that of
+        computing."""
+        self.cfg, self.runner, start = cfg, runner, cfg.model
+        self.toy_seconds, self.start_batches = 0.0, None
+        self.device = torch.device("cpu") if cfg.toy else best_device()
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.gap_limits = GAP_LIMITS[dtype]
+        if cfg.toy:
+            began = time.perf_counter()
+            for turn in (True, False):          # the first rank makes it, the others find it made
+                if turn == (rank() == 0) and (not checkpoint or cfg.kl_coef):
+                    start = toy.base_policy(cfg.think, quiet=rank() > 0)
+                wait_for_all()
+            self.toy_seconds = time.perf_counter() - began
+        # The toy knows its job; a system prompt would cost it a third of its tokens.
+        system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
+        model, self.tokenizer = load_model(checkpoint or start)
+        self.context = cfg.context or model.config.max_position_embeddings
+        self.chat, self.pad = ChatFormat(self.tokenizer, system), self.tokenizer.pad_token_id or 0
+        if len(self.chat.first_prompt("")) + 2 > self.context:
+            raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens is too short "
+                           "for the system prompt alone")
+        if cfg.engine == "vllm":
+            self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg.temperature,
+                                     context=self.context, seed=cfg.seed, dtype=dtype, clock=clock)
+            check_world()
+        else:
+            self.engine = TorchEngine(model, self.chat.stop_id, cfg.temperature, clock=clock)
+            self.engine.move(self.device, dtype)
+        saved = checkpoint and torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True,
+                                          weights_only=True)
+        self.policy, self.critic, self.reference = Policy(model, cfg.temperature), None, None
+        if cfg.algo == "ppo":
+            self.critic = Critic(model)
+            if saved:
+                self.critic.load_state_dict(saved["critic"])
+        if cfg.kl_coef:
+            self.reference = Policy(load_model(start)[0], cfg.temperature)
+        if not cfg.toy:
+            for body in filter(None, (model, self.critic and self.critic.body)):
+                recompute_activations(body)
+        for module in filter(None, (self.policy, self.critic, self.reference)):
+            if dist.is_initialized():           # moves it to the device, block by block
+                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
+        self.optimizer = adamw(self.policy, cfg.lr)
+        self.critic_optimizer = self.critic and adamw(self.critic, cfg.critic_lr)
+        if saved:
+            load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
+            if self.critic:
+                load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
+        if cfg.engine == "vllm":
+            self.probe()
+
+    def make_agent(self, seed):
+        """The policy's side of one dialogue."""
+        return Agent(self.engine, self.chat, think=self.cfg.think, max_tokens=self.cfg.max_tokens,
+                     context=self.context, seed=seed)
+
+    def sync(self):
+        """The new weights go to the engine, tensor by tensor, on every rank."""
+        self.engine.load_weights(iter_full_weights(self.policy.model))
+        if self.cfg.engine == "vllm":       # the torch engine copies by name; vLLM has ways of its own
+            self.probe()
+
+    def probe(self):
+        """Let the engine say something, and compare its log-probs with the trainer's: nothing else
+        shows that a sync did not take, or that a cache is stale. The prompt is the same each time and
+        long enough for the prefix cache. Raises SelfCheckFailed."""
+        prompt = self.chat.first_prompt(PROBE)[:self.context // 2]
+        ids, log_probs = self.runner.run(self.engine.generate(
+            prompt, 16, np.random.default_rng([self.cfg.seed, 2]), key=None))
+        segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
+        batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
+        with torch.no_grad():
+            logp_gap([batch], [self.policy(batch)[0]], self.gap_limits, all_reduce_sum)
+
+    # ------------------------------------------------------------------- distance from the start
+
+    def keep_start(self, episodes, path):
+        """Keep a few dialogues of the starting policy with its log-probs in the file `path`, so that
+        the distance from it can be told at every step without a second model in memory."""
+        few = all_gather_list(episodes[:START_DIALOGUES])
+        few = sorted(few, key=lambda e: e.number)[:START_DIALOGUES]
+        for episode in few:
+            batch = pack([episode], self.pad).to(self.device)
+            with torch.no_grad():
+                log_probs = iter(self.policy(batch)[0][batch.action_mask].tolist())
+            for segment in episode.segments:
+                if segment.log_probs is not None:
+                    segment.log_probs = [next(log_probs) for _ in segment.ids]
+        if rank() == 0:
+            write_json(path, [[vars(s) for s in e.segments] for e in few])
+
+    def read_start(self, path):
+        """This rank's part of them, one dialogue a batch, and as many batches on each rank. Only the
+        first rank need have the file."""
+        rows = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
+        batches = [pack([Episode("start", 0, "", segments=[Segment(**s) for s in row])], self.pad)
+                   for row in rows]
+        own = batches[rank()::world()]
+        return own + [empty_batch(self.pad)] * (-(-len(batches) // world()) - len(own))
+
+    def kl_start(self, path):
+        """KL(pi_0, pi) per token, from the samples of pi_0 in the file `path`, by the k3 estimator."""
+        sums = torch.zeros(2, dtype=torch.float64)
+        self.start_batches = self.start_batches or self.read_start(path)
+        for batch in self.start_batches:
+            batch = batch.to(self.device)
+            with torch.no_grad():
+                log_probs, _ = self.policy(batch)
+            k3 = kl_penalty(batch.engine_log_probs, log_probs, "k3")[batch.action_mask]
+            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
+        kl, tokens = all_reduce_sum(sums).tolist()
+        return kl / max(1, tokens)
+
+    # --------------------------------------------------------------------------------- to a file
+
+    def gather(self):
+        """All that a checkpoint holds, whole, on the first rank: so that any number of ranks can go on
+        from it. Returns write(directory).
+
+        Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies of
+        a 7B model with its moments are a terabyte."""
+        first = rank() == 0
+        weights = {name: w.cpu() for name, w in iter_full_weights(self.policy.model) if first}
+        saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
+        if self.critic:
+            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
+            saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
+
+        def write(directory):
+            self.policy.model.save_pretrained(directory, state_dict=weights)
+            self.tokenizer.save_pretrained(directory)
+            torch.save(saved, directory / "trainer.pt")
+        return write
+
+
+def adamw(module, lr):
+    return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)

@@ -1,0 +1,226 @@
+"""support/llm.py - models that are asked: servers and local ones, one retry loop, the log of calls, the clock.
+
+A model is any `async def model(prompt) -> text`. A call is one request. Trying again is the business
+of `ask_with_retries` alone, so that one budget covers all that can go wrong: a server that is busy or
+away, and an answer that cannot be read. (The released code asks for ever.)
+"""
+import asyncio
+import hashlib
+import json
+import os
+import random
+import time
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+
+from support.rundir import read_jsonl
+from support.settings import SimulatorFailed, SimulatorRefused
+
+AWAY = 5.0          # seconds to wait at least where no server listens: it does not restart in less
+
+
+class RetryableError(Exception):
+    """One call failed in a way that may heal. `wait`: seconds that the server asked us to wait."""
+
+    def __init__(self, reason, wait=0.0):
+        super().__init__(reason)
+        self.wait = wait
+
+
+# ------------------------------------------------------------------------------------------- models
+
+class Answer(str):
+    """The text of a model that also counts its tokens: {"prompt": ..., "completion": ...}."""
+    tokens = None
+
+
+class ServerModel:
+    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or anybody's.
+
+    The key is $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of whatever
+    the server says (some quote it).
+    """
+
+    def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
+        import openai
+        self.openai, self.name, self.url = openai, name, url
+        self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
+        self.key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+        self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0,
+                                         timeout=timeout)
+
+    def quote(self, error):
+        """The server's words in one line, without the key."""
+        return " ".join(str(error).replace(self.key, "***").split())[:300]
+
+    async def __call__(self, prompt):
+        return await self.chat([{"role": "user", "content": prompt}])
+
+    async def chat(self, messages):
+        """One call. Raises RetryableError for what may heal, SimulatorRefused for what cannot."""
+        openai = self.openai
+        try:
+            async with asyncio.timeout(self.timeout):   # the whole call; openai's is of each read
+                answer = await self.client.chat.completions.create(
+                    model=self.name, messages=messages, temperature=self.temperature,
+                    max_tokens=self.max_tokens)
+        except (TimeoutError, openai.APITimeoutError):
+            raise RetryableError(f"{self.url}: no answer within {self.timeout:g} s") from None
+        except openai.APIStatusError as error:
+            said = f"{self.url} says {error.status_code}: {self.quote(error)}"
+            if error.status_code in (408, 409, 429) or error.status_code >= 500:
+                wait = seconds_to_wait(error.response.headers.get("retry-after"))
+                raise RetryableError(said, wait) from None
+            raise SimulatorRefused(said) from None
+        except openai.APIConnectionError as error:
+            said = self.quote(error.__cause__ or error)
+            raise RetryableError(f"{self.url} cannot be reached: {said}", AWAY) from None
+        except (openai.APIError, ValueError) as error:  # an answer of no protocol, no JSON perhaps
+            raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
+        try:
+            text = Answer(answer.choices[0].message.content or "")
+            if answer.usage:
+                text.tokens = {"prompt": answer.usage.prompt_tokens,
+                               "completion": answer.usage.completion_tokens}
+            return text
+        except (AttributeError, IndexError, TypeError):
+            raise RetryableError(f"{self.url}: an answer without choices") from None
+
+
+class LocalModel:
+    """A model in this process. It is handed its engine and its ChatFormat, which are the policy's kind
+    of both; context: tokens of prompt and answer; rng: for the engine."""
+
+    def __init__(self, name, engine, chat, context, rng, temperature=0.0, max_tokens=1024):
+        self.name, self.engine, self.chat, self.context, self.rng = name, engine, chat, context, rng
+        self.temperature, self.max_tokens = temperature, max_tokens
+
+    async def __call__(self, prompt):
+        ids = self.chat.first_prompt(prompt)
+        room = self.context - len(ids)
+        if room < 1:
+            raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens "
+                                   f"does not fit its context of {self.context}")
+        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.rng, key=None)
+        text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
+        text.tokens = {"prompt": len(ids), "completion": len(said)}
+        return text
+
+
+# ---------------------------------------------------------------------------------------- try again
+
+def seconds_to_wait(retry_after):
+    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if there
+    is none."""
+    try:
+        wait = float(retry_after)
+    except (TypeError, ValueError):
+        try:
+            wait = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return 0.0
+    return min(60.0, max(0.0, wait)) if wait == wait else 0.0
+
+
+def backoff(attempt, first=0.4, longest=12.0):
+    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a quarter
+    shorter by chance, so that a hundred dialogues do not come back at the same moment. Eight retries
+    last 36 s at least."""
+    return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
+
+
+async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
+    """Ask until there is an answer that can be read. Returns (the answer, *what `parse` makes of it).
+
+    call(answered) -> text makes one call; `answered` counts the unreadable answers before it.
+    parse(text) returns a tuple, or raises ValueError where the text is no answer. Waits grow, and are
+    never shorter than the server asked for. Raises SimulatorFailed after `retries` further attempts.
+    """
+    answered, asked_for = 0, 0.0
+    for attempt in range(retries + 1):
+        if attempt:
+            await asyncio.sleep(max(asked_for * random.uniform(1.0, 1.25),
+                                    backoff(attempt, first_wait)))
+        try:
+            text = await call(answered)
+        except RetryableError as error:
+            reason, asked_for = error, error.wait
+            continue
+        answered, asked_for = answered + 1, 0.0
+        try:
+            return text, *parse(text)
+        except ValueError as error:
+            reason = error
+    raise SimulatorFailed(f"{retries + 1} attempts at {what} failed, the last one: {reason}")
+
+
+# ------------------------------------------------------------------------------------- log and clock
+
+class CallLog:
+    """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
+    instead of paying again.
+
+    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte `start`
+    on. A line that a killed run left half-written is no answer; one clean newline keeps the next line
+    whole."""
+
+    def __init__(self, path=None):
+        self.path, self.answers = path, {}
+
+    def read(self, path, start=0):
+        for _, row, _ in read_jsonl(path, start):
+            if isinstance(row, dict) and "key" in row and "answer" in row:
+                self.answers[row["key"]] = row["answer"]
+
+    def write(self, key, prompt, text, seconds):
+        if self.path is None:
+            return
+        row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4),
+               "tokens": getattr(text, "tokens", None)}
+        with open(self.path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def digest(*parts):
+    text = json.dumps(parts, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+class Clock:
+    """Splits a rollout's wall time. `simulator` counts seconds in which a call was in flight and
+    nothing was being sampled: the time for which the GPU waits for the user."""
+
+    def __init__(self):
+        self.simulator = 0.0
+        self.calls = self.samplers = 0
+        self.since = time.perf_counter()
+
+    def tick(self):
+        now = time.perf_counter()
+        if self.calls and not self.samplers:
+            self.simulator += now - self.since
+        self.since = now
+
+    @contextmanager
+    def calling(self):
+        self.tick()
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.tick()
+            self.calls -= 1
+
+    @contextmanager
+    def sampling(self):
+        self.tick()
+        self.samplers += 1
+        try:
+            yield
+        finally:
+            self.tick()
+            self.samplers -= 1

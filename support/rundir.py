@@ -1,0 +1,186 @@
+"""support/rundir.py - the directory of a run: its lock, its logs, its checkpoints, and how a run goes on.
+
+    config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.json  checkpoint-000050/
+
+A run may be killed at any moment. So whole files are written beside and renamed, logs grow by whole
+lines, a checkpoint knows how long each log was, and what was logged after it is cut off and done
+again. Nothing here knows what a policy is: who saves a checkpoint hands over what writes it.
+"""
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import weakref
+from pathlib import Path
+
+from support.settings import BadInput, SelfCheckFailed, resolve_settings, resumed_settings
+
+
+# -------------------------------------------------------------------------------------------- files
+
+def write_file(path, data):
+    """Write `data`, text or bytes, beside `path` and rename: no reader and no killed process finds
+    half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+    os.replace(scratch, path)
+
+
+def write_json(path, value):
+    write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def append_line(path, value):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def read_json(path):
+    """A JSON file, or {} if there is none."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def read_jsonl(path, start=0):
+    """The lines of a JSONL file from byte `start` on, as (number, row, problem): `problem` says why a
+    line is none, and is None for a good one. Empty lines are passed over. Raises OSError.
+
+    Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line), None
+            except UnicodeDecodeError as error:
+                yield number, None, f"not UTF-8 text ({error.reason} at byte {error.start})"
+            except json.JSONDecodeError as error:
+                yield number, None, (f"not a whole JSON object ({error.msg}, column {error.colno}); "
+                                     "is the file half-written?")
+
+
+def checkpoints(out):
+    """The checkpoints of a run, the oldest first."""
+    return sorted(p for p in Path(out).glob("checkpoint-*")
+                  if re.fullmatch(r"checkpoint-\d+", p.name))
+
+
+# ------------------------------------------------------------------------------------------ the run
+
+def open_run(given):
+    """Decide between a new run and a resumed one. given: the flags, None where not given. Returns
+    (Settings, directory); raises BadInput, writes nothing."""
+    if given["resume"] is not None:
+        out = Path(given["resume"])
+        try:
+            config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            return resumed_settings(config, given), out
+        except BadInput:
+            raise
+        except (OSError, ValueError, TypeError):
+            raise BadInput(f"--resume {out}: there is no run here (config.json is missing or "
+                           "unreadable)") from None
+    settings = resolve_settings(given)
+    default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
+    while Path(default).exists():           # two runs that were started in the same second
+        default += "x"
+    out = Path(given["out"] or default)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"--out {out}: exists and is not empty; choose another, or continue that run "
+                       f"with --resume {out}")
+    return settings, out
+
+
+def model_of(given):
+    """The policy's model, which a resumed run's own settings name; needed before the ranks meet."""
+    if given["resume"] is None:
+        return given["model"] or "toy"
+    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")     # or open_run says
+
+
+class RunDir:
+    """The directory of one run. Every rank has one; what is written, the first rank writes."""
+
+    def __init__(self, path, first=True):
+        self.path, self.first, self.unlock = Path(path), first, None
+
+    def lock(self):
+        """Nobody else may be at work in this directory: two runs would undo each other's files. The
+        lock goes with the process."""
+        if not self.first or self.unlock or not self.path.exists():
+            return
+        held = os.open(self.path, os.O_RDONLY)
+        self.unlock = weakref.finalize(self, os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.unlock()
+            raise BadInput(f"{self.path}: another process is at work in this run; wait for it, or "
+                           "stop it") from None
+
+    def close(self):
+        if self.unlock:
+            self.unlock()
+
+    def write_config(self, settings):
+        if self.first:
+            try:
+                write_json(self.path / "config.json", dataclasses.asdict(settings))
+            except OSError as error:
+                raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
+            self.lock()
+
+    def agree_on_checkpoint(self, broadcast, all_gather_list):
+        """The newest checkpoint of this directory as the first rank sees it, or None. Raises BadInput,
+        on every rank, where one does not find it (another node without a shared file system)."""
+        name = broadcast(lambda: next((p.name for p in reversed(checkpoints(self.path))), None))
+        found = name is None or (self.path / name / "state.json").is_file()
+        if lacking := all_gather_list([] if found else [os.uname().nodename]):
+            raise BadInput(f"--resume {self.path}: {name} is not on {lacking[0]}; every node needs "
+                           "this directory, by a shared file system or as a copy")
+        return self.path / name if name else None
+
+    def append(self, name, row):
+        if self.first:
+            append_line(self.path / name, row)
+
+    def cut_logs(self, sizes):
+        """Cut off what was logged after the checkpoint that knows these sizes: it will be done
+        again."""
+        for name, size in sizes.items() if self.first else ():
+            path = self.path / name
+            there = path.stat().st_size if path.exists() else 0
+            if there < size:
+                raise BadInput(f"--resume {self.path}: {name} has lost its end ({there} bytes, the "
+                               f"checkpoint knows {size}); put it back, or start a new run")
+            if there:
+                os.truncate(path, size)
+
+    def save_checkpoint(self, state, write, keep):
+        """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one,
+        never half of one. Then remove all but the newest `keep`.
+
+        state: what state.json will hold; write(directory): puts everything else there."""
+        name = f"checkpoint-{state['step']:06d}"
+        scratch = self.path / f".{name}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        size = lambda path: os.path.getsize(path) if path.exists() else 0
+        state["log_bytes"] = {log: size(self.path / log) for log in state["log_bytes"]}
+        try:
+            write(scratch)
+            write_json(scratch / "state.json", state)
+        except Exception as error:  # a full disk: an OSError to Python, other things to torch
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise SelfCheckFailed(f"{name} could not be written ({error}); the checkpoint before it "
+                                  "is whole. Is the disk full?") from None
+        os.rename(scratch, self.path / name)
+        for old in checkpoints(self.path)[:-keep]:
+            shutil.rmtree(old)

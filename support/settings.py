@@ -1,0 +1,333 @@
+"""support/settings.py - every flag of a run with its defaults, what flags say together, and the errors a person may see.
+
+One dataclass, `Settings`: a field is a setting, its help text makes the flag. Where the toy and a
+real model want different numbers both stand side by side, the toy's first, with the reason for the
+toy's; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
+"""
+import argparse
+import dataclasses
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass, field
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+class RunError(Exception):
+    """What ends a program with words instead of a traceback.
+
+    exit_code: of the process. everywhere: found alike by all ranks, so told by the first alone.
+    advice: what to do next; {out} is the run's directory."""
+    exit_code, everywhere, advice = 1, False, ""
+
+
+class BadInput(RunError, ValueError):
+    """A user's mistake; the message is one line that says what, where, and what to do."""
+    exit_code, everywhere = 2, True
+
+
+class BadModel(BadInput):
+    """A model directory that cannot be used."""
+
+
+class SimulatorFailed(RunError):
+    """No usable answer in as many attempts as are allowed. Its dialogue is dropped, never guessed."""
+    exit_code = 2
+
+
+class SimulatorRefused(RunError):
+    """The server refuses in a way that no second attempt heals (a wrong key, an unknown model): the
+    run stops with its words."""
+    exit_code = 2
+    advice = "; when that is mended: python rlver.py --resume {out}"
+
+
+class TooManyLost(RunError):
+    """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end.
+    75 is EX_TEMPFAIL."""
+    exit_code, everywhere = 75, True
+    advice = ("\nthe run is saved; when the simulator is well again: "
+              "python rlver.py --resume {out}")
+
+
+class SelfCheckFailed(RunError, RuntimeError):
+    """Something that must hold does not; training on would waste the run. The message says what to
+    look at."""
+
+
+def explain(error, out=None, rank=0, world=1):
+    """(exit code, what this rank says of it, perhaps nothing) for an error that ended a run in `out`.
+    Raises the error again if it is nobody's mistake but ours."""
+    name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
+    if isinstance(error, SelfCheckFailed):
+        return error.exit_code, f"{name}: stopped by a self-check: {error}"
+    if isinstance(error, RunError):
+        told = rank == 0 or not error.everywhere
+        return error.exit_code, f"rlver.py: {error}{error.advice.format(out=out)}" if told else ""
+    if isinstance(error, KeyboardInterrupt):
+        started = out and (out / "config.json").exists()
+        return 130, "\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started)
+    if isinstance(error, OSError):
+        return 1, (f"rlver.py: {error}; the run can be continued from its last checkpoint: "
+                   f"python rlver.py --resume {out}")
+    if isinstance(error, RuntimeError) and world > 1 and re.search("gloo|nccl|connection",
+                                                                   str(error), re.I):
+        return 1, f"{name}: another rank is gone"
+    raise error
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line, not the whole usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
+
+
+def number(kind, test, what):
+    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what` is
+    needed."""
+    def check(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not test(value):
+            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
+        return value
+    return check
+
+
+GROUP_TIMEOUT = 7200    # seconds a rank waits for another in a collective call; a rollout must be
+#                         over long before
+natural = number(int, lambda x: x >= 0, "a whole number from 0")
+positive = number(int, lambda x: x >= 1, "a whole number from 1")
+above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
+not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
+fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+rollout_seconds = number(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2,
+                         f"a number of seconds up to {GROUP_TIMEOUT // 2}")
+
+
+def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False, **kind):
+    """A field of Settings.
+
+    text: its help. default, or toy and real where the two differ; {"ppo": ..., "grpo": ...} or
+    {"think": ..., "direct": ...} where it depends on those. group: opens a group of --help.
+    resumable: may change when a run is resumed, because it changes no result. kind: for argparse."""
+    return field(default=default, metadata=dict(text=text, toy=default if toy is None else toy,
+                                                real=default if real is None else real,
+                                                group=group, resumable=resumable, kind=kind))
+
+
+@dataclass
+class Settings:
+    """What a run is made with; config.json holds just this."""
+    # ---- what to train, on whom
+    algo: str = flag("algorithm", "grpo", choices=["ppo", "grpo"],
+                     group="what to train, on whom")
+    think: bool = flag("think before speaking: <think>...</think>, then the reply",
+                       action="store_const", const=True)
+    model: str = flag("policy: toy, or a Hugging Face causal LM: its directory, or its name on the "
+                      "hub", "toy", metavar="DIR")
+    simulator: str = flag("model behind the user: toy; toy-weak, a scorer that can be hacked; "
+                          "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or "
+                          "$OPENAI_API_KEY; local:DIR, a model in this process", "toy",
+                          metavar="NAME")
+    difficulty: str = flag("how guarded the user is and how exacting", "vanilla",
+                           choices=["vanilla", "challenging"])
+    profiles: list = flag("users as JSONL, for training and, if a second file is named, held out; "
+                          "without one the last fifth is held out, --eval-size at most (default: "
+                          "the toy's 500 and 128)", nargs="+", metavar="FILE")
+    lang: str = flag("language of the prompts", "en", choices=["en", "zh"])
+
+    # ---- the run. The toy runs until its curve is flat; direct steps are cheaper.
+    steps: int = flag("training steps; 0 only evaluates", toy={"think": 50, "direct": 60},
+                      real=350, type=natural, resumable=True, group="the run")
+    seed: int = flag("seed of all randomness", 0, type=natural)
+    save_every: int = flag("steps between checkpoints", toy=5, real=5, type=positive,
+                           resumable=True)
+    keep: int = flag("checkpoints that are kept, the newest", 2, type=positive, resumable=True)
+
+    # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy:
+    # enough tokens for one whole reply, not two.
+    batch_size: int = flag("dialogues a step, for both algorithms", toy=64,
+                           real={"ppo": 32, "grpo": 128}, type=positive, group="rollout")
+    group_size: int = flag("GRPO: dialogues that share a user and its first line", toy=8, real=4,
+                           type=positive)
+    max_turns: int = flag("replies of the policy in a dialogue, at most", toy=8, real=8,
+                          type=positive)
+    max_tokens: int = flag("tokens of a reply, thought included, at most", toy=48, real=5000,
+                           type=positive)
+    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, type=above_zero)
+    engine: str = flag("what samples (default: vllm where it is installed and there is a GPU, else "
+                       "torch)", choices=["torch", "vllm"])
+    rollout_timeout: float = flag("seconds after which the dialogues that are still open are "
+                                  "dropped", 1800.0, type=rollout_seconds, resumable=True)
+
+    # ---- the user's model, where it is a server
+    simulator_concurrency: int = flag("calls under way at a time, for each rank", 64, type=positive,
+                                      resumable=True, group="the user's model, where it is a server")
+    simulator_timeout: float = flag("seconds until a call is given up", 60.0, type=above_zero)
+    simulator_retries: int = flag("further attempts at a call that failed or cannot be read, after "
+                                  "growing waits", 8, type=natural)
+    simulator_temperature: float = flag("its sampling temperature", 0.0, type=not_negative)
+    simulator_cache: str = flag("calls.jsonl of another run, whose answers need not be paid for "
+                                "again", metavar="FILE")
+
+    # ---- update. The toy's learning rate is the largest that was safe: at 6e-4 one thinking run of
+    # three garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
+    # clipping has something to do.
+    lr: float = flag("learning rate of the policy", toy=4e-4, real=1e-6, type=above_zero,
+                     group="update")
+    critic_lr: float = flag("PPO: learning rate of the critic", toy=1e-3, real=5e-6,
+                            type=above_zero)
+    warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
+    minibatches: int = flag("optimizer steps from one rollout; with 1 the ratio is 1 and clipping "
+                            "never acts", toy=2, real=1, type=positive)
+    gamma: float = flag("PPO: discount per policy token", 1.0, type=fraction)
+    lam: float = flag("PPO: GAE's lambda", 1.0, type=fraction)
+    clip_eps: float = flag("the ratio is clipped to 1 +- this", 0.2, type=above_zero)
+    value_clip: float = flag("PPO: values move at most this far from the old ones; 0: any distance",
+                             0.5, type=not_negative)
+    kl_coef: float = flag("weight of the KL to the starting policy; 0: none, and no reference model "
+                          "is loaded", 0.0, type=not_negative)
+    kl_estimator: str = flag("k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio", "k3",
+                             choices=["k1", "k2", "k3", "k3-ratio"])
+    entropy_coef: float = flag("weight of the entropy bonus", 0.001, type=not_negative)
+    critic_warmup: int = flag("PPO: first steps, in which the critic alone learns", 0, type=natural)
+    tokens_per_gpu: int = flag("padded tokens of a micro-batch; changes memory, not the result",
+                               toy=8192, real=16384, type=positive, resumable=True)
+
+    # ---- evaluation on held-out users
+    eval_size: int = flag("dialogues", toy=128, real=100, type=positive,
+                          group="evaluation on held-out users")
+    eval_every: int = flag("steps between evaluations; 0: only before and after", toy=0, real=0,
+                           type=natural)
+
+    # ---- no flag: tokens of a dialogue, where that is not the model's own limit
+    context: int = flag(None, toy=1024)
+
+    @property
+    def toy(self):
+        return self.model == "toy"
+
+    @property
+    def mode(self):
+        return "think" if self.think else "direct"
+
+
+
+def make_parser():
+    """The flags of rlver.py. None means "not given": needed to know what --resume is asked to
+    change."""
+    parser = Parser(
+        prog="rlver.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="RLVER from scratch: a model talks with a simulated user whose final emotion is "
+                    "the reward.",
+        epilog="Without --model and --simulator everything is embedded and offline. Defaults are "
+               "given as toy / real model.")
+    said = lambda value: (", ".join(f"{v} for {k}" for k, v in value.items())
+                          if isinstance(value, dict) else str(value))
+    for setting in dataclasses.fields(Settings):
+        about = setting.metadata
+        if about["text"] is None:
+            continue
+        if about["group"]:
+            group = parser.add_argument_group(about["group"])
+        text = about["text"]
+        if about["toy"] is not setting.default:
+            text += f" (default: {said(about['toy'])} / {said(about['real'])})"
+        elif setting.default is not None:
+            text += f" (default: {setting.default})"
+        group.add_argument("--" + setting.name.replace("_", "-"), default=None, help=text,
+                           **about["kind"])
+        if setting.name == "seed":
+            group.add_argument("--out", metavar="DIR", help="directory for everything the run "
+                               "leaves (default: runs/<time>-<algo>-<mode>)")
+            group.add_argument("--resume", metavar="DIR", help="continue the run in DIR with its own "
+                               "settings; what changes no result may be changed: --steps, the "
+                               "simulator's address, memory, saving, waiting")
+            group.add_argument("--plan", action="store_true", help="say what the run would need, "
+                               "from the model's config alone, and load nothing")
+    return parser
+
+
+# ----------------------------------------------------------------------------------------- settings
+
+def vllm_is_there():
+    return importlib.util.find_spec("vllm") is not None
+
+
+def need_vllm(engine):
+    if engine == "vllm" and not vllm_is_there():
+        raise BadInput("--engine vllm: vLLM is not installed; requirements-vllm.txt says what to "
+                       "install")
+
+
+def resolve_settings(given):
+    """Fill in the defaults and check what flags say together.
+
+    given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
+    which, found = "toy" if given.get("model") in (None, "toy") else "real", {}
+    for setting in dataclasses.fields(Settings):
+        value = given.get(setting.name)
+        value = setting.metadata[which] if value is None else value
+        if isinstance(value, dict):
+            kinds = {found["algo"], "think" if found["think"] else "direct"}
+            value = next(v for k, v in value.items() if k in kinds)
+        found[setting.name] = value
+    cfg = Settings(**found)
+    cfg.think = bool(cfg.think)
+    if cfg.algo == "grpo" and cfg.batch_size % cfg.group_size:
+        raise BadInput(f"--batch-size {cfg.batch_size} is not a multiple of --group-size "
+                       f"{cfg.group_size}: groups must be whole")
+    if cfg.algo == "grpo" and cfg.kl_coef and cfg.kl_estimator == "k1":
+        raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; "
+                       "use k2, k3 or k3-ratio")
+    if cfg.algo == "ppo":
+        cfg.group_size = 1
+    need_vllm(cfg.engine)
+    if not cfg.engine:
+        cfg.engine = "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
+    if cfg.batch_size < cfg.minibatches:
+        raise BadInput(f"--minibatches {cfg.minibatches} cannot be cut from --batch-size "
+                       f"{cfg.batch_size}")
+    return cfg
+
+
+def gpu_is_there():
+    import torch            # late: scoring a result file does without it
+    return torch.cuda.is_available()
+
+
+def split_name(name):
+    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for openai,
+    the last "@"."""
+    kind, _, rest = name.partition(":")
+    model, _, url = rest.rpartition("@") if kind == "openai" else (rest, "", "")
+    return kind, model, url
+
+
+def resumed_settings(config, given):
+    """The settings of a run that goes on. config: its config.json, given: as in `resolve_settings`.
+
+    Raises ValueError if `config` is none of this version's, BadInput for a flag that would make it
+    another run."""
+    names = {setting.name: setting for setting in dataclasses.fields(Settings)}
+    if not isinstance(config, dict) or set(config) != set(names):
+        raise ValueError
+    changed = {key: value for key, value in given.items() if value is not None
+               and key not in ("resume", "plan") and value != config.get(key)}
+    for key, value in changed.items():
+        moved = (key == "simulator"
+                 and split_name(value)[:2] == split_name(config["simulator"])[:2])
+        if not moved and not (key in names and names[key].metadata["resumable"]):
+            free = ", ".join("--" + n.replace("_", "-") for n, s in names.items()
+                             if s.metadata["resumable"])
+            raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has "
+                           f"{config.get(key)!r}); only {free} and the simulator's address can")
+    need_vllm(config["engine"])
+    return Settings(**{**config, **changed})
