@@ -92,14 +92,14 @@ def report(cfg):
     groups, turns, steps = cfg.batch_size // cfg.group_size, cfg.max_turns, cfg.steps
     calls = groups + cfg.batch_size * (2 * turns - 1)
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
-    lines = [f"{cfg['model']}: {p['all'] / 1e9:.2f} billion parameters" + (", and a critic of about as many" if cfg.algo == "ppo" else ""),
+    lines = [f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters" + (", and a critic of about as many" if cfg.algo == "ppo" else ""),
              "", "GB on each GPU".ljust(28) + "".join(f"{f'{gpus} GPU' + 's' * (gpus > 1):>9}" for gpus in (1, 2, 4, 8))]
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}" + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
     lines.append("at the peak  (estimate)".ljust(28) + "".join(f"{peak(c) / GB:>9.1f}" for c in columns))
-    lines += ["", f"a step: {cfg['batch_size']} dialogues, at most {calls:,} calls to the simulator, and {cfg['batch_size'] * turns * cfg['max_tokens']:,} "
-              f"tokens sampled; about {cfg['batch_size'] * turns * reply:,} with replies of {reply} tokens  (estimate)",
-              f"in all: {steps} steps, at most {steps * calls:,} calls, about {steps * cfg['batch_size'] * turns * reply / 1e6:,.0f} million tokens  (estimate); "
+    lines += ["", f"a step: {cfg.batch_size} dialogues, at most {calls:,} calls to the simulator, and {cfg.batch_size * turns * cfg.max_tokens:,} "
+              f"tokens sampled; about {cfg.batch_size * turns * reply:,} with replies of {reply} tokens  (estimate)",
+              f"in all: {steps} steps, at most {steps * calls:,} calls, about {steps * cfg.batch_size * turns * reply / 1e6:,.0f} million tokens  (estimate); "
               f"evaluations come on top",
               "The peak is the larger of rollout (engine cache) and update (gradients, activations). Left out: fragmentation, NCCL, CUDA itself."]
     return "\n".join(lines)

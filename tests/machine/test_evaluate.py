@@ -267,8 +267,8 @@ def test_a_run_that_never_finished_a_step(tiny_dir, tmp_path, capsys):
     assert evaluate.main(["--policy", str(tmp_path / "run"), "--out", str(tmp_path / "r.jsonl")]) == 2
     assert "never finished a step" in capsys.readouterr().err
     assert evaluate.main(["--policy", str(tiny_dir), "--limit", "1", "--max-tokens", "4", "--max-turns", "1", "--out", str(tmp_path / "b.jsonl"),
-                          "--json", str(tmp_path / "no" / "such" / "b.json")]) == 2
-    assert "No such file" in capsys.readouterr().err and (tmp_path / "b.jsonl").exists()         # and nothing is lost
+                          "--json", str(tiny_dir / "config.json" / "b.json")]) == 2
+    assert "config.json" in capsys.readouterr().err and (tmp_path / "b.jsonl").exists()         # and nothing is lost
     assert evaluate.main(["--policy", str(tmp_path / "nowhere")]) == 2
 
 

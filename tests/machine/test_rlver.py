@@ -7,6 +7,7 @@ answers, the clamp and the log are the real ones. The learning runs, at the end,
 """
 import asyncio
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -34,7 +35,7 @@ from policy import ChatFormat, Episode
 from engine import TorchEngine
 from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
 from support import report, rundir
-from support.settings import make_parser, resolve_settings
+from support.settings import Settings, make_parser, resolve_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REAL = {(toy, "judge"): toy.judge, (report, "learning_curve"): report.learning_curve}
@@ -144,13 +145,15 @@ def test_help_explains_every_flag_and_names_both_defaults(capsys):
     for action in parser._actions:
         assert action.help.partition("(default")[0].strip(), action.dest
         assert action.option_strings[-1] in said
-    for dest, paper in rlver.PAPER.items():
-        texts = [action.help for action in parser._actions if action.dest == dest]
-        for text in texts:
-            for default in (toy.DEFAULTS[dest], paper):
-                for value in default.values() if isinstance(default, dict) else [default]:
-                    assert str(value) in text.partition("(default: ")[2], f"{dest}: {text}"
-        assert texts or dest == "context"       # the one setting without a flag: the model says how long its context is
+    for setting in dataclasses.fields(Settings):
+        texts = [action.help for action in parser._actions if action.dest == setting.name]
+        assert texts or setting.name == "context"       # the one setting without a flag: the model says how long its context is
+        for model in ("toy", "some/dir"):
+            for algo in ("ppo", "grpo"):
+                for think in (True, None):
+                    value = getattr(resolve_settings(dict(model=model, algo=algo, think=think)), setting.name)
+                    if texts and value and setting.metadata["toy"] is not setting.default and (algo, setting.name) != ("ppo", "group_size"):
+                        assert str(value) in texts[0].partition("(default: ")[2], texts[0]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
@@ -160,8 +163,8 @@ def test_defaults_of_a_real_model_are_the_papers(algo):
     paper = dict(steps=350, max_turns=8, lr=1e-6, critic_lr=5e-6, warmup=50, gamma=1.0, lam=1.0, clip_eps=0.2, value_clip=0.5,
                  kl_coef=0.0, entropy_coef=0.001, temperature=1.0, minibatches=1, eval_size=100, max_tokens=5000,
                  batch_size={"ppo": 32, "grpo": 32 * 4}[algo], group_size={"ppo": 1, "grpo": 4}[algo])
-    assert {key: cfg[key] for key in paper} == paper
-    assert cfg["think"] is False
+    assert {key: getattr(cfg, key) for key in paper} == paper
+    assert cfg.think is False
 
 
 def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
@@ -170,7 +173,7 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
         for think in ([], ["--think"]):
             both = [resolve_settings(vars(make_parser().parse_args(["--algo", algo, "--model", model, "--batch-size", "32", *think])))
                     for algo in ("ppo", "grpo")]
-            assert both[0]["minibatches"] == both[1]["minibatches"] and both[0]["batch_size"] == both[1]["batch_size"] == 32
+            assert both[0].minibatches == both[1].minibatches and both[0].batch_size == both[1].batch_size == 32
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
@@ -379,9 +382,9 @@ def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_di
     The engine, a third copy, is compared too. Two checkpoints are kept."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     place = whole("grpo") / "checkpoint-000004"
-    trainer = whole.trainers["grpo"]
+    models = whole.trainers["grpo"].models
     saved, start = (AutoModelForCausalLM.from_pretrained(d).state_dict() for d in (place, tiny_dir))
-    for held in (trainer.policy.model.state_dict(), trainer.engine.model.state_dict()):
+    for held in (models.policy.model.state_dict(), models.engine.model.state_dict()):
         assert set(saved) == set(held) == set(start)
         assert all(torch.equal(saved[name], held[name]) for name in saved)
     assert not any(torch.equal(saved[name], start[name]) for name in saved)         # every tensor has been trained
@@ -833,10 +836,10 @@ def test_two_processes_never_work_in_one_run(tiny_dir, tmp_path, capfd):
     """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers undo each other's files."""
     out = tmp_path / "out"
     assert go(tiny_dir, out, "--steps", 1) == 0
-    running = rlver.Trainer(json.loads((out / "config.json").read_text()), out)
+    running = rlver.Trainer(Settings(**json.loads((out / "config.json").read_text())), out)
     before = {name: (out / name).read_bytes() for name in files(out) if "/" not in name and (out / name).is_file()}
     assert go_on(out, "--steps", 2) == 2
     assert "another process is at work in this run" in capfd.readouterr().err
     assert before == {name: (out / name).read_bytes() for name in files(out) if "/" not in name and (out / name).is_file()}
-    running.unlock()
+    running.close()
     assert go_on(out, "--steps", 2) == 0

@@ -352,7 +352,8 @@ def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
 def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
     from policy import load_model
     import torch
-    local = simulator.LocalModel(str(tiny_dir), max_tokens=8)
+    local = load_local(str(tiny_dir), 0.0)
+    local.max_tokens = 8
 
     async def twice():
         return await asyncio.gather(local("How are you?"), local("How are you?"), local("Why?"))
