@@ -1,9 +1,9 @@
 """models.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
 
-A run builds them from where the policy starts, or from a checkpoint; after each update the engine is
-given the new weights, and asked to prove that they arrived. `kl_start` says how far the policy has
-moved. Apart from rlver.py because a first reader needs to know only that all this exists; apart from
-policy.py because the policy itself knows nothing of runs, files and engines.
+A run builds them from where the policy starts, or from a checkpoint; after each update the engine
+is given the new weights, and asked to prove that they arrived. `kl_start` says how far the policy
+has moved. Apart from rlver.py because a first reader needs to know only that all this exists; apart
+from policy.py because the policy itself knows nothing of runs, files and engines.
 """
 import json
 import time
@@ -24,10 +24,10 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
 from support.rundir import write_json
 from support.settings import BadInput
 
-# How far the engine's log-probs may be from the trainer's: on average, and for a single token. On the
-# toy, in fp32, they are 1e-7 apart; once in some hundred thousand tokens a very unlikely one is 1e-4
-# off, by rounding. Stale weights show as 1e-2 and more. In bf16 two kernels differ by 1e-2 and more
-# on a single token as a matter of course: the mean has to tell.
+# How far the engine's log-probs may be from the trainer's: on average, and for a single token. On
+# the toy, in fp32, they are 1e-7 apart; once in some hundred thousand tokens a very unlikely one is
+# 1e-4 off, by rounding. Stale weights show as 1e-2 and more. In bf16 two kernels differ by 1e-2 and
+# more on a single token as a matter of course: the mean has to tell.
 GAP_LIMITS = {torch.float32: (1e-4, 1e-2), torch.bfloat16: (0.05, float("inf"))}
 START_DIALOGUES = 8         # of the starting policy, whose log-probs are kept
 PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
@@ -36,7 +36,8 @@ PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, 
 
 
 class Models:
-    """Policy, critic (PPO), reference (with a KL), their optimizers, and the engine that samples."""
+    """Policy, critic (PPO), reference (with a KL), their optimizers, and the engine that
+    samples."""
 
     def __init__(self, cfg, checkpoint, clock, runner):
         """cfg: Settings. checkpoint: a directory, or None. clock: told when the engine samples.
@@ -62,8 +63,8 @@ class Models:
         self.context = cfg.context or model.config.max_position_embeddings
         self.chat, self.pad = ChatFormat(self.tokenizer, system), self.tokenizer.pad_token_id or 0
         if len(self.chat.first_prompt("")) + 2 > self.context:
-            raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens is too short "
-                           "for the system prompt alone")
+            raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens "
+                           "is too short for the system prompt alone")
         if cfg.engine == "vllm":
             self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg.temperature,
                                      context=self.context, seed=cfg.seed, dtype=dtype, clock=clock)
@@ -103,13 +104,13 @@ class Models:
     def sync(self):
         """The new weights go to the engine, tensor by tensor, on every rank."""
         self.engine.load_weights(iter_full_weights(self.policy.model))
-        if self.cfg.engine == "vllm":       # the torch engine copies by name; vLLM has ways of its own
+        if self.cfg.engine == "vllm":   # the torch engine copies by name; vLLM has ways of its own
             self.probe()
 
     def probe(self):
         """Let the engine say something, and compare its log-probs with the trainer's: nothing else
-        shows that a sync did not take, or that a cache is stale. The prompt is the same each time and
-        long enough for the prefix cache. Raises SelfCheckFailed."""
+        shows that a sync did not take, or that a cache is stale. The prompt is the same each time
+        and long enough for the prefix cache. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[:self.context // 2]
         ids, log_probs = self.runner.run(self.engine.generate(
             prompt, 16, np.random.default_rng([self.cfg.seed, 2]), key=None))
@@ -121,8 +122,8 @@ class Models:
     # ------------------------------------------------------------------- distance from the start
 
     def keep_start(self, episodes, path):
-        """Keep a few dialogues of the starting policy with its log-probs in the file `path`, so that
-        the distance from it can be told at every step without a second model in memory."""
+        """Keep a few dialogues of the starting policy with its log-probs in the file `path`, so
+        that the distance from it can be told at every step without a second model in memory."""
         few = all_gather_list(episodes[:START_DIALOGUES])
         few = sorted(few, key=lambda e: e.number)[:START_DIALOGUES]
         for episode in few:
@@ -136,8 +137,8 @@ class Models:
             write_json(path, [[vars(s) for s in e.segments] for e in few])
 
     def read_start(self, path):
-        """This rank's part of them, one dialogue a batch, and as many batches on each rank. Only the
-        first rank need have the file."""
+        """This rank's part of them, one dialogue a batch, and as many batches on each rank. Only
+        the first rank need have the file."""
         rows = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
         batches = [pack([Episode("start", 0, "", segments=[Segment(**s) for s in row])], self.pad)
                    for row in rows]
@@ -145,7 +146,8 @@ class Models:
         return own + [empty_batch(self.pad)] * (-(-len(batches) // world()) - len(own))
 
     def kl_start(self, path):
-        """KL(pi_0, pi) per token, from the samples of pi_0 in the file `path`, by the k3 estimator."""
+        """KL(pi_0, pi) per token, from the samples of pi_0 in the file `path`, by the k3
+        estimator."""
         sums = torch.zeros(2, dtype=torch.float64)
         self.start_batches = self.start_batches or self.read_start(path)
         for batch in self.start_batches:
@@ -160,11 +162,11 @@ class Models:
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
-        """All that a checkpoint holds, whole, on the first rank: so that any number of ranks can go on
-        from it. Returns write(directory).
+        """All that a checkpoint holds, whole, on the first rank: so that any number of ranks can go
+        on from it. Returns write(directory).
 
-        Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies of
-        a 7B model with its moments are a terabyte."""
+        Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
+        of a 7B model with its moments are a terabyte."""
         first = rank() == 0
         weights = {name: w.cpu() for name, w in iter_full_weights(self.policy.model) if first}
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}

@@ -1,10 +1,13 @@
 """policy.py - the agent: model, chat format, token-exact episodes, packing, log-probs, critic.
 
-RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought that
-nobody else ever sees. Three rules are kept in this file, and most bugs of the field are one of them broken:
+RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode
+after a thought that nobody else ever sees. Three rules are kept in this file, and most bugs of the
+field are one of them broken:
 
-  * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and encoded again.
-  * The mask is born where the token is born. A token is trained because the policy sampled it, not because of its value.
+  * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and
+    encoded again.
+  * The mask is born where the token is born. A token is trained because the policy sampled it, not
+    because of its value.
   * All trained log-probs come from `Policy.forward`, at the temperature of sampling.
 
 Run it alone to see how one dialogue is packed:  python policy.py
@@ -24,105 +27,129 @@ from torch.utils.checkpoint import checkpoint
 from support.settings import BadModel
 
 
-# ------------------------------------------------------------------------------------------------ model and tokenizer
+# ------------------------------------------------------------------------------ model and tokenizer
 
 def best_device():
     """This rank's GPU, if there is one."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available()
+            else torch.device("cpu"))
 
 
 def load_model(path, device="cpu", flag="--model"):
-    """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by its name (OWNER/NAME).
+    """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by
+    its name (OWNER/NAME).
 
-    Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as bf16, and a bf16 weight of
-    0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round to nothing. Dropout is set to 0, not switched off by
-    `eval()`: with dropout on, the same tokens get other log-probs on every pass and the first PPO ratio is not 1.
+    Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
+    bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
+    to nothing. Dropout is set to 0, not switched off by `eval()`: with dropout on, the same tokens
+    get other log-probs on every pass and the first PPO ratio is not 1.
 
-    Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few architectures that scale or cap
-    their logits behind the output layer, which this code reads directly.
+    Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few
+    architectures that scale or cap their logits behind the output layer, which this code reads
+    directly.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     here = Path(path).is_dir()
     if not here and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, weights and a tokenizer")
+        raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, "
+                       "weights and a tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=here)
         if not tokenizer.chat_template:
-            raise BadModel("its tokenizer has no chat template; take an instruct model, or add chat_template.jinja")
-        model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa",
-                                                            local_files_only=here, output_loading_info=True)
+            raise BadModel("its tokenizer has no chat template; take an instruct model, or add "
+                           "chat_template.jinja")
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=here,
+            output_loading_info=True)
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
-        rows, last = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values())
+        rows, last = (model.get_input_embeddings().weight.shape[0],
+                      max(tokenizer.get_vocab().values()))
         if last >= rows:                # more rows than ids is usual, fewer is a mix-up
             raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
-    except Exception as error:      # transformers, safetensors and jinja each have their own; to the user all mean the same
+    except Exception as error:
+        # transformers, safetensors and jinja each have their own; to the user all mean the same
         what = "" if here else "no such directory, and not to be had from the hub: "
         raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"):
+    for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+                 "hidden_dropout", "dropout"):
         if isinstance(getattr(model.config, name, None), float):
             setattr(model.config, name, 0.0)
-    for module in model.modules():                      # attention layers copy the number when they are built
+    for module in model.modules():          # attention layers copy the number when they are built
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     with torch.no_grad():
         ids = torch.arange(4)[None]
-        if not torch.allclose(model(ids).logits, model.get_output_embeddings()(model.base_model(ids).last_hidden_state), atol=1e-3):
-            raise BadModel(f"{flag} {path}: its logits are not those of its output layer (scaled or capped); not supported")
+        if not torch.allclose(model(ids).logits, model.get_output_embeddings()(
+            model.base_model(ids).last_hidden_state), atol=1e-3):
+            raise BadModel(f"{flag} {path}: its logits are not those of its output layer (scaled "
+                           "or capped); not supported")
     return model.to(device), tokenizer
 
 
 class ChatFormat:
     """The chat template, cut once into the pieces that stand between the messages.
 
-    A template renders whole dialogues; a dialogue that grows by one message at a time needs only what comes between two
-    messages. So one dummy dialogue is rendered and cut at its contents. With ChatML ("." marks where a text goes):
+    A template renders whole dialogues; a dialogue that grows by one message at a time needs only
+    what comes between two messages. So one dummy dialogue is rendered and cut at its contents. With
+    ChatML ("." marks where a text goes):
 
         head   <|im_start|>system\\n . <|im_end|>\\n<|im_start|>user\\n
-        ask    <|im_end|>\\n<|im_start|>assistant\\n            after what the user said; the reply is sampled behind it
-        stop   <|im_end|>                                      sampled by the policy, hence an action, hence trained
-        after  \\n<|im_start|>user\\n                           behind the stop token: context, never sampled, never trained
+        ask    <|im_end|>\\n<|im_start|>assistant\\n            after what the user said; the reply
+                                                                is sampled behind it
+        stop   <|im_end|>                                      sampled by the policy, hence an
+                                                               action, hence trained
+        after  \\n<|im_start|>user\\n                           behind the stop token: context,
+                                                                never sampled, never trained
 
-    The scaffold is encoded with special tokens, what people say without: a user who types <|im_end|> has typed ten characters.
+    The scaffold is encoded with special tokens, what people say without: a user who types
+    <|im_end|> has typed ten characters.
     """
 
     def __init__(self, tokenizer, system_prompt=""):
         self.tokenizer = tokenizer
         marks = [f"@@{i}@@" for i in range(4)]
-        messages = [{"role": "user", "content": marks[1]}, {"role": "assistant", "content": marks[2]},
+        messages = [{"role": "user", "content": marks[1]},
+                    {"role": "assistant", "content": marks[2]},
                     {"role": "user", "content": marks[3]}]
         if system_prompt:
             messages.insert(0, {"role": "system", "content": marks[0]})
         try:
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:      # a template may refuse whatever it likes, a system message for one
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False,
+                                                     add_generation_prompt=True)
+        except Exception as error:
+            # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
         pieces = []
         for mark in (marks if system_prompt else marks[1:]):
             piece, found, rendered = rendered.partition(mark)
             if not found:
-                raise BadModel("the chat template does not show every message as it is; this code cannot place the replies")
+                raise BadModel("the chat template does not show every message as it is; this code "
+                               "cannot place the replies")
             pieces.append(piece)
-        before = pieces[:-3]                                    # in front of the system prompt, if there is one
+        before = pieces[:-3]                        # in front of the system prompt, if there is one
         head, ask, after_reply = pieces[-3:]
         if rendered.rstrip() != ask.rstrip():
-            raise BadModel(f"the chat template opens a first reply with {ask!r} and a later one with {rendered!r}; "
-                           "this code needs one opening")
+            raise BadModel(f"the chat template opens a first reply with {ask!r} and a later one "
+                           f"with {rendered!r}; this code needs one opening")
         self.head = [t for piece in before for t in self.scaffold(piece)] \
             + (self.text(system_prompt) if system_prompt else []) + self.scaffold(head)
         self.ask = self.scaffold(rendered)
         tail = self.scaffold(after_reply)
-        specials = set(tokenizer.all_special_ids) | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        specials = (set(tokenizer.all_special_ids)
+                    | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special})
         special = [i for i, t in enumerate(tail) if t in specials]
         if not special:
-            raise BadModel("the chat template ends a reply without a special token; the policy could not learn to stop")
+            raise BadModel("the chat template ends a reply without a special token; the policy "
+                           "could not learn to stop")
         if self.decode(tail[:special[0]]).strip():
-            raise BadModel(f"the chat template puts {self.decode(tail[:special[0]])!r} between a reply and its end; not supported")
+            raise BadModel(f"the chat template puts {self.decode(tail[:special[0]])!r} between a "
+                           "reply and its end; not supported")
         self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
 
     def scaffold(self, text):
@@ -130,10 +157,12 @@ class ChatFormat:
 
     def text(self, text):
         """Ids of what somebody said: text only, whatever it spells."""
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self.tokenizer(text, add_special_tokens=False,
+                              split_special_tokens=True)["input_ids"]
 
     def decode(self, ids):
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(ids, skip_special_tokens=False,
+                                     clean_up_tokenization_spaces=False)
 
     def first_prompt(self, line):
         return self.head + self.text(line) + self.ask
@@ -142,12 +171,13 @@ class ChatFormat:
         return self.after + self.text(line) + self.ask
 
 
-# ----------------------------------------------------------------------------------------------------------- episodes
+# ----------------------------------------------------------------------------------------- episodes
 
 @dataclass
 class Segment:
-    """A run of tokens with one origin. `branch` 0 is the trunk that all later tokens see; k > 0 is a reply with a thought,
-    which only itself sees. `log_probs` are the engine's, and there are some if and only if the policy sampled the tokens."""
+    """A run of tokens with one origin. `branch` 0 is the trunk that all later tokens see; k > 0 is
+    a reply with a thought, which only itself sees. `log_probs` are the engine's, and there are some
+    if and only if the policy sampled the tokens."""
     ids: list
     branch: int = 0
     log_probs: list = None
@@ -168,9 +198,9 @@ class Episode:
     group: int
     first_line: str
     number: int = 0                                 # in its batch, over all ranks
-    turns: list = field(default_factory=list)       # [{reply, thought, user, analysis, change, emotion}]
+    turns: list = field(default_factory=list)  # [{reply, thought, user, analysis, change, emotion}]
     segments: list = field(default_factory=list)    # [Segment], in time order
-    ended: str = ""                                 # design: goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
+    ended: str = ""         # design: goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0                             # e_T / 100, or 0 if malformed
 
@@ -182,25 +212,29 @@ class Episode:
 def split_thought(text):
     """Cut a thinking reply into (thought, visible, malformed).
 
-    RLVER 2.3: well-formed is `<think>`, a thought (an empty one will do), `</think>`, something visible; each tag once, nothing before
-    the first. Well-formed or not, the thought ends at the first `</think>` and what follows is visible, both stripped; without one all
-    is thought, so a reply that was cut in the middle of its thought has nothing to show. A `<think>` is taken off where it opens the text.
-    (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts and all.)
+    RLVER 2.3: well-formed is `<think>`, a thought (an empty one will do), `</think>`, something
+    visible; each tag once, nothing before the first. Well-formed or not, the thought ends at the
+    first `</think>` and what follows is visible, both stripped; without one all is thought, so a
+    reply that was cut in the middle of its thought has nothing to show. A `<think>` is taken off
+    where it opens the text. (The released code checks nothing: a reply without `</think>` goes to
+    the user whole, thoughts and all.)
     """
     body = text.strip()
     thought, _, visible = body.removeprefix("<think>").partition("</think>")
-    malformed = (not body.startswith("<think>") or body.count("<think>") != 1 or body.count("</think>") != 1
-                 or not visible.strip())
+    malformed = (not body.startswith("<think>") or body.count("<think>") != 1
+                 or body.count("</think>") != 1 or not visible.strip())
     return thought.strip(), visible.strip(), malformed
 
 
 class Agent:
-    """The policy's side of one dialogue. `reply` is given a line of the user and answers; the tokens stay here."""
+    """The policy's side of one dialogue. `reply` is given a line of the user and answers; the
+    tokens stay here."""
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
         self.engine, self.chat, self.think = engine, chat, think
         self.max_tokens, self.context = max_tokens, context
-        self.rng = np.random.default_rng(seed)     # a dialogue's own luck, whoever shares the batch with it
+        # a dialogue's own luck, whoever shares the batch with it
+        self.rng = np.random.default_rng(seed)
         self.segments, self.trunk = [], []
 
     def observe(self, ids):
@@ -208,56 +242,65 @@ class Agent:
         self.trunk = self.trunk + ids
 
     async def reply(self, line):
-        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in the context for one token and for a
-        stop token behind it, which has to be added where the limit cuts a reply.
+        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in
+        the context for one token and for a stop token behind it, which has to be added where the
+        limit cuts a reply.
 
-        Counted in tokens, before anything is changed. (The released code compares characters with a limit of tokens.)
+        Counted in tokens, before anything is changed. (The released code compares characters with a
+        limit of tokens.)
 
-        Every token is filed under its origin: a Segment has log-probs if and only if the policy sampled its ids, the stop token among
-        them. Direct: one sequence. Think: what is sampled is a branch, numbered 1, 2, 3, and the trunk goes on with the visible text,
-        unless the reply is malformed. `visible` is stripped of white space in both modes.
+        Every token is filed under its origin: a Segment has log-probs if and only if the policy
+        sampled its ids, the stop token among them. Direct: one sequence. Think: what is sampled is
+        a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless the reply is
+        malformed. `visible` is stripped of white space in both modes.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
-        room = self.context - len(self.trunk) - len(prompt) - 1         # one place is kept for the stop token
+        # one place is kept for the stop token
+        room = self.context - len(self.trunk) - len(prompt) - 1
         if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens), self.rng, key=self)
+        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens),
+                                                    self.rng, key=self)
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.decode(ids[:-1] if stopped else ids)
         if not self.think:
-            # Direct: history and reply are one causal sequence. A reply cut by the limit gets its stop token from us, and a
-            # token from us is an observation.
+            # Direct: history and reply are one causal sequence. A reply cut by the limit gets its
+            # stop token from us, and a token from us is an observation.
             self.segments.append(Segment(ids, log_probs=log_probs))
             self.trunk = self.trunk + ids
             if not stopped:
                 self.observe([self.chat.stop_id])
             return Reply(text, text.strip(), "", False)
-        # Think: the sampled turn is a branch; what later turns see of it is the visible text, encoded here, once. It is not a
-        # slice of the sampled ids: "</think>" and the word behind it may share a token.
-        self.segments.append(Segment(ids, branch=1 + sum(s.branch > 0 for s in self.segments), log_probs=log_probs))
+        # Think: the sampled turn is a branch; what later turns see of it is the visible text,
+        # encoded here, once. It is not a slice of the sampled ids: "</think>" and the word behind
+        # it may share a token.
+        self.segments.append(Segment(ids, branch=1 + sum(s.branch > 0 for s in self.segments),
+                                     log_probs=log_probs))
         thought, visible, malformed = split_thought(text)
         if not malformed:
             self.observe(self.chat.text(visible) + [self.chat.stop_id])
         return Reply(text, visible, thought, malformed)
 
 
-# ------------------------------------------------------------------------------------------------------------ packing
+# ------------------------------------------------------------------------------------------ packing
 
 @dataclass
 class Batch:
     """Dialogues side by side, one packed row each, padded on the right. B dialogues, L tokens.
 
-    Worked example, think mode: trunk tokens p q r s (prompt p q, visible reply r, next prompt s), thoughts a b and c.
+    Worked example, think mode: trunk tokens p q r s (prompt p q, visible reply r, next prompt s),
+    thoughts a b and c.
 
         memory     p  q  a  b  r  s  c        each branch stands inline, at its fork
         position   0  1  2  3  2  3  4        as if the other branches were not there
         branch     0  0  1  1  0  0  2
         action     .  .  x  x  .  .  x        sampled, hence trained
 
-    a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every token the log-prob that it
-    has in a row of its own, at a half to a third of the tokens. The token before a branch token in memory is the one that
-    predicts it, so log-probs and V shift by one place, as in any causal model.
+    a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every
+    token the log-prob that it has in a row of its own, at a half to a third of the tokens. The
+    token before a branch token in memory is the one that predicts it, so log-probs and V shift by
+    one place, as in any causal model.
     """
     ids: torch.Tensor           # [B, L] long
     positions: torch.Tensor     # [B, L] long
@@ -284,16 +327,20 @@ def pack(episodes, pad_id=0):
         rows.append(row)
     length = max(map(len, rows))
     rows = [row + [(pad_id, 0, -1, False, 0.0)] * (length - len(row)) for row in rows]
-    ids, positions, branch, action_mask, log_probs = (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5))
-    return Batch(*map(torch.from_numpy, (ids, positions, branch, action_mask, log_probs.astype(np.float32))),
+    ids, positions, branch, action_mask, log_probs = (
+        (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5)))
+    return Batch(*map(torch.from_numpy,
+                      (ids, positions, branch, action_mask, log_probs.astype(np.float32))),
                  reward=torch.tensor([e.reward for e in episodes], dtype=torch.float32),
                  group=torch.tensor([e.group for e in episodes]))
 
 
 def micro_batches(episodes, max_tokens, pad_id=0):
-    """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together (less padding).
+    """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together
+    (less padding).
 
-    The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so it changes no gradient.
+    The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
+    it changes no gradient.
     """
     lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
     batches, current = [], []
@@ -308,9 +355,9 @@ def micro_batches(episodes, max_tokens, pad_id=0):
 
 
 def empty_batch(pad_id=0):
-    """A batch without an action: what a rank runs that has fewer micro-batches than another. A forward
-    pass of a sharded model is a collective, so all ranks must make equally many; this one has a loss
-    and gradients of zero."""
+    """A batch without an action: what a rank runs that has fewer micro-batches than another. A
+    forward pass of a sharded model is a collective, so all ranks must make equally many; this one
+    has a loss and gradients of zero."""
     episode = Episode("nobody", -1, "")
     episode.segments = [Segment([pad_id, pad_id])]
     return pack([episode], pad_id)
@@ -335,9 +382,11 @@ def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, a
 
 
 def tree_mask(branch):
-    """Who sees whom, [B, 1, L, L] bool: key k is visible to query q if it is not later and is trunk, or of q's own branch.
+    """Who sees whom, [B, 1, L, L] bool: key k is visible to query q if it is not later and is
+    trunk, or of q's own branch.
 
-    A padding token sees only itself: a row without any True would be a softmax over nothing, that is NaN.
+    A padding token sees only itself: a row without any True would be a softmax over nothing,
+    that is NaN.
     """
     length = branch.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=branch.device).tril()
@@ -346,41 +395,47 @@ def tree_mask(branch):
     return (visible | torch.eye(length, dtype=torch.bool, device=branch.device))[:, None]
 
 
-# -------------------------------------------------------------------------------- log-probs and values
+# ----------------------------------------------------------------------------- log-probs and values
 
 def hidden_at_actions(body, batch):
-    """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in memory."""
-    hidden = body(input_ids=batch.ids, position_ids=batch.positions, attention_mask=tree_mask(batch.branch),
+    """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in
+    memory."""
+    hidden = body(input_ids=batch.ids, position_ids=batch.positions,
+                  attention_mask=tree_mask(batch.branch),
                   use_cache=False).last_hidden_state                                    # [B, L, H]
     return hidden[:, :-1][batch.action_mask[:, 1:]]
 
 
 def scatter_to_actions(flat, batch):
     """Put N numbers back in the places of the policy's tokens: [N] -> [B, L], 0 elsewhere."""
-    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(batch.action_mask, flat)
+    return torch.zeros(batch.ids.shape, dtype=flat.dtype,
+                       device=flat.device).masked_scatter(batch.action_mask, flat)
 
 
 def token_scores(head, hidden, targets, temperature):
-    """log pi(target) and the entropy of pi for a chunk of positions, [n], [n]. Softmax in fp32, of logits / temperature."""
+    """log pi(target) and the entropy of pi for a chunk of positions, [n], [n]. Softmax in fp32, of
+    logits / temperature."""
     log_probs = F.log_softmax(head(hidden).float() / temperature, dim=-1)               # [n, V]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
 
 def recompute_activations(model):
-    """Let a transformers model make the activations of its blocks again in the backward pass instead
-    of keeping them. (In training mode only; dropout is 0.)"""
+    """Let a transformers model make the activations of its blocks again in the backward pass
+    instead of keeping them. (In training mode only; dropout is 0.)"""
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class Policy(nn.Module):
-    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 where the policy did not sample.
+    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 where the policy did
+    not sample.
 
-    Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k. Logits are made for as many
-    positions at a time as `logits` numbers hold (64 MB), and made again for the backward pass: at a vocabulary of 152,000 they
-    would else be most of the memory, and chunks without recomputation save nothing, since all would be kept for the backward
-    pass. Where one chunk is enough, as for the toy, there is nothing to save and nothing is made twice.
+    Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
+    Logits are made for as many positions at a time as `logits` numbers hold (64 MB), and made again
+    for the backward pass: at a vocabulary of 152,000 they would else be most of the memory, and
+    chunks without recomputation save nothing, since all would be kept for the backward pass. Where
+    one chunk is enough, as for the toy, there is nothing to save and nothing is made twice.
     """
 
     def __init__(self, model, temperature=1.0, logits=2 ** 24):
@@ -402,10 +457,11 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's transformer under a scalar head. `forward(batch)` returns values, [B, L], 0 off the policy.
+    """V_phi: a copy of the policy's transformer under a scalar head. `forward(batch)` returns
+    values, [B, L], 0 off the policy.
 
-    V of a token is read from the state before it is emitted, which is what an action's baseline may know. The head starts at
-    zero: a random one would open with advantages that are noise.
+    V of a token is read from the state before it is emitted, which is what an action's baseline may
+    know. The head starts at zero: a random one would open with advantages that are noise.
     """
 
     def __init__(self, model):
@@ -417,13 +473,14 @@ class Critic(nn.Module):
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
-        return scatter_to_actions(self.head(hidden_at_actions(self.body, batch)).float()[:, 0], batch)
+        return scatter_to_actions(self.head(hidden_at_actions(self.body, batch)).float()[:, 0],
+                                  batch)
 
 
 if __name__ == "__main__":
     example = Episode("example", 0, "")
-    example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]), Segment([12]), Segment([13]),
-                        Segment([30], branch=2, log_probs=[0.0])]
+    example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
+                        Segment([12]), Segment([13]), Segment([30], branch=2, log_probs=[0.0])]
     batch = pack([example])
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))

@@ -1,18 +1,21 @@
 """ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
 
-Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model or an optimizer. All tensors
-are [B, L]: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is not the policy's (the
-user's lines, the scaffold, padding) is skipped everywhere: in the loss, GAE, whitening, entropy, KL and all means.
+Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model
+or an optimizer. All tensors are [B, L]: B dialogues, L tokens, `mask` True where the policy sampled
+the token. Everything that is not the policy's (the user's lines, the scaffold, padding) is skipped
+everywhere: in the loss, GAE, whitening, entropy, KL and all means.
 
-What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one optimizer step per rollout the
-ratio is 1 and the clip never acts; it takes two mini-batches or more to see it work.
+What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one
+optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches or more
+to see it work.
 
 Run it alone for the smallest example:  python ppo.py
 
-Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each
-mini-batch before its own step (so 0 where there is only one);  clipfrac  share of tokens whose term the
-clip changes;  grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) / Var(return), 1 is a
-perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log pi_old|, and logp_gap_max its maximum.
+Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each mini-batch before its
+own step (so 0 where there is only one);  clipfrac  share of tokens whose term the clip changes;
+grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) /
+Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log
+pi_old|, and logp_gap_max its maximum.
 """
 import math
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ def identity(x):
     return x
 
 
-# ---------------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 def terminal_rewards(reward, mask):
     """The reward of a dialogue, once, on its last policy token: [B], [B, L] -> [B, L].
@@ -35,21 +38,27 @@ def terminal_rewards(reward, mask):
     Not on the last token: that one may be the user's, and a reward on a masked token is lost.
     """
     positions = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, positions, -1).amax(1, keepdim=True)       # [B, 1]; -1 if the policy never spoke
-    return torch.where(mask & (positions == last), reward[:, None], torch.zeros_like(reward)[:, None])
+    # [B, 1]; -1 if the policy never spoke
+    last = torch.where(mask, positions, -1).amax(1, keepdim=True)
+    return torch.where(mask & (positions == last), reward[:, None],
+                       torch.zeros_like(reward)[:, None])
 
 
 def gae(rewards, values, mask, gamma, lam):
-    """Generalised advantage estimation over the policy's tokens (Schulman 2016, eq. 16), across turns.
+    """Generalised advantage estimation over the policy's tokens (Schulman 2016, eq. 16),
+    across turns.
 
-        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        return_t = A_t + V_t
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
+        return_t = A_t + V_t
 
-    t + 1 is the *next token that the policy sampled*, however much the user said in between: observation tokens are no
-    actions, so they neither have a V nor decay anything. Behind the last one there is nothing: V = 0 at the end, also at the
-    turn limit, because the reward is observed there and nothing is left to be bootstrapped.
+    t + 1 is the *next token that the policy sampled*, however much the user said in between:
+    observation tokens are no actions, so they neither have a V nor decay anything. Behind the last
+    one there is nothing: V = 0 at the end, also at the turn limit, because the reward is observed
+    there and nothing is left to be bootstrapped.
 
-    rewards, values: [B, L] float; mask: [B, L] bool. Returns (advantages, returns), [B, L], 0 where mask is False.
-    Example, gamma = lam = 1, one reward of 1, V = 0.5:  mask 1 1 0 0 1  ->  advantages .5 .5 0 0 .5, returns 1 1 0 0 1.
+    rewards, values: [B, L] float; mask: [B, L] bool. Returns (advantages, returns), [B, L], 0 where
+    mask is False. Example, gamma = lam = 1, one reward of 1, V = 0.5:  mask 1 1 0 0 1  ->
+    advantages .5 .5 0 0 .5, returns 1 1 0 0 1.
     """
     advantages = torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros_like(rewards[:, 0])
@@ -63,11 +72,12 @@ def gae(rewards, values, mask, gamma, lam):
 
 
 def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
-    """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the whole batch, not of one
-    micro-batch). `reduce` sums a tensor over ranks; this file knows nothing else of them.
+    """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the
+    whole batch, not of one micro-batch). `reduce` sums a tensor over ranks; this file knows nothing
+    else of them.
 
-    Returns (mean, sqrt(variance + eps)), the variance unbiased, summed in float64, so that equal numbers become exactly 0. Fewer than
-    two entries give (0, 1): nothing to whiten.
+    Returns (mean, sqrt(variance + eps)), the variance unbiased, summed in float64, so that equal
+    numbers become exactly 0. Fewer than two entries give (0, 1): nothing to whiten.
     """
     total = reduce(torch.stack([sum(m.sum() for m in masks).double(),
                                 sum(t[m].double().sum() for t, m in zip(tensors, masks))]))
@@ -83,20 +93,24 @@ def whiten(x, mask, mean, std):
     return torch.where(mask, (x - mean) / std, 0.0)
 
 
-# -------------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 
 def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=None):
     """Clipped surrogate (Schulman 2017, eq. 7), negated, *summed* over the policy's tokens:
 
-        - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t)        rho_t = pi(y_t) / pi_old(y_t)
+        - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t)
+        rho_t = pi(y_t) / pi_old(y_t)
 
-    min for both signs of A: a good token gains nothing beyond 1 + eps, a bad one nothing below 1 - eps, but a bad token that
-    became *more* likely is pushed back without limit. A sum, not a mean: the caller divides by the tokens of the whole optimizer
-    batch, so neither the micro-batches nor the ranks it was cut into change the gradient.
+    min for both signs of A: a good token gains nothing beyond 1 + eps, a bad one nothing below 1 -
+    eps, but a bad token that became *more* likely is pushed back without limit. A sum, not a mean:
+    the caller divides by the tokens of the whole optimizer batch, so neither the micro-batches nor
+    the ranks it was cut into change the gradient.
 
-    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of tokens whose term the clip changes).
+    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of
+    tokens whose term the clip changes).
     """
-    ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()     # masked before exp: inf times 0 would be a NaN gradient
+    # masked before exp: inf times 0 would be a NaN gradient
+    ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages
     objective = torch.minimum(unclipped, clipped)
@@ -106,7 +120,8 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
 
 
 def value_loss(values, old_values, returns, mask, value_clip):
-    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens. c = 0 or None: not clipped."""
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens. c
+    = 0 or None: not clipped."""
     loss = (values - returns) ** 2
     if value_clip:
         near = old_values + (values - old_values).clamp(-value_clip, value_clip)
@@ -115,23 +130,27 @@ def value_loss(values, old_values, returns, mask, value_clip):
 
 
 def importance_weights(old_log_probs, engine_log_probs, cap=2.0):
-    """min(pi_old / pi_engine, cap), detached (truncated importance sampling; Yao et al. 2025). The engine that sampled and the
-    trainer that scores are two programs; where they differ the data is off-policy, and this is the correction."""
+    """min(pi_old / pi_engine, cap), detached (truncated importance sampling; Yao et al. 2025). The
+    engine that sampled and the trainer that scores are two programs; where they differ the data is
+    off-policy, and this is the correction."""
     return (old_log_probs - engine_log_probs).exp().clamp(max=cap).detach()
 
 
-# ------------------------------------------------------------------------------------------------------------------ KL
+# ----------------------------------------------------------------------------------------------- KL
 
 def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
-    """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"), [B, L] -> [B, L].
+    """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"),
+    [B, L] -> [B, L].
 
-        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it belongs in the
-                   *reward*, for PPO, and must not be differentiated.
-        k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi, ref): right.
-        k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a *value*; as a loss, its
-                   on-policy gradient is that of KL(ref, pi), the other direction.
-        k3-ratio   rho k3, with rho = pi / pi_old: the importance ratio puts the missing part of the gradient back, and
-                   it is that of KL(pi, ref) (DeepSeek-V3.2).
+        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it
+                   belongs in the *reward*, for PPO, and must not be differentiated.
+        k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi,
+                   ref): right.
+        k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a
+                   *value*; as a loss, its on-policy gradient is that of KL(ref, pi), the other
+                   direction.
+        k3-ratio   rho k3, with rho = pi / pi_old: the importance ratio puts the missing part of the
+                   gradient back, and it is that of KL(pi, ref) (DeepSeek-V3.2).
 
     Without old_log_probs pi_old is pi, as a constant. Raises ValueError for another name.
     """
@@ -144,42 +163,52 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     if estimator == "k3":
         return k3
     if estimator == "k3-ratio":
-        return (log_probs - (log_probs.detach() if old_log_probs is None else old_log_probs)).exp() * k3
+        return (log_probs - (log_probs.detach() if old_log_probs is None
+                             else old_log_probs)).exp() * k3
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 
 def explained_variance(values, returns, masks, reduce=identity):
-    """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not vary."""
+    """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not
+    vary."""
     _, error = masked_mean_std([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
     _, spread = masked_mean_std(returns, masks, reduce, eps=0.0)
     return float(1 - (error / spread) ** 2) if spread > 1e-6 else 0.0
 
 
-# ---------------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------- the update
 
 def compute_log_probs(policy, batches):
-    """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what the engine says)."""
+    """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what
+    the engine says)."""
     with torch.no_grad():
         return [policy(batch)[0] for batch in batches]
 
 
 def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
-    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over this rank's own).
+    """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over
+    this rank's own).
 
-    limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed: the engine then samples from
-    weights that are not the trainer's, or at another temperature, and the run would learn from somebody else's replies.
+    limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed:
+    the engine then samples from weights that are not the trainer's, or at another temperature, and
+    the run would learn from somebody else's replies.
     """
-    gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)])
-    total = reduce(torch.stack([gaps.double().sum(), torch.tensor(gaps.numel(), dtype=torch.float64, device=gaps.device)]))
-    mean, peak = (total[0] / total[1].clamp(min=1)).item(), gaps.max().item() if gaps.numel() else 0.0
+    gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs()
+                      for b, old in zip(batches, old_log_probs)])
+    total = reduce(torch.stack([gaps.double().sum(), torch.tensor(gaps.numel(), dtype=torch.float64,
+                                                                  device=gaps.device)]))
+    mean, peak = ((total[0] / total[1].clamp(min=1)).item(),
+                  gaps.max().item() if gaps.numel() else 0.0)
     if limits and not (mean <= limits[0] and peak <= limits[1]):
-        raise SelfCheckFailed(f"engine and trainer disagree about the sampled tokens: log-probs differ by {mean:.1e} on average, "
-                              f"{peak:.1e} at most; did the weights reach the engine?")
+        raise SelfCheckFailed("engine and trainer disagree about the sampled tokens: log-probs "
+                              f"differ by {mean:.1e} on average, {peak:.1e} at most; did the "
+                              "weights reach the engine?")
     return {"logp_gap": mean, "logp_gap_max": peak}
 
 
 def clip_gradient(model, limit):
-    """Clip the gradient to `limit`; returns its norm before. (Of a sharded model it is a shard of a sum: full_tensor() adds up.)"""
+    """Clip the gradient to `limit`; returns its norm before. (Of a sharded model it is a shard of a
+    sum: full_tensor() adds up.)"""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -198,18 +227,18 @@ class CriticPart:
 def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0,
              kl_coef=0.0, kl_estimator="k3", ref=None, max_grad_norm=1.0, reduce=identity, ranks=1,
              critic=None, frozen=False):
-    """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's policy
-    step are this one.
+    """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's
+    policy step are this one.
 
-    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in the
-    same order: log pi_old, A, log pi_ref. critic: None, or a CriticPart, stepped on the same
+    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in
+    the same order: log pi_old, A, log pi_ref. critic: None, or a CriticPart, stepped on the same
     mini-batches. ranks: by how many the sharding divides a gradient when it sums it. frozen: the
-    policy is looked at, not stepped. A k1 penalty is no loss (it has been put into the rewards), and a
-    micro-batch in which the policy is silent adds nothing.
+    policy is looked at, not stepped. A k1 penalty is no loss (it has been put into the rewards),
+    and a micro-batch in which the policy is silent adds nothing.
 
-    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps, and
-    the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3 apart),
-    and before any step for a gradient that is not finite.
+    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps,
+    and the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3
+    apart), and before any step for a gradient that is not finite.
     """
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0
@@ -223,8 +252,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < 1e-3:
                 raise SelfCheckFailed(
                     f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in "
-                    "log-probability; they are the same weights on the same tokens: look for dropout, "
-                    "temperature, masks, padding")
+                    "log-probability; they are the same weights on the same tokens: look "
+                    "for dropout, temperature, masks, padding")
             weights = importance_weights(old[k], batch.engine_log_probs)
             loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, weights)
             loss = loss - entropy_coef * entropy[mask].sum()
@@ -233,8 +262,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
                 loss = loss + kl_coef * kl[mask].sum()
             (loss / tokens * ranks).backward()
             if critic:
-                error = value_loss(critic.model(batch), critic.old_values[k], critic.returns[k], mask,
-                                   critic.value_clip)
+                error = value_loss(critic.model(batch), critic.old_values[k], critic.returns[k],
+                                   mask, critic.value_clip)
                 (error / tokens * ranks).backward()
             sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
             sums["entropy"] += entropy[mask].sum().item()
@@ -246,8 +275,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
         if not math.isfinite(norm) or not math.isfinite(critic_norm):
             # before any step: a weight that is NaN once is NaN in every checkpoint to come
             raise SelfCheckFailed(
-                f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); this step was "
-                "not taken. Look at the learning rate and at the last dialogues")
+                f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
+                "this step was not taken. Look at the learning rate and at the last dialogues")
         norms.append(norm)
         if not frozen:
             optimizer.step()
@@ -262,12 +291,14 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             "grad_norm": sum(norms) / len(norms), "tokens_trained": int(trained)}
 
 
-def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0, value_clip=0.5, reference=None,
-               kl_coef=0.0, kl_estimator="k3", gap_limits=None, reduce=identity, **settings):
-    """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
+def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0,
+               value_clip=0.5, reference=None, kl_coef=0.0, kl_estimator="k3", gap_limits=None,
+               reduce=identity, **settings):
+    """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) ->
+    values; all [B, L].
 
-    minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask, .engine_log_probs [B, L] and
-    .reward [B].
+    minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask,
+    .engine_log_probs [B, L] and .reward [B].
     """
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
@@ -280,22 +311,27 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     # 2. The reward on the last policy token, a k1 penalty on all of them.
     rewards = [terminal_rewards(batch.reward, batch.action_mask) for batch in batches]
     if kl_coef and kl_estimator == "k1":
-        rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m for r, o, f, m in zip(rewards, old, ref, masks)]
+        rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m
+                   for r, o, f, m in zip(rewards, old, ref, masks)]
     # 3. Advantages, whitened over the whole batch.
-    advantages, returns = zip(*[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)])
+    advantages, returns = zip(*[gae(r, v, m, gamma, lam)
+                                for r, v, m in zip(rewards, old_values, masks)])
     mean, std = masked_mean_std(advantages, masks, reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
     critic_part = CriticPart(critic, critic_optimizer, old_values, returns, value_clip,
                              settings.get("max_grad_norm", 1.0))
-    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, kl_estimator=kl_estimator, ref=ref,
-                       reduce=reduce, critic=critic_part, **settings)
-    return {**metrics, **gap, "explained_variance": explained_variance(old_values, returns, masks, reduce)}
+    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef,
+                       kl_estimator=kl_estimator, ref=ref, reduce=reduce,
+                       critic=critic_part, **settings)
+    return {**metrics, **gap,
+            "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 
 
 if __name__ == "__main__":
     mask = torch.tensor([[True, True, False, False, True]])
-    print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at the end; V = 0.5 everywhere.")
+    print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at "
+          "the end; V = 0.5 everywhere.")
     for lam in (1.0, 0.5):
         result = gae(terminal_rewards(torch.ones(1), mask), 0.5 * mask, mask, gamma=1.0, lam=lam)
         print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")

@@ -35,8 +35,8 @@ from ppo import ppo_update
 from simulator import User, make_simulator, profiles_of_step, says_goodbye, users_of_run
 from support import plan, report
 from support.llm import CallLog, Clock
-from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, join_ranks, rank,
-                           wait_for_all, world)
+from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, join_ranks,
+                           rank, wait_for_all, world)
 from support.rundir import RunDir, checkpoints, model_of, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               make_parser)
@@ -46,18 +46,18 @@ from support.signs import INITIAL_EMOTION, score_summary, signs
 # ------------------------------------------------------------------------------------- the dialogue
 
 async def converse(agent, user, user_line, max_turns, group=0, floor=0):
-    """One dialogue: at most `max_turns` replies to `user`, who opened with `user_line`; every reply is
-    scored. Returns its Episode, `ended` by the first of these:
+    """One dialogue: at most `max_turns` replies to `user`, who opened with `user_line`; every reply
+    is scored. Returns its Episode, `ended` by the first of these:
 
         context                     no room for another reply; what is felt so far counts
         malformed                   logged as it was sampled, never sent; emotion and reward 0
-        emotion_max, emotion_min    100, or `floor` or less: 0 in training, 9 in the benchmark, which
-                                    stops below 10
+        emotion_max, emotion_min    100, or `floor` or less: 0 in training, 9 in the benchmark,
+                                    which stops below 10
         turn_limit                  the last reply is scored; nobody answers it
         goodbye                     the user took leave
 
-    A turn is logged as {reply (what was sent), thought, user, analysis, change, emotion}, None where
-    it did not come to that. Raises SimulatorFailed if the user's model gives out.
+    A turn is logged as {reply (what was sent), thought, user, analysis, change, emotion}, None
+    where it did not come to that. Raises SimulatorFailed if the user's model gives out.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion)
     for turn in range(1, max_turns + 1):
@@ -77,7 +77,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         if user.emotion >= 100 or user.emotion <= floor:
             episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
             break
-        if turn == max_turns:       # nothing is bootstrapped: the reward is observed, whoever ends it
+        if turn == max_turns:   # nothing is bootstrapped: the reward is observed, whoever ends it
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
@@ -96,8 +96,9 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
     number of dropped ones).
 
     All users of a group open with the same first line, made once, and are separate from there on.
-    make_agent(number): the policy's side of dialogue `number`. groups: the number of each of `people`
-    in the whole batch, where this rank has a part of it. name: of the rollout, in the log of calls.
+    make_agent(number): the policy's side of dialogue `number`. groups: the number of each of
+    `people` in the whole batch, where this rank has a part of it. name: of the rollout, in the log
+    of calls.
     timeout: seconds after which a dialogue that is still open is given up, as if its simulator had
     failed.
     """
@@ -174,7 +175,8 @@ class Trainer:
         summary, replies = summarise(episodes), sum(len(e.turns) for e in episodes)
         metrics = {
             "step": step, "reward": float(np.mean([e.reward for e in episodes])),
-            "emotion": summary["score"], "emotion_std": float(np.std([e.emotion for e in episodes])),
+            "emotion": summary["score"],
+            "emotion_std": float(np.std([e.emotion for e in episodes])),
             "success": summary["success"], "failure": summary["failure"],
             "malformed": summary["malformed"], "dropped": dropped, "episodes": len(episodes),
             "turns": replies / len(episodes), "reply_tokens": sampled / replies, **update,
@@ -187,8 +189,8 @@ class Trainer:
         return metrics
 
     def train(self):
-        """The loop: evaluate, train, evaluate; a checkpoint now and then. Goes on where `self.state`
-        says."""
+        """The loop: evaluate, train, evaluate; a checkpoint now and then. Goes on where
+        `self.state` says."""
         cfg, state = self.cfg, self.state
         if state["step"] < 0:
             # 6. Evaluate, before.
@@ -214,8 +216,8 @@ class Trainer:
         return report.finish(self.run.path, self.state, self.heldout) if self.first else None
 
     def evaluate(self, step):
-        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept in
-        the state."""
+        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
+        in the state."""
         began = time.perf_counter()
         own, dropped = self.hold_dialogues(self.heldout, 1, "evaluation", step,
                                            f"evaluating, step {step}")
@@ -225,21 +227,22 @@ class Trainer:
         self.log_dialogues(step, "heldout", episodes)
         self.count("evaluate", time.perf_counter() - began)
         if dropped:
-            self.tell(f"evaluation at step {step}: the simulator failed in {dropped} dialogues, which do "
-                      "not count")
+            self.tell(f"evaluation at step {step}: the simulator failed in {dropped} "
+                      "dialogues, which do not count")
         self.state["evaluations"].append({"step": step, **summarise(episodes)})
         return episodes
 
     def hold_dialogues(self, people, group_size, kind, step, title=None):
-        """Steps 1 and 2 for this rank's share of `people`. Returns (its episodes, the number of dropped
-        ones over all ranks).
+        """Steps 1 and 2 for this rank's share of `people`. Returns (its episodes, the number of
+        dropped ones over all ranks).
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same numbers are drawn. (So there is no
         other state of randomness to be saved.) Raises TooManyLost."""
         cfg = self.cfg
         self.models.engine.forget()
-        own = range(rank(), len(people), world())   # whole groups: their statistics need no other rank
+        # whole groups: their statistics need no other rank
+        own = range(rank(), len(people), world())
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
         with report.bar(title and self.first, len(own) * group_size, title) as bar:
             episodes, dropped = self.runner.run(rollout(
@@ -297,7 +300,8 @@ class Trainer:
             try:
                 self.calls.read(cfg.simulator_cache)
             except OSError as error:
-                raise BadInput(f"--simulator-cache {cfg.simulator_cache}: {error.strerror}") from None
+                raise BadInput(f"--simulator-cache {cfg.simulator_cache}: "
+                               f"{error.strerror}") from None
         self.simulator = make_simulator(
             cfg.simulator, cfg.lang, cfg.difficulty, concurrency=cfg.simulator_concurrency,
             timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
@@ -305,8 +309,8 @@ class Trainer:
         self.people, self.heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
         self.run.lock()
         checkpoint = self.run.agree_on_checkpoint(broadcast, all_gather_list)
-        # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must leave a
-        # run that can be resumed.
+        # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must
+        # leave a run that can be resumed.
         if cfg.toy and not checkpoint:
             self.run.write_config(cfg)
         self.models = Models(cfg, checkpoint, self.clock, self.runner)
@@ -316,12 +320,12 @@ class Trainer:
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
             raise BadInput(f"--steps {cfg.steps}: this run has done {self.state['step']} already")
-        self.run.cut_logs(self.state["log_bytes"])      # logged after the checkpoint: done again ...
+        self.run.cut_logs(self.state["log_bytes"])  # logged after the checkpoint: done again ...
         for path in self.run.path.glob("calls*.jsonl") if server else ():   # ... but not paid again
             self.calls.read(path, self.state["call_bytes"].get(path.name, 0))
         self.run.write_config(cfg)
         wait_for_all()
-        self.run.path.mkdir(parents=True, exist_ok=True)    # on a node without the first one's files
+        self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
 
     def count(self, kind, seconds, **more):
         """Add to the run's seconds."""
@@ -373,8 +377,8 @@ class Trainer:
 
 
 def gather_episodes(episodes):
-    """The episodes of all ranks, in the order of their numbers, for counting and for the log: without
-    their tokens."""
+    """The episodes of all ranks, in the order of their numbers, for counting and for the log:
+    without their tokens."""
     bare = [dataclasses.replace(e, segments=[]) for e in episodes]
     return sorted(all_gather_list(bare), key=lambda e: e.number)
 
@@ -385,8 +389,8 @@ def delivered_replies(episodes):
 
 
 def summarise(episodes):
-    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed in
-    percent. A malformed dialogue scores 0, so it is one of the failures too."""
+    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed
+    in percent. A malformed dialogue scores 0, so it is one of the failures too."""
     malformed = sum(e.ended == "malformed" for e in episodes)
     return {**score_summary([e.emotion for e in episodes]),
             "malformed": 100 * malformed / len(episodes)}
@@ -395,8 +399,8 @@ def summarise(episodes):
 # --------------------------------------------------------------------------------------------- main
 
 def interrupt(*_):
-    """Ctrl-C at once. asyncio would rather cancel its main task, and forgets about it where that task
-    is just done."""
+    """Ctrl-C at once. asyncio would rather cancel its main task, and forgets about it where that
+    task is just done."""
     raise KeyboardInterrupt
 
 
@@ -431,8 +435,8 @@ def main(argv=None):
 
 if __name__ == "__main__":
     code = main()
-    # After a failure others may still be in a collective call; torchrun ends them. And vLLM puts its
-    # own groups away, later than this.
+    # After a failure others may still be in a collective call; torchrun ends them. And vLLM puts
+    # its own groups away, later than this.
     if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
         dist.destroy_process_group()
     sys.exit(code)

@@ -1,15 +1,20 @@
-"""simulator.py - the sentient user (SAGE, the environment of RLVER 2.1): a person with a story, a hidden need and an emotion.
+"""simulator.py - the sentient user (SAGE, the environment of RLVER 2.1): a person with a story, a
+hidden need and an emotion.
 
-After each reply of the policy two questions go to a language model, one after the other (SAGE eq. 1 and 2):
+After each reply of the policy two questions go to a language model, one after the other (SAGE eq.
+1 and 2):
 
-    e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; by how much does the emotion move?
+    e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; by how much does the
+                                                    emotion move?
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
-S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the model and reads the answer's
-sections, whichever model it is. The last emotion is the reward, so this file is where a reward could be forged: what the policy
-says enters a prompt in one substitution pass, as a JSON string, and the change is read from its own section, clamped.
+S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the
+model and reads the answer's sections, whichever model it is. The last emotion is the reward, so
+this file is where a reward could be forged: what the policy says enters a prompt in one
+substitution pass, as a JSON string, and the change is read from its own section, clamped.
 
-Play the policy yourself, and see the emotion and the thoughts behind every answer:   python simulator.py
+Play the policy yourself, and see the emotion and the thoughts behind every answer:   python
+simulator.py
 """
 import asyncio
 import json
@@ -33,11 +38,12 @@ MAX_CHANGE = 10             # SAGE: one reply moves the emotion by 10 at most
 LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched
 
 
-# --------------------------------------------------------------------------------------------------------------- profiles
+# ----------------------------------------------------------------------------------------- profiles
 
 @dataclass(frozen=True)
 class Profile:
-    """One simulated person, under the field names of the released JSONL files. `task` is the hidden intention."""
+    """One simulated person, under the field names of the released JSONL files. `task` is the hidden
+    intention."""
     id: str
     player: str             # the persona: name, age, habits, way of speaking
     scene: str              # the background: what happened, how replies are taken
@@ -48,13 +54,13 @@ class Profile:
     first_talk: str = ""    # a fixed first line (the benchmark's profiles have one)
 
 
-ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group", "cha_group": "traits", "task": "intention",
-           "first_talk": "first_line"}
+ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group",
+           "cha_group": "traits", "task": "intention", "first_talk": "first_line"}
 
 
 def load_profiles(path):
-    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line and
-    the field."""
+    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line
+    and the field."""
     if not Path(path).is_file():
         raise BadInput(f"--profiles {path}: no such file")
     found, line_of = [], {}
@@ -64,7 +70,8 @@ def load_profiles(path):
             raise BadInput(f"{where}: {problem}")
         profile = parse_profile(row, where)
         if profile.id in line_of:
-            raise BadInput(f"{where}: id {profile.id!r} is used in line {line_of[profile.id]} already")
+            raise BadInput(f"{where}: id {profile.id!r} is used in line "
+                           f"{line_of[profile.id]} already")
         line_of[profile.id] = number
         found.append(profile)
     if not found:
@@ -95,8 +102,8 @@ def parse_profile(row, where):
 
 
 def users_of_run(names, held_out, simulator):
-    """The users to train on and those held out, at most `held_out`: of one file of profiles the last
-    fifth, of two files the second, of none the toy's. Raises BadInput."""
+    """The users to train on and those held out, at most `held_out`: of one file of profiles the
+    last fifth, of two files the second, of none the toy's. Raises BadInput."""
     if not names:
         return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
     if len(names) > 2:
@@ -107,15 +114,15 @@ def users_of_run(names, held_out, simulator):
     if len(files) == 2:
         return files[0], files[1][:held_out]
     if len(files[0]) < 2:
-        raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to hold one out; "
-                       "name a second file")
+        raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to "
+                       "hold one out; name a second file")
     count = min(held_out, max(1, len(files[0]) // 5))
     return files[0][:-count], files[0][-count:]
 
 
 def profiles_of_step(people, count, seed, step):
-    """The users of a training step: all of them in a shuffled order, again and again, each pass in an
-    order of its own."""
+    """The users of a training step: all of them in a shuffled order, again and again, each pass in
+    an order of its own."""
     order = lambda epoch: random.Random(f"{seed} {epoch}").sample(range(len(people)), len(people))
     start = (step - 1) * count
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
@@ -125,7 +132,7 @@ def toy_profiles(split, count=None):
     return [Profile(**row) for row in toy.profiles(split, count)]
 
 
-# ---------------------------------------------------------------------------------------------------------------- emotion
+# ------------------------------------------------------------------------------------------ emotion
 
 def clamp_change(change):
     """To +-10 (RLVER appendix E.1): without it, one misread number decides a dialogue."""
@@ -138,25 +145,30 @@ def move_emotion(emotion, change):
 
 
 FAREWELL = re.compile(
-    r"(?:(?:ok|okay|well|so|then|anyway|alright|all right|thanks|thank you|and|now|just|i'?ll say|i say|for now)\s+)*"
+    r"(?:(?:ok|okay|well|so|then|anyway|alright|all right|thanks|thank you|and|now|just|i'?ll say|"
+    r"i say|for now)\s+)*"
     r"(?:good\s?bye|bye(?:\s?bye)?|farewell|see you|see ya|good night)"
-    r"(?:\s+(?:for|now|then|and|thanks|thank|you|again|soon|later|tomorrow|my|dear|friend|everyone|all|take|care|around|the))*"
-    r"|(?:那|那么|就|好|好的|好了|嗯|行|行吧|我|我们|咱们|咱|先|下次|谢谢|谢谢你|\s)*(?:再见|拜拜|拜拜了|回头见)(?:了|啦|吧|咯|喽|哦|呀|啊|您|你|朋友|\s)*",
+    r"(?:\s+(?:for|now|then|and|thanks|thank|you|again|soon|later|tomorrow|my|dear|friend|everyone|"
+    r"all|take|care|around|the))*"
+    r"|(?:那|那么|就|好|好的|好了|嗯|行|行吧|我|我们|咱们|咱|先|下次|谢谢|谢谢你|\s)*"
+    r"(?:再见|拜拜|拜拜了|回头见)(?:了|啦|吧|咯|喽|哦|呀|啊|您|你|朋友|\s)*",
     re.IGNORECASE)
 
 
 def says_goodbye(line):
-    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough ("he never said goodbye", 他没说再见):
-    one clause of it must be nothing but a farewell. The released code ends the dialogue wherever the word occurs."""
+    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough ("he never
+    said goodbye", 他没说再见): one clause of it must be nothing but a farewell. The released code ends
+    the dialogue wherever the word occurs."""
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
-    last = re.sub(r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]", r"\1 ", sentences[-1].replace("’", "'"))
+    last = re.sub(r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]", r"\1 ",
+                  sentences[-1].replace("’", "'"))
     clauses = re.split(r"[,;，、；()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last))
     return any(FAREWELL.fullmatch(" ".join(c.replace("-", " ").split())) for c in clauses)
 
 
-# ------------------------------------------------------------------------------------------------- prompts and their answers
+# ------------------------------------------------------------------------ prompts and their answers
 
 PLACEHOLDERS = {"emotion": {"persona", "scene", "task", "emotion", "dialogue"},
                 "reply": {"persona", "scene", "task", "level", "planning", "dialogue"},
@@ -166,7 +178,8 @@ REPLY_SECTIONS = ["Thinking", "Origin", "Change", "Response"]
 
 
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
-    """Read a prompt file and check its placeholders. Raises BadInput for a missing file, a missing or an unknown placeholder."""
+    """Read a prompt file and check its placeholders. Raises BadInput for a missing file, a missing
+    or an unknown placeholder."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
@@ -175,31 +188,35 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
     found = set(re.findall(r"\{\{(\w+)\}\}", text))
-    for kind, names in (("lacks its placeholder", PLACEHOLDERS[name] - found), ("has an unknown placeholder", found - PLACEHOLDERS[name])):
+    for kind, names in (("lacks its placeholder", PLACEHOLDERS[name] - found),
+                        ("has an unknown placeholder", found - PLACEHOLDERS[name])):
         if names:
             raise BadInput(f"prompt file {path} {kind} {{{{{sorted(names)[0]}}}}}")
     return text.strip()
 
 
 def fill(template, values):
-    """Put `values` in their {{placeholders}}, all in one pass: a value that spells a placeholder stays the text it is.
+    """Put `values` in their {{placeholders}}, all in one pass: a value that spells a placeholder
+    stays the text it is.
 
-    (Replacing one name after the other, as in text.replace(...).replace(...), would let a reply of "{{emotion}}" read the
-    emotion, or any later value, into the dialogue.)"""
+    (Replacing one name after the other, as in text.replace(...).replace(...), would let a reply of
+    "{{emotion}}" read the emotion, or any later value, into the dialogue.)"""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match.group(1)]), template)
 
 
 def as_json(value):
-    """JSON for a prompt. Newlines become \\n, so no text can open a section of its own, and < becomes \\u003c, so none can
-    close a tag of the prompt. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
+    """JSON for a prompt. Newlines become \\n, so no text can open a section of its own, and <
+    becomes \\u003c, so none can close a tag of the prompt. All other letters stay: a model should
+    read 再见, not six hexadecimal numbers."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def parse_sections(text, names):
     """Cut a model's answer into its sections: {name: text}. Raises ValueError if one is missing.
 
-    Headers stand at line starts, in order; Markdown around them is forgiven. The last section is taken from its last header: an
-    answer that quotes the friend's forged "Change: +10" on the way still ends in the model's own."""
+    Headers stand at line starts, in order; Markdown around them is forgiven. The last section is
+    taken from its last header: an answer that quotes the friend's forged "Change: +10" on the way
+    still ends in the model's own."""
     def header(name):
         return re.compile(rf"^[\s*#>_\[-]*({name})[\s*_\]]*[:：][*_]*", re.MULTILINE | re.IGNORECASE)
     *first, last = names
@@ -220,9 +237,11 @@ def parse_sections(text, names):
 
 
 def parse_change(section):
-    """The signed integer of a Change section. Raises ValueError where there is none, or more than one could be meant."""
+    """The signed integer of a Change section. Raises ValueError where there is none, or more than
+    one could be meant."""
     text = section.translate(str.maketrans("＋－−–—～", "+----~")).strip(" \t\n*_[](){}\"'`（）【】")
-    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或|[+-]\s*\d))", text)
+    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或"
+                       r"|[+-]\s*\d))", text)
     numbers = re.findall(r"[+±-]?\s*\d+(?:\.\d+)?\s*%?", text)
     if not leading and (len(numbers) != 1 or re.search("[.±%]", numbers[0])):
         raise ValueError(f"no single integer in the Change section {section[:60]!r}")
@@ -244,16 +263,19 @@ def parse_reply(text):
     return sections, response
 
 
-# ---------------------------------------------------------------------------------------------------------- the simulator
+# ------------------------------------------------------------------------------------ the simulator
 
 class Simulator:
-    """What all users share: the model behind them, the prompts, the bounded retries, the log of calls, the clock.
+    """What all users share: the model behind them, the prompts, the bounded retries, the log of
+    calls, the clock.
 
-    `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under way. A call that fails and an
-    answer that cannot be read are tried again, `retries` times in all, after growing waits, never shorter than the server asked for.
-    Then the dialogue is given up. (The released code asks for ever.)"""
+    `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under
+    way. A call that fails and an answer that cannot be read are tried again, `retries` times in
+    all, after growing waits, never shorter than the server asked for. Then the dialogue is given
+    up. (The released code asks for ever.)"""
 
-    def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, concurrency=None, log=None, clock=None):
+    def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0,
+                 concurrency=None, log=None, clock=None):
         self.model, self.retries, self.wait = model, retries, wait
         self.clock, self.log = clock or Clock(), log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
@@ -261,10 +283,12 @@ class Simulator:
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
 
     def key(self, prompt, dialogue, answered):
-        """What an answer is an answer to. At temperature 0 equal prompts share it; else the dialogue is part of it, or all of a group
-        would hear the same "sample". `answered` counts unreadable answers before it, so that they are not found for ever."""
+        """What an answer is an answer to. At temperature 0 equal prompts share it; else the
+        dialogue is part of it, or all of a group would hear the same "sample". `answered` counts
+        unreadable answers before it, so that they are not found for ever."""
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(getattr(self.model, "name", ""), temperature, prompt, dialogue if temperature else "", answered)
+        return digest(getattr(self.model, "name", ""), temperature, prompt,
+                      dialogue if temperature else "", answered)
 
     async def call(self, prompt, key):
         known = self.log.answers.get(key)
@@ -296,21 +320,28 @@ class Simulator:
             raise
 
 
-def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0, retries=8, temperature=0.0, log=None, clock=None):
-    """`name` as in --simulator: toy, toy-weak (the scorer that can be hacked), openai:MODEL@URL or local:DIR."""
+def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0,
+                   retries=8, temperature=0.0, log=None, clock=None):
+    """`name` as in --simulator: toy, toy-weak (the scorer that can be hacked), openai:MODEL@URL or
+    local:DIR."""
     kind, model, url = split_name(name)
     if name in ("toy", "toy-weak"):
         if lang != "en":
-            raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks English only")
-        return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock)
+            raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks "
+                           "English only")
+        return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang,
+                         difficulty, clock=clock)
     if kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
-            raise BadInput(f"--simulator {name}: openai:MODEL@URL is needed, the URL with http:// or https://")
+            raise BadInput(f"--simulator {name}: openai:MODEL@URL is needed, the URL with "
+                           "http:// or https://")
         answering = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        answering, concurrency = load_local(model, temperature), None   # its engine has a waiting list
+        # its engine has a waiting list
+        answering, concurrency = load_local(model, temperature), None
     else:
-        raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR")
+        raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL "
+                       "or local:DIR")
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
@@ -326,7 +357,8 @@ def load_local(path, temperature):
 
 
 def refuse_foreign(name, profiles):
-    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the scripted user knows only its world."""
+    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the
+    scripted user knows only its world."""
     for profile in profiles if name.startswith("toy") else []:
         try:
             toy.read_scene(profile.scene, profile.task)
@@ -338,30 +370,33 @@ def refuse_foreign(name, profiles):
 class User:
     """One sentient user in one dialogue: who it is, what was said, what it feels.
 
-    It travels with its dialogue. (The released code finds users by their position in a list of unfinished dialogues; when one
-    ends, every later reply goes to somebody else's user.)"""
+    It travels with its dialogue. (The released code finds users by their position in a list of
+    unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
     simulator: Simulator
     profile: Profile
     emotion: int = INITIAL_EMOTION["training"]
     name: str = ""                                      # of the dialogue, in the log of calls
-    dialogue: list = field(default_factory=list)        # [{"speaker": "me" | "friend", "text": ...}]
+    dialogue: list = field(default_factory=list)    # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
     thoughts: list = field(default_factory=list)        # the Thinking behind each line
 
     def values(self):
-        return {"persona": self.profile.player, "scene": self.profile.scene, "task": self.profile.task,
-                "emotion": self.emotion, "level": emotion_level(self.emotion),      # live: the released code says 30 for ever
+        return {"persona": self.profile.player, "scene": self.profile.scene,
+                "task": self.profile.task,
+                # live: the released code says 30 for ever
+                "emotion": self.emotion, "level": emotion_level(self.emotion),
                 "planning": as_json(self.planning), "dialogue": as_json(self.dialogue)}
 
     async def feel(self, reply):
-        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the model's whole answer, which is
-        what makes the reward verifiable, and the clamped change."""
+        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the
+        model's whole answer, which is what makes the reward verifiable, and the clamped change."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        text, sections, change = await self.simulator.ask("emotion", self.values(), parse_emotion, self.name)
+        text, sections, change = await self.simulator.ask("emotion", self.values(),
+                                                          parse_emotion, self.name)
         change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
-        self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason") or "",
-                         "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
+        self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason")
+                         or "", "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
         return text, change
 
     async def answer(self):
@@ -372,14 +407,15 @@ class User:
         return line
 
     def copy(self, name=""):
-        """A user of its own for one dialogue of a group, with the same past: all of a group hear the same first line."""
-        return User(self.simulator, self.profile, self.emotion, name, [dict(m) for m in self.dialogue], dict(self.planning),
-                    list(self.thoughts))
+        """A user of its own for one dialogue of a group, with the same past: all of a group hear
+        the same first line."""
+        return User(self.simulator, self.profile, self.emotion, name,
+                    [dict(m) for m in self.dialogue], dict(self.planning), list(self.thoughts))
 
 
 async def replay(dialogue, user):
-    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns the
-    list of emotions."""
+    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns
+    the list of emotions."""
     user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
     emotions = []
     for turn in dialogue["turns"]:
@@ -387,23 +423,28 @@ async def replay(dialogue, user):
             break
         await user.feel(turn["reply"])
         emotions.append(user.emotion)
-        if user.emotion in (0, 100):            # where this user ends it, whatever the recorded one did
+        if user.emotion in (0, 100):        # where this user ends it, whatever the recorded one did
             break
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
 
 
-# ----------------------------------------------------------------------------------------------------------- run it alone
+# ------------------------------------------------------------------------------------- run it alone
 
 def play(user, max_turns):
     """Be the assistant in the terminal."""
-    with asyncio.Runner() as runner:        # input() stays outside of the loop, where Ctrl-C reaches it at once
-        print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies at most; an empty line ends.\n")
+    # input() stays outside of the loop, where Ctrl-C reaches it at once
+    with asyncio.Runner() as runner:
+        print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
+              "at most; an empty line ends.\n")
         if isinstance(user.simulator.model, toy.ScriptedModel):
-            print("This user understands only the sentences of a small grammar. One of each kind, of which one helps most:")
+            print("This user understands only the sentences of a small grammar. One of each kind, "
+                  "of which one helps most:")
             _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
-            print("".join(f"    {toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n" for act in toy.NEEDS))
+            print("".join("    "
+                          f"{toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n"
+                          for act in toy.NEEDS))
         print(f"[emotion {user.emotion}]  {runner.run(user.answer())}")
         for turn in range(max_turns):
             reply = input("you> ")
@@ -424,16 +465,22 @@ def play(user, max_turns):
 def main(argv=None):
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
     parser.add_argument("--simulator", default="toy", metavar="NAME",
-                        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR (default: toy)")
+                        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR "
+                        "(default: toy)")
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
-    parser.add_argument("--lang", choices=["en", "zh"], default="en", help="language of the prompts")
-    parser.add_argument("--profiles", metavar="FILE", help="profiles as JSONL (default: the toy's held-out users)")
-    parser.add_argument("--profile", type=natural, default=0, metavar="N", help="which of them, from 0 (default: 0)")
-    parser.add_argument("--max-turns", type=positive, default=8, help="your replies, at most (default: 8)")
+    parser.add_argument("--lang", choices=["en", "zh"], default="en",
+                        help="language of the prompts")
+    parser.add_argument("--profiles", metavar="FILE",
+                        help="profiles as JSONL (default: the toy's held-out users)")
+    parser.add_argument("--profile", type=natural, default=0, metavar="N",
+                        help="which of them, from 0 (default: 0)")
+    parser.add_argument("--max-turns", type=positive, default=8,
+                        help="your replies, at most (default: 8)")
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
-        people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout", 1000) + toy_profiles("train")
+        people = (load_profiles(args.profiles) if args.profiles
+                  else toy_profiles("heldout", 1000) + toy_profiles("train"))
         refuse_foreign(args.simulator, people)
         if not 0 <= args.profile < len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")

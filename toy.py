@@ -1,11 +1,14 @@
-"""toy.py - the embedded world: people with troubles, a scripted model behind the simulated user, and a half-million-parameter
-policy with bad habits. It stands in for an LLM user and a 7B policy, so that the whole of RLVER runs on a laptop, offline.
+"""toy.py - the embedded world: people with troubles, a scripted model behind the simulated user,
+and a half-million-parameter policy with bad habits. It stands in for an LLM user and a 7B policy,
+so that the whole of RLVER runs on a laptop, offline.
 
-What is true here: a hidden need that shows in the user's words, an emotion that answers every reply, a chain of prompts and
-parsed answers between the two, a policy that must find out what helps whom. What is not: nobody is comforted. The English is a
-template grammar of a few hundred words, and what the policy learns is *which kind of sentence helps which need*, said to the
-right person, legibly, and never twice. The words themselves, those of the held-out users too, are planted by the supervised
-training of the base policy; reinforcement learning only teaches it to act on what it knows.
+What is true here: a hidden need that shows in the user's words, an emotion that answers every
+reply, a chain of prompts and parsed answers between the two, a policy that must find out what helps
+whom. What is not: nobody is comforted. The English is a template grammar of a few hundred words,
+and what the policy learns is *which kind of sentence helps which need*, said to the right person,
+legibly, and never twice. The words themselves, those of the held-out users too, are planted by the
+supervised training of the base policy; reinforcement learning only teaches it to act on what
+it knows.
 
 Run it alone to meet a few of these people:  python toy.py
 """
@@ -23,149 +26,184 @@ from pathlib import Path
 from support.settings import BadModel
 from support.signs import emotion_level
 
-# ------------------------------------------------------------------------------------------------------ words of the world
-# Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a person, an event, a feeling
-# or a wording of a need with anybody in training.
+# ------------------------------------------------------------------------------- words of the world
+# Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a
+# person, an event, a feeling or a wording of a need with anybody in training.
 
-PEOPLE = {"train": "sister brother boss roommate husband teacher neighbor father mother coworker partner friend".split(),
-          "heldout": "cousin coach landlord uncle wife manager".split()}
+PEOPLE = {"train": "sister brother boss roommate husband teacher neighbor father mother coworker "
+          "partner friend".split(), "heldout": "cousin coach landlord uncle wife manager".split()}
 FEELINGS = {"train": "hurt angry lonely ashamed anxious jealous tired lost guilty empty".split(),
             "heldout": "bitter nervous homesick worthless numb".split()}
-EVENTS = {"train": ["forgot my birthday", "shouted at me in front of everyone", "read my diary", "sold my bike without asking",
-                    "stopped answering my calls", "laughed at my plan", "took credit for my work", "cancelled our trip",
-                    "told everyone my secret", "broke my guitar", "left me at the station", "lied about the money"],
-          "heldout": ["threw away my letters", "missed my graduation", "gave my room to a stranger", "blamed me for the mistake",
-                      "ignored me at dinner", "copied my project"]}
-DETAILS = {"train": ["It was last Monday.", "Nobody else saw it.", "We have not spoken since.", "I keep seeing it again.",
+EVENTS = {"train": ["forgot my birthday", "shouted at me in front of everyone", "read my diary",
+                    "sold my bike without asking", "stopped answering my calls",
+                    "laughed at my plan", "took credit for my work", "cancelled our trip",
+                    "told everyone my secret", "broke my guitar",
+                    "left me at the station", "lied about the money"],
+          "heldout": ["threw away my letters", "missed my graduation", "gave my room to a stranger",
+                      "blamed me for the mistake", "ignored me at dinner", "copied my project"]}
+DETAILS = {"train": ["It was last Monday.", "Nobody else saw it.",
+                     "We have not spoken since.", "I keep seeing it again.",
                      "It was not the first time.", "I did not sleep after that."],
-           "heldout": ["It was on a cold morning.", "Two people were watching.", "I left without a word.",
-                       "My phone is silent now."]}
+           "heldout": ["It was on a cold morning.", "Two people were watching.",
+                       "I left without a word.", "My phone is silent now."]}
 NAMES = {"train": "Anna Ben Clara David Emma Felix Grace Henry Iris Jonas".split(),
          "heldout": "Karl Lena Martin Nora Oscar Paula".split()}
-PERSONAS = [("negative", ["irritable", "suspicious", "vain"]), ("passive", ["anxious", "modest", "patient"]),
+PERSONAS = [("negative", ["irritable", "suspicious", "vain"]),
+            ("passive", ["anxious", "modest", "patient"]),
             ("avoidant", ["sensitive", "cautious", "tolerant"])]
 
-# The eight hidden needs of SAGE (RLVER Table 5), the first four rational, the others emotional: the text of the hidden theme,
-# the name that the policy's thoughts use, and how people word it.
+# The eight hidden needs of SAGE (RLVER Table 5), the first four rational, the others emotional: the
+# text of the hidden theme, the name that the policy's thoughts use, and how people word it.
 NEEDS = {
     "analyse": ("You want the problem weighed critically, from all its sides.", "analysis",
-                {"train": ["I want to see the whole picture.", "I need to sort the facts out.", "It is all tangled in my head.",
+                {"train": ["I want to see the whole picture.", "I need to sort the facts out.",
+                           "It is all tangled in my head.",
                            "I want to look at it clearly.", "Help me untangle this."],
-                 "heldout": ["I want to weigh all sides of it.", "My head can not put it in order.", "I need a clear view of it."]}),
+                 "heldout": ["I want to weigh all sides of it.", "My head can not put it in order.",
+                             "I need a clear view of it."]}),
     "advise": ("You want advice that really helps with the present trouble.", "advice",
-               {"train": ["I do not know what to do next.", "What should I do now?", "I need a way out of this.",
+               {"train": ["I do not know what to do next.", "What should I do now?",
+                          "I need a way out of this.",
                           "I need something I can try.", "How can I fix this?"],
-                "heldout": ["I have no plan for tomorrow.", "Which step comes first?", "I need a way to mend this."]}),
+                "heldout": ["I have no plan for tomorrow.", "Which step comes first?",
+                            "I need a way to mend this."]}),
     "explain": ("You want to understand why the other person acted so.", "reasons",
-                {"train": ["Why would anyone act like that?", "I can not understand the reason.", "What were they thinking?",
+                {"train": ["Why would anyone act like that?",
+                           "I can not understand the reason.", "What were they thinking?",
                            "I keep asking myself why.", "It makes no sense to me."],
-                 "heldout": ["What goes on in a mind like that?", "I search for the reason every day.",
-                             "I would love to know why."]}),
+                 "heldout": ["What goes on in a mind like that?",
+                             "I search for the reason every day.", "I would love to know why."]}),
     "reflect": ("You want to be guided to look at yourself and to grow.", "growth",
-                {"train": ["Maybe I should learn from this.", "I want to understand myself better.", "What does it say about me?",
+                {"train": ["Maybe I should learn from this.", "I want to understand myself better.",
+                           "What does it say about me?",
                            "I want to grow from it.", "I wonder about my own part."],
-                 "heldout": ["I want to become wiser from it.", "Maybe there is a lesson in it.", "I look at my own part a lot."]}),
+                 "heldout": ["I want to become wiser from it.", "Maybe there is a lesson in it.",
+                             "I look at my own part a lot."]}),
     "praise": ("You want sincere praise for what you did.", "praise",
-               {"train": ["I tried so hard.", "Nobody noticed my effort.", "I really did my best.", "I worked so long on this.",
-                          "I stayed polite the whole time."],
-                "heldout": ["I gave it all my effort.", "I stayed calm and nobody saw it.", "I did so much for them."]}),
+               {"train": ["I tried so hard.", "Nobody noticed my effort.", "I really did my best.",
+                          "I worked so long on this.", "I stayed polite the whole time."],
+                "heldout": ["I gave it all my effort.", "I stayed calm and nobody saw it.",
+                            "I did so much for them."]}),
     "listen": ("You want somebody to listen while you let it out.", "ears",
-               {"train": ["I just need to let it out.", "There is so much to tell.", "Nobody ever lets me finish.",
+               {"train": ["I just need to let it out.", "There is so much to tell.",
+                          "Nobody ever lets me finish.",
                           "I have to talk about it.", "Can I just talk for a while?"],
-                "heldout": ["I have kept it in so long.", "Please let me finish for once.", "I need to talk and talk."]}),
+                "heldout": ["I have kept it in so long.", "Please let me finish for once.",
+                            "I need to talk and talk."]}),
     "empathise": ("You want your feeling to be felt deeply, not simply soothed.", "empathy",
-                  {"train": ["Nobody knows how it feels.", "It hurts so deep inside.", "I cried the whole night.",
+                  {"train": ["Nobody knows how it feels.",
+                             "It hurts so deep inside.", "I cried the whole night.",
                              "It is so heavy on my heart.", "No one feels this with me."],
-                   "heldout": ["My heart is so heavy.", "I cried until morning.", "Nobody feels how deep it goes."]}),
+                   "heldout": ["My heart is so heavy.", "I cried until morning.",
+                               "Nobody feels how deep it goes."]}),
     "side": ("You did nothing wrong, and you want that to be said.", "support",
-             {"train": ["They say it was my fault.", "I am not the bad one here.", "Everyone blames me.",
+             {"train": ["They say it was my fault.",
+                        "I am not the bad one here.", "Everyone blames me.",
                         "I did not start this.", "Why am I the one to say sorry?"],
-              "heldout": ["They all think I am the bad one.", "I never started it.", "And I should say sorry for that?"]}),
+              "heldout": ["They all think I am the bad one.", "I never started it.",
+                          "And I should say sorry for that?"]}),
 }
 
-# What can be said to them. A sentence of an act is opening + body + ending; <P> and <F> stand for the person and the feeling.
+# What can be said to them. A sentence of an act is opening + body + ending; <P> and <F> stand for
+# the person and the feeling.
 ACTS = {
-    "analyse": (["Looking at it calmly,", "Taking it apart,", "Seen from above,", "Step by step,", "If we sort it,"],
-                ["there are two problems", "facts and feelings are mixed", "trust is one part", "the pattern counts most",
-                 "your <P> is one half", "being <F> is one half"],
+    "analyse": (["Looking at it calmly,", "Taking it apart,", "Seen from above,", "Step by step,",
+                 "If we sort it,"],
+                ["there are two problems", "facts and feelings are mixed", "trust is one part",
+                 "the pattern counts most", "your <P> is one half", "being <F> is one half"],
                 [".", " here.", " as I see it."]),
-    "advise": (["Maybe you could", "Next you can", "It may help to", "My advice is to", "Tomorrow you could"],
-               ["tell your <P> one thing", "write down your wishes", "ask for ten minutes", "pick a calm evening",
-                "set one clear limit", "say that you are <F>"],
+    "advise": (["Maybe you could", "Next you can", "It may help to", "My advice is to",
+                "Tomorrow you could"],
+               ["tell your <P> one thing", "write down your wishes", "ask for ten minutes",
+                "pick a calm evening", "set one clear limit", "say that you are <F>"],
                [".", " first.", " before you decide."]),
-    "explain": (["Perhaps your <P>", "I guess your <P>", "It seems your <P>", "Deep down your <P>", "That day your <P>"],
-                ["was afraid of looking weak", "did not know how to ask", "carried too much", "never learned to apologise",
-                 "wanted to stay in control", "thought silence was safer"],
+    "explain": (["Perhaps your <P>", "I guess your <P>", "It seems your <P>", "Deep down your <P>",
+                 "That day your <P>"],
+                ["was afraid of looking weak", "did not know how to ask", "carried too much",
+                 "never learned to apologise", "wanted to stay in control",
+                 "thought silence was safer"],
                 [".", " back then.", " and left you <F>."]),
-    "reflect": (["What could this teach you about", "What do you notice about", "What would you change in",
-                 "What does feeling <F> show about", "What does your <P> show about"],
-                ["your limits", "the way you ask", "your old habits", "your own wishes", "who you become", "what you need"],
+    "reflect": (["What could this teach you about", "What do you notice about",
+                 "What would you change in", "What does feeling <F> show about",
+                 "What does your <P> show about"],
+                ["your limits", "the way you ask", "your old habits", "your own wishes",
+                 "who you become", "what you need"],
                 ["?", " these days?", " over time?"]),
-    "praise": (["It took courage to", "I admire how you could", "Not many people would", "You did well to", "It was strong to"],
-               ["stay kind to your <P>", "admit you are <F>", "keep going all week", "hold your temper", "tell the truth",
-                "think before answering"],
+    "praise": (["It took courage to", "I admire how you could", "Not many people would",
+                "You did well to", "It was strong to"],
+               ["stay kind to your <P>", "admit you are <F>", "keep going all week",
+                "hold your temper", "tell the truth", "think before answering"],
                [".", " through all that.", " without help."]),
     "listen": (["I am here,", "Take your time,", "I am all ears,", "No rush,", "Go on,"],
-               ["tell me about your <P>", "let it all out", "say whatever comes", "start wherever you like",
-                "I want the whole story", "tell me why you are <F>"],
+               ["tell me about your <P>", "let it all out", "say whatever comes",
+                "start wherever you like", "I want the whole story", "tell me why you are <F>"],
                [".", " right now.", " at your own pace."]),
-    "empathise": (["You must be so <F>", "No wonder you are <F>", "I feel how <F> you are", "Anyone would be <F>",
-                   "Of course you are <F>"],
-                  ["deep inside", "after what your <P> did", "when night comes", "each time it returns", "and alone with it",
-                   "with every breath"],
+    "empathise": (["You must be so <F>", "No wonder you are <F>", "I feel how <F> you are",
+                   "Anyone would be <F>", "Of course you are <F>"],
+                  ["deep inside", "after what your <P> did", "when night comes",
+                   "each time it returns", "and alone with it", "with every breath"],
                   [".", " and it aches.", " for so long."]),
-    "side": (["You did nothing wrong", "None of this is your fault", "You are right", "The blame is not yours",
-              "I take your side"],
-             ["in this", "against your <P>", "from start to end", "though it left you <F>", "and your <P> knows it", "today"],
+    "side": (["You did nothing wrong", "None of this is your fault", "You are right",
+              "The blame is not yours", "I take your side"],
+             ["in this", "against your <P>", "from start to end", "though it left you <F>",
+              "and your <P> knows it", "today"],
              [".", " no doubt.", ", I mean it."]),
     # Bad habits: nobody here is helped by them.
     "cheer": (["Cheer up,", "Come on,", "Do not worry,"],
-              ["it will be fine", "others have it worse", "tomorrow is a new day"], [".", " you will see."]),
+              ["it will be fine", "others have it worse", "tomorrow is a new day"],
+              [".", " you will see."]),
     "dismiss": (["You think too much", "Just forget it", "It is no big thing"],
                 ["and move on", "and relax", "and smile a bit"], [".", " for once."]),
     "topic": (["By the way,", "Anyway,", "So,"],
-              ["did you see the game", "what was for lunch", "have you heard the song"], ["?", " last night?"]),
+              ["did you see the game", "what was for lunch", "have you heard the song"],
+              ["?", " last night?"]),
 }
 HABITS = ["cheer", "dismiss", "topic"]
-# Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else does harm. If one kind paid
-# for several needs, every policy would end there and stop at about 45.
-SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise", "listen", "advise"]))
+# Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else
+# does harm. If one kind paid for several needs, every policy would end there and stop at about 45.
+SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise",
+                             "listen", "advise"]))
 
 PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
 FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
 
 
-# --------------------------------------------------------------------------------------------------------------- profiles
+# ----------------------------------------------------------------------------------------- profiles
 
 def profiles(split, count=None, seed=0):
-    """Users made by code, as dicts in the released JSONL format: 500 for training, any number held out (128 if not told).
+    """Users made by code, as dicts in the released JSONL format: 500 for training, any number held
+    out (128 if not told).
 
-    The needs take turns, so every eight profiles hold all eight. The scene tells the whole story, the user's own wordings
-    included: a simulated user knows what stands in its prompt and nothing else.
+    The needs take turns, so every eight profiles hold all eight. The scene tells the whole story,
+    the user's own wordings included: a simulated user knows what stands in its prompt and
+    nothing else.
     """
     rng = random.Random(f"{split} {seed}")
     made = []
     for i in range(count or {"train": 500, "heldout": 128}[split]):
         need = list(NEEDS)[i % len(NEEDS)]
-        person, event, feeling, name = (rng.choice(words[split]) for words in (PEOPLE, EVENTS, FEELINGS, NAMES))
+        person, event, feeling, name = (rng.choice(words[split])
+                                        for words in (PEOPLE, EVENTS, FEELINGS, NAMES))
         details = rng.sample(DETAILS[split], 2)
         cues = rng.sample(NEEDS[need][2][split], 3)
         main, traits = rng.choice(PERSONAS)
         made.append({
             "id": f"toy-{split}-{i:04d}",
-            "player": f"* Name: {name}\n* Age: {rng.randint(18, 60)}\n* Character: {', '.join(traits)}\n"
+            "player": f"* Name: {name}\n* Age: {rng.randint(18, 60)}\n"
+            f"* Character: {', '.join(traits)}\n"
                       "* Speech: short, plain sentences",
-            "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n## Details I may add\n"
-                     + "".join(f"- {d}\n" for d in details) + "\n## What I say when I open up\n"
-                     + "".join(f"- {c}\n" for c in cues),
+            "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n"
+            "## Details I may add\n" + "".join(f"- {d}\n" for d in details)
+            + "\n## What I say when I open up\n" + "".join(f"- {c}\n" for c in cues),
             "main_cha": main, "cha_group": traits, "task": NEEDS[need][0]})
     return made
 
 
-# ---------------------------------------------------------------------------------------------------- reading a reply
+# ---------------------------------------------------------------------------------- reading a reply
 
 def tokens_of(sentence):
-    """Words, and every other sign on its own: what is not looked at could be filled with anything."""
+    """Words, and every other sign on its own: what is not looked at could be filled with
+    anything."""
     return re.findall(r"[a-z']+|[^\sa-z']", sentence.lower())
 
 
@@ -186,7 +224,8 @@ def trigrams(words):
 def grammar():
     """act -> the set of word trigrams that its sentences contain."""
     return {act: {t for o, b, e in product(*parts)
-                  for t in trigrams(abstract(tokens_of(f"{o} {b}{e}".replace("<P>", "sister").replace("<F>", "hurt"))))}
+                  for t in trigrams(abstract(
+                      tokens_of(f"{o} {b}{e}".replace("<P>", "sister").replace("<F>", "hurt"))))}
             for act, parts in ACTS.items()}
 
 
@@ -194,18 +233,21 @@ def grammar():
 def act_of(sentence):
     """The act of a sentence, or None if it is no sentence of this world.
 
-    A sentence is legal if all its trigrams, persons and feelings aside, occur in the sentences of *one* act. Less would be
-    a loophole that policies found: bigrams allow loops ("the one step is the one step"), legality over all acts together
-    allows mash-ups of two templates, a check of the whole reply's similarity allows tails of junk.
+    A sentence is legal if all its trigrams, persons and feelings aside, occur in the sentences of
+    *one* act. Less would be a loophole that policies found: bigrams allow loops ("the one step is
+    the one step"), legality over all acts together allows mash-ups of two templates, a check of the
+    whole reply's similarity allows tails of junk.
     """
     words = abstract(tokens_of(sentence))
     if len(words) > 20 or not words:
         return None
-    return next((act for act, legal in grammar().items() if all(t in legal for t in trigrams(words))), None)
+    return next((act for act, legal in grammar().items()
+                 if all(t in legal for t in trigrams(words))), None)
 
 
 def judge(reply, need, person, feeling, earlier, challenging):
-    """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the friend's earlier replies."""
+    """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the
+    friend's earlier replies."""
     sentences = split_sentences(reply)
     acts = [act_of(s) for s in sentences]
     words = set(tokens_of(reply))
@@ -215,8 +257,9 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
-    said = [tokens_of(s) for s in sentences]                     # as words: capitals or spaces make no new sentence
-    if any(s in said[:i] for i, s in enumerate(said)) or any(tokens_of(s) in said for e in earlier for s in split_sentences(e)):
+    said = [tokens_of(s) for s in sentences]    # as words: capitals or spaces make no new sentence
+    if any(s in said[:i] for i, s in enumerate(said)) or any(tokens_of(s) in said for e in earlier
+                                                             for s in split_sentences(e)):
         return -5, "I have heard that before, word for word"
     if len(set(acts)) > 2:
         return -6, "that is everything at once"
@@ -225,38 +268,45 @@ def judge(reply, need, person, feeling, earlier, challenging):
     if not challenging:
         pay[SECONDARY[need]] = 3
     change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
-    return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed" if change < 0 else "that helps a bit")
+    return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed"
+                           if change < 0 else "that helps a bit")
 
 
 def judge_weakly(reply):
-    """The scorer of the reward-hacking lesson: it counts the different words that somebody, some day, found comforting. Not
-    whether they help *this* need, not whether they make sense together, not whether they were said before.
+    """The scorer of the reward-hacking lesson: it counts the different words that somebody, some
+    day, found comforting. Not whether they help *this* need, not whether they make sense together,
+    not whether they were said before.
 
-    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of everything."""
+    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of
+    everything."""
     warm = {w for act in NEEDS for body in ACTS[act][1] for w in tokens_of(body) if len(w) > 4}
     return min(10, 3 * len(warm & set(tokens_of(reply))) - 8)
 
 
-# -------------------------------------------------------------------------------------------------------- the scripted user
+# -------------------------------------------------------------------------------- the scripted user
 
 class NotOfThisWorld(ValueError):
     """A profile that the scripted user cannot play."""
 
 
 def read_scene(scene, task):
-    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need). Raises NotOfThisWorld."""
+    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need).
+    Raises NotOfThisWorld."""
     told = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
     need = next((n for n, (text, *_) in NEEDS.items() if text == task), None)
     lists = [re.findall(r"^- (.*)$", part, re.M) for part in scene.split("\n## ")[1:]]
     if not told or need is None or len(lists) != 2 or not all(lists):
-        raise NotOfThisWorld("the scripted user can only play the profiles of toy.py; for others, choose a real --simulator")
+        raise NotOfThisWorld("the scripted user can only play the profiles of toy.py; for others, "
+                             "choose a real --simulator")
     return told.group(), *told.groups(), *lists, need
 
 
 class ScriptedModel:
-    """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named sections goes out.
+    """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named
+    sections goes out.
 
-    It sees only the text of the prompt, never the generator of the profiles, and always answers the same text the same way.
+    It sees only the text of the prompt, never the generator of the profiles, and always answers the
+    same text the same way.
     """
 
     def __init__(self, difficulty="vanilla", weak=False):
@@ -264,12 +314,14 @@ class ScriptedModel:
 
     async def __call__(self, prompt):
         tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
-        story, person, feeling, details, cues, need = read_scene(tags["background"], tags["hidden_theme"])
+        story, person, feeling, details, cues, need = read_scene(tags["background"],
+                                                                 tags["hidden_theme"])
         dialogue = json.loads(tags["dialogue"])
         if "emotion_level" in tags:
             said = sum(m["speaker"] == "me" for m in dialogue)
             line = users_line(said, story, details, cues, tags["emotion_level"], self.challenging)
-            return (f"Thinking: my state is {tags['emotion_level']}, so that is how I sound.\nOrigin: {line}\n"
+            return (f"Thinking: my state is {tags['emotion_level']}, so that is how I sound.\n"
+                    f"Origin: {line}\n"
                     f"Change: nothing to change.\nResponse: {line}")
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         if self.weak:
@@ -277,23 +329,26 @@ class ScriptedModel:
         else:
             change, why = judge(reply, need, person, feeling, earlier, self.challenging)
         target = "Reason" if self.challenging else "TargetCompletion"
-        return (f"Content: my friend said something about me and my {person}.\n{target}: {'yes' if change >= 7 else 'not yet'}.\n"
-                f"Activity: I think: {why}.\nAnalyse: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by this.\n"
+        return (f"Content: my friend said something about me and my {person}.\n"
+                f"{target}: {'yes' if change >= 7 else 'not yet'}.\n"
+                f"Activity: I think: {why}.\n"
+                f"Analyse: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by this.\n"
                 f"Change: {change:+d}")
 
 
 def users_line(said, story, details, cues, level, challenging):
-    """What the user says when it has said `said` things so far. A guarded user keeps the need back until its third line."""
+    """What the user says when it has said `said` things so far. A guarded user keeps the need back
+    until its third line."""
     if level == "Emotion-F":
         return "This does not help me. Goodbye."
-    opening = story if said == 0 else {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",
-                                       "Emotion-C": "Hm."}[level]
+    opening = story if said == 0 else {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.",
+                                       "Emotion-B": "Go on.", "Emotion-C": "Hm."}[level]
     if challenging and said < 2:
         return f"{opening} {details[said % len(details)]}"
     return f"{opening} {cues[said % len(cues)]}"
 
 
-# ------------------------------------------------------------------------------------------------------ the base policy
+# ---------------------------------------------------------------------------------- the base policy
 
 def sentence(act, person, feeling, rng):
     opening, body, ending = (rng.choice(part) for part in ACTS[act])
@@ -301,10 +356,12 @@ def sentence(act, person, feeling, rng):
 
 
 def corpus(rng, good=0.17):
-    """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much and does little with it.
+    """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much
+    and does little with it.
 
-    Planted under the bad habits: the thought mostly names what the user needs, the reply mostly names the right person and
-    feeling, and one time in four it does what helps (`good`, and what falls to it by chance). Held-out words occur here as training words do.
+    Planted under the bad habits: the thought mostly names what the user needs, the reply mostly
+    names the right person and feeling, and one time in four it does what helps (`good`, and what
+    falls to it by chance). Held-out words occur here as training words do.
     """
     split = rng.choice(["train", "heldout"])
     profile = profiles(split, 1, seed=rng.random())[0]
@@ -330,22 +387,27 @@ def corpus(rng, good=0.17):
     return turns
 
 
-# One special token opens a message, one ends it. (A template as wordy as ChatML would cost a sixth of the toy's tokens.)
+# One special token opens a message, one ends it. (A template as wordy as ChatML would cost a sixth
+# of the toy's tokens.)
 CHAT_TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
                  "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 
 
 def make_tokenizer(texts):
-    """A byte-level BPE of 1,024 entries. The think tags are single tokens, but ordinary text, not special ones."""
+    """A byte-level BPE of 1,024 entries. The think tags are single tokens, but ordinary text, not
+    special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
-    special = ["<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]    # the first under the name that Qwen2 wants
+    # the first under the name that Qwen2 wants
+    special = ["<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe.pre_tokenizer, bpe.decoder = (pre_tokenizers.ByteLevel(add_prefix_space=False),
+                                      decoders.ByteLevel())
     bpe.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=1022, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=special[0], eos_token="<|end|>",
-                                        additional_special_tokens=special[2:])
+        vocab_size=1022, special_tokens=special, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=special[0],
+                                        eos_token="<|end|>", additional_special_tokens=special[2:])
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -367,8 +429,9 @@ def corpus_episode(turns, chat, think):
 def base_policy(think, quiet=False):
     """The directory of the base policy for a mode, made on first use (about a minute) and kept.
 
-    One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets to think. The place is
-    $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the recipe, so an edit of this file makes a new one.
+    One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets
+    to think. The place is $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the
+    recipe, so an edit of this file makes a new one.
     """
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
@@ -377,44 +440,52 @@ def base_policy(think, quiet=False):
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadModel(f"the toy policy is kept in {root} (RLVER_CACHE says where), which cannot be made: {error.strerror}") from None
-        with tempfile.TemporaryDirectory(dir=root) as scratch:      # written beside and renamed: never half a policy
+            raise BadModel(f"the toy policy is kept in {root} (RLVER_CACHE says where), which "
+                           f"cannot be made: {error.strerror}") from None
+        # written beside and renamed: never half a policy
+        with tempfile.TemporaryDirectory(dir=root) as scratch:
             sft(Path(scratch) / "policy", think, quiet)
             try:
                 os.rename(Path(scratch) / "policy", place)
-            except OSError:                                         # somebody else was faster: theirs is the same
+            except OSError:                         # somebody else was faster: theirs is the same
                 shutil.rmtree(Path(scratch) / "policy", ignore_errors=True)
     return place
 
 
 def sft(place, think, quiet=False, batch_size=4):
-    """Supervised training of the base policy on the corpus, through the same chat format, packing and forward pass as RL.
+    """Supervised training of the base policy on the corpus, through the same chat format, packing
+    and forward pass as RL.
 
-    Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest; small batches, many steps.
+    Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest;
+    small batches, many steps.
     """
     import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from policy import ChatFormat, Policy, pack
-    steps, good = (650, 0.17) if think else (1200, 0.2)     # without thoughts nothing names the need: it takes longer to be known
+    # without thoughts nothing names the need: it takes longer to be known
+    steps, good = (650, 0.17) if think else (1200, 0.2)
     rng = random.Random(f"school {think}")
     tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(rng) for text in turn])
     chat = ChatFormat(tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=1024, hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=1024, hidden_size=128, intermediate_size=320, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+            initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None, eos_token_id=chat.stop_id))
     policy = Policy(model)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=0.006, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+    optimizers = [torch.optim.Muon(matrices, lr=0.006, weight_decay=0.0,
+                                   adjust_lr_fn="match_rms_adamw"),
                   torch.optim.AdamW(others, lr=0.01, weight_decay=0.0)]
     bar = tqdm(range(steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
         for optimizer, lr in zip(optimizers, (0.006, 0.01)):
-            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02, 1 - step / steps)
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02,
+                                                                                 1 - step / steps)
         batch = pack([corpus_episode(corpus(rng, good), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
         loss = -log_probs.sum() / batch.action_mask.sum()
@@ -424,8 +495,9 @@ def sft(place, think, quiet=False, batch_size=4):
             optimizer.step()
             optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.2f}")
-    # A model this small leaves a thousandth of its probability to nonsense at every token, and a dialogue has 200 of them. So it
-    # is made a little cooler for good: logits times 1.2, by the gain of its last norm.
+    # A model this small leaves a thousandth of its probability to nonsense at every token, and a
+    # dialogue has 200 of them. So it is made a little cooler for good: logits times 1.2, by the
+    # gain of its last norm.
     model.model.norm.weight.data *= 1.2
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
@@ -433,5 +505,6 @@ def sft(place, think, quiet=False, batch_size=4):
 
 if __name__ == "__main__":
     for profile in profiles("heldout", 8):
-        story, *_, cues, need = read_scene(profile["scene"], profile["task"])
-        print(f"{profile['id']}  {need:<9}  {story} {cues[0]}\n{'':17}helps:  {sentence(need, *read_scene(profile['scene'], profile['task'])[1:3], random.Random(0))}\n")
+        story, person, feeling, _, cues, need = read_scene(profile["scene"], profile["task"])
+        print(f"{profile['id']}  {need:<9}  {story} {cues[0]}")
+        print(f"{'':17}helps:  {sentence(need, person, feeling, random.Random(0))}\n")

@@ -1,16 +1,22 @@
-"""course.py - the course edition: functions of this project as homework, and experiments that go wrong on purpose.
+"""course.py - the course edition: functions of this project as homework, and experiments that go
+wrong on purpose.
 
     python course/course.py list                            the exercises, in the order of the paper
-    python course/course.py handout DIR [--only gae,clip]   the project with holes in it, for students
-    python course/course.py grade DIR... [--csv FILE]       fill each hole with a student's function and run its tests
-    python course/course.py matrix [--only gae]             are the tests strong enough? every known wrong answer must fail
-    python course/course.py lab [NAME]                      break the project on purpose, and look (labs.py)
+    python course/course.py handout DIR [--only gae,clip]   the project with holes in it, for
+                                                            students
+    python course/course.py grade DIR... [--csv FILE]       fill each hole with a student's function
+                                                            and run its tests
+    python course/course.py matrix [--only gae]             are the tests strong enough? every known
+                                                            wrong answer must fail
+    python course/course.py lab [NAME]                      break the project on purpose, and look
+                                                            (labs.py)
 
-The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`) with `ast`, its lines are cut
-out and others put in. Handing out, grading and the matrix are that one operation. A handout puts in the docstring and a `raise`; the
-grader puts a student's function into an otherwise correct project, so that an error costs its own exercise and nothing else; the
-matrix puts in wrong answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what typically
-goes wrong.
+The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`)
+with `ast`, its lines are cut out and others put in. Handing out, grading and the matrix are that
+one operation. A handout puts in the docstring and a `raise`; the grader puts a student's function
+into an otherwise correct project, so that an error costs its own exercise and nothing else; the
+matrix puts in wrong answers. exercises.toml says what is an exercise and which tests grade it,
+wrong_answers.toml what typically goes wrong.
 """
 import ast
 import csv
@@ -34,16 +40,19 @@ import labs
 from patches import HERE, ROOT, kill, read_toml, replaced, terminable
 from support.settings import BadInput, Parser, number
 
-PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "docs"]       # of the project, for a copy; tests are cut, course/ stays here
+# of the project, for a copy; tests are cut, course/ stays here
+PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "docs"]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-# ------------------------------------------------------------------------------------------------- cutting and putting in
+# --------------------------------------------------------------------------- cutting and putting in
 
 def find(tree, name):
-    """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None. Of two the last, as for Python."""
+    """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None.
+    Of two the last, as for Python."""
     for part in name.split("."):
-        tree = next((node for node in reversed(tree.body) if getattr(node, "name", None) == part), None)
+        tree = next((node for node in reversed(tree.body) if getattr(node, "name", None) == part),
+                    None)
         if tree is None:
             return None
     return tree if isinstance(tree, FUNCTIONS) else None
@@ -51,28 +60,34 @@ def find(tree, name):
 
 def lines_of(node):
     """Its lines as a slice, decorators included."""
-    return slice(min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1, node.end_lineno)
+    return slice(min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1,
+                 node.end_lineno)
 
 
 def text_of(source, node):
-    """Its text, moved to the left margin. (Not by textwrap.dedent: one comment in column 0 would hold everything where it is.)"""
-    return "\n".join(re.sub(f"^ {{,{node.col_offset}}}", "", line) for line in source.split("\n")[lines_of(node)])
+    """Its text, moved to the left margin. (Not by textwrap.dedent: one comment in column 0 would
+    hold everything where it is.)"""
+    return "\n".join(re.sub(f"^ {{,{node.col_offset}}}", "", line)
+                     for line in source.split("\n")[lines_of(node)])
 
 
 def put(source, name, text):
-    """`source` with the function `name` replaced by `text`, at the old one's depth. (Text inside of a method's strings moves too.)"""
+    """`source` with the function `name` replaced by `text`, at the old one's depth. (Text inside of
+    a method's strings moves too.)"""
     node, lines = find(ast.parse(source), name), source.split("\n")
     lines[lines_of(node)] = textwrap.indent(text, " " * node.col_offset).split("\n")
     return "\n".join(lines)
 
 
 def stub(source, name, message):
-    """The function `name` with its signature and its docstring, and `message` raised where its body was."""
+    """The function `name` with its signature and its docstring, and `message` raised where its
+    body was."""
     node, lines = find(ast.parse(source), name), source.split("\n")
     first = node.body[0]
     documented = ast.get_docstring(node) is not None
     end = first.end_lineno if documented else first.lineno - 1
-    while lines[end - 1].strip().startswith("#"):       # a comment on top of the body belongs to the body
+    # a comment on top of the body belongs to the body
+    while lines[end - 1].strip().startswith("#"):
         end -= 1
     node.end_lineno = end
     return text_of(source, node) + f"\n    raise NotImplementedError({message!r})"
@@ -92,14 +107,17 @@ def names_of(node):
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
     targets = getattr(node, "targets", [getattr(node, "target", node)])
-    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {n.id for target in targets for n in ast.walk(target)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def taken_by(text):
-    """The names that a piece of code takes from its module, as Python sees it: an argument or a local is none."""
+    """The names that a piece of code takes from its module, as Python sees it: an argument or a
+    local is none."""
     def walk(table):
         for symbol in table.get_symbols():
-            if symbol.is_declared_global() or symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            if (symbol.is_declared_global() or symbol.is_referenced()
+                    and (symbol.is_global() or table.get_type() == "module")):
                 yield symbol.get_name()
         for child in table.get_children():
             yield from walk(child)
@@ -115,8 +133,9 @@ def parses(text):
 
 
 def readable(text):
-    """What there is to read in a student's file: without those functions and methods that do not parse. A bracket that is never
-    closed costs the function that it is in, though for Python the file ends there."""
+    """What there is to read in a student's file: without those functions and methods that do not
+    parse. A bracket that is never closed costs the function that it is in, though for Python the
+    file ends there."""
     if parses(text):
         return text
 
@@ -124,7 +143,8 @@ def readable(text):
         """Cut before every line that matches `start`; decorators stay with what they decorate."""
         found = []
         for block in re.split(rf"(?m)^(?={start})", text):
-            if found and found[-1].lstrip().startswith("@") and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1]):
+            if (found and found[-1].lstrip().startswith("@")
+                    and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1])):
                 found[-1] += block
             else:
                 found.append(block)
@@ -141,10 +161,12 @@ def readable(text):
 
 
 def transplant(source, theirs, names):
-    """Put the functions `names` of a student's file into ours, with the helpers and imports that they use and ours lacks.
+    """Put the functions `names` of a student's file into ours, with the helpers and imports that
+    they use and ours lacks.
 
-    Nothing else of the file is taken: what a student did to another function, or at the top level, is not this exercise's matter.
-    Returns the new source. Raises BadInput where a function is missing or does not parse.
+    Nothing else of the file is taken: what a student did to another function, or at the top level,
+    is not this exercise's matter. Returns the new source. Raises BadInput where a function is
+    missing or does not parse.
     """
     ours, text = ast.parse(source), readable(theirs)
     tree = ast.parse(text)
@@ -152,22 +174,28 @@ def transplant(source, theirs, names):
     lost = [name for name, node in functions if node is None]
     if lost:
         there = re.search(rf"def {lost[0].split('.')[-1]} *[(]", theirs)
-        raise BadInput(f"{lost[0]} {'does not parse, or is not at the top level' if there else 'is not there'}")
+        raise BadInput(
+            f"{lost[0]} "
+            f"{'does not parse, or is not at the top level' if there else 'is not there'}")
     known, new = set().union(*map(names_of, ours.body)), []
     for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):          # of `import torch, math` what is new
+        if isinstance(node, (ast.Import, ast.ImportFrom)):  # of `import torch, math` what is new
             node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] not in known]
             new += [(names_of(node), ast.unparse(node))] if node.names else []
-        elif isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign)) and not names_of(node) & known:
-            whole = isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.get_source_segment(text, node)
+        elif (isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign))
+              and not names_of(node) & known):
+            whole = (isinstance(node, (ast.Assign, ast.AnnAssign))
+                     and ast.get_source_segment(text, node))
             new.append((names_of(node), whole or text_of(text, node)))
     wanted, helpers = set().union(*(taken_by(text_of(text, node)) for _, node in functions)), []
     while more := [helper for helper in new if helper not in helpers and helper[0] & wanted]:
         helpers += more
         wanted |= set().union(*(taken_by(code) for _, code in more))
     lines = source.split("\n")
-    first = next(node for node in ours.body if getattr(node, "name", None) == names[0].split(".")[0])
-    lines[lines_of(first).start:lines_of(first).start] = [code + "\n\n" for bound, code in new if (bound, code) in helpers]
+    first = next(node for node in ours.body
+                 if getattr(node, "name", None) == names[0].split(".")[0])
+    lines[lines_of(first).start:lines_of(first).start] = [code + "\n\n" for bound, code in new
+                                                          if (bound, code) in helpers]
     source = "\n".join(lines)
     for name, node in functions:
         source = put(source, name, text_of(text, node))
@@ -176,19 +204,22 @@ def transplant(source, theirs, names):
 
 @functools.cache
 def cut_tests(chosen):
-    """The tests that grade the exercises named in the tuple `chosen`, and what they need of their files, nothing else; each test marked
-    with its exercises. Returns {file name: text}. The rest stays here, because much of it holds answers."""
+    """The tests that grade the exercises named in the tuple `chosen`, and what they need of their
+    files, nothing else; each test marked with its exercises. Returns {file name: text}. The rest
+    stays here, because much of it holds answers."""
     everything, tests = exercises(), {}
     for exercise in chosen:
         for test in everything[exercise]["tests"]:
             tests.setdefault(test, []).append(exercise)
-    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    sources = {path.name: path.read_text(encoding="utf-8")
+               for path in sorted((ROOT / "tests").rglob("test_*.py"))}
     trees = {name: ast.parse(source) for name, source in sources.items()}
     todo, wanted = [tuple(test.split("::")) for test in tests], set()
     while todo:
         file, name = todo.pop()
         node = next((n for n in trees[file].body if name in names_of(n)), None)
-        if (file, name) in wanted or node is None:              # None: a builtin, a fixture of conftest.py, a name of its own
+        # None: a builtin, a fixture of conftest.py, a name of its own
+        if (file, name) in wanted or node is None:
             continue
         wanted.add((file, name))
         if isinstance(node, ast.ImportFrom) and f"{node.module}.py" in trees:
@@ -206,36 +237,42 @@ def cut_tests(chosen):
                 node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in bound]
                 imports.append(ast.unparse(node))
             else:
-                marks = [f"@pytest.mark.{exercise}\n" for exercise in tests.get(f"{file}::{min(bound)}", [])]
+                marks = [f"@pytest.mark.{exercise}\n"
+                         for exercise in tests.get(f"{file}::{min(bound)}", [])]
                 parts.append("".join(marks) + text_of(sources[file], node))
         if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
             imports.append("import pytest")
         about = ast.get_docstring(trees[file]).split("\n\n")[0]
-        texts[file] = f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+        texts[file] = (f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n"
+                       + "\n\n\n".join(parts) + "\n")
     return texts
 
 
-# -------------------------------------------------------------------------------------------------------------- exercises
+# ---------------------------------------------------------------------------------------- exercises
 
 def exercises(only=None):
-    """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput for an unknown name."""
+    """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput
+    for an unknown name."""
     found = read_toml("exercises.toml")
     if only is None:
         return found
     names = [name.strip() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in found]
     if unknown or not names:
-        raise BadInput(f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; there are {', '.join(found)}")
+        raise BadInput(f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; "
+                       f"there are {', '.join(found)}")
     return {name: found[name] for name in found if name in names}
 
 
 def copy_project(place, chosen, changed):
-    """A copy of the project with the scripts in `changed` {file: text} and, of the tests, those that grade `chosen`."""
+    """A copy of the project with the scripts in `changed` {file: text} and, of the tests, those
+    that grade `chosen`."""
     place.mkdir(parents=True, exist_ok=True)
     for pattern in PARTS:
         for path in ROOT.glob(pattern):
             if path.is_dir():
-                shutil.copytree(path, place / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+                shutil.copytree(path, place / path.name,
+                                ignore=shutil.ignore_patterns("__pycache__", ".*"))
             else:
                 shutil.copy(path, place / path.name)
     for file, text in changed.items():
@@ -255,24 +292,29 @@ def stubs_of(chosen):
         file = exercise["file"]
         for function in exercise["functions"]:
             source = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
-            changed[file] = put(source, function, stub(source, function, f"exercise {name}: {function} is yours to write"))
+            changed[file] = put(source, function, stub(source, function, f"exercise {name}: "
+                                                       f"{function} is yours to write"))
     return changed
 
 
 def check(name, exercise):
     """The command that runs an exercise's tests in a handout."""
-    return f"python -m pytest -q -m {name} " + " ".join(sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]}))
+    return (f"python -m pytest -q -m {name} "
+            + " ".join(sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})))
 
 
 def describe(name, exercise):
     """An exercise as the assignment tells it."""
-    fill = lambda text: textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
+    fill = lambda text: textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False,
+                                      break_long_words=False)
     functions = ", ".join(f"`{function}`" for function in exercise["functions"])
     needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
-    return "\n\n".join([f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} minutes)",
-                        fill(f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}"), fill(exercise["task"]),
-                        textwrap.indent(exercise["equation"].strip(), "    "), fill(f"*Hint.* {exercise['hint']}"),
-                        fill(f"*If it is wrong.* {exercise['symptom']}"), f"Check: `{check(name, exercise)}`\n"])
+    return "\n\n".join(
+        [f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} "
+         "minutes)", fill(f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}"),
+         fill(exercise["task"]), textwrap.indent(exercise["equation"].strip(), "    "),
+         fill(f"*Hint.* {exercise['hint']}"), fill(f"*If it is wrong.* {exercise['symptom']}"),
+         f"Check: `{check(name, exercise)}`\n"])
 
 
 def plural(count):
@@ -280,10 +322,12 @@ def plural(count):
 
 
 def handout(target, chosen):
-    """Write the project with holes to the directory `target`: built beside and renamed, so that there is a whole one or none."""
+    """Write the project with holes to the directory `target`: built beside and renamed, so that
+    there is a whole one or none."""
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadInput(f"handout {target}: is there already, and not empty; choose another directory")
+        raise BadInput(f"handout {target}: is there already, and not empty; choose "
+                       "another directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
@@ -293,25 +337,29 @@ def handout(target, chosen):
             text = (HERE / "assignment.md").read_text(encoding="utf-8")
             text = text.replace("{{count}}", plural(len(chosen))).replace("{{points}}", str(points))
             text = text.replace("{{check}}", f"{check(*next(iter(chosen.items()))):<60}")
-            text = text.replace("{{exercises}}", "\n".join(describe(*item) for item in chosen.items()))
+            text = text.replace("{{exercises}}",
+                                "\n".join(describe(*item) for item in chosen.items()))
             (place / "README.md").write_text(text, encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
     print(f"{plural(len(chosen))}, {points} points: {target / 'README.md'}")
-    print("to grade a copy of it: python course/course.py grade COPY" + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
+    print("to grade a copy of it: python course/course.py grade COPY"
+          + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
 
 
-# ---------------------------------------------------------------------------------------------------------------- grading
+# ------------------------------------------------------------------------------------------ grading
 
-MEMORY, FILE = 3 * 2 ** 30, 10 ** 8         # bytes that the tests of an exercise may use, and write to a file
+# bytes that the tests of an exercise may use, and write to a file
+MEMORY, FILE = 3 * 2 ** 30, 10 ** 8
 RUNNING, OVER = set(), threading.Event()    # the processes under way; set when no more are wanted
 
 
 @contextmanager
 def workers():
-    """A pool with one thread per core. Whatever goes wrong, Ctrl-C and a kill included, leaves nothing running."""
+    """A pool with one thread per core. Whatever goes wrong, Ctrl-C and a kill included, leaves
+    nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
     OVER.clear()
     with terminable():
@@ -326,18 +374,24 @@ def workers():
 
 
 def run_tests(place, limit):
-    """Run the tests of the copy at `place` in a process of its own. Returns "" if all of them passed, else one line that says what
-    happened. What counts is pytest's report and its exit code together: a function that ends the process leaves no report."""
+    """Run the tests of the copy at `place` in a process of its own. Returns "" if all of them
+    passed, else one line that says what happened. What counts is pytest's report and its exit code
+    together: a function that ends the process leaves no report."""
     report = place / "report.xml"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+                   "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
     with open(place / "output.txt", "wb") as output:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
-        process = subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                   start_new_session=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+                   f"--junitxml={report}", "tests"]
+        process = subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
+                                   stdout=output, stderr=output, start_new_session=True)
         RUNNING.add(process)
-        if hasattr(resource, "prlimit"):                        # a loop that collects or prints must not take the machine with it
-            seconds = int(4 * limit) + 1                        # should this process be killed before it can keep the time
-            for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE), (resource.RLIMIT_CPU, seconds)):
+        # a loop that collects or prints must not take the machine with it
+        if hasattr(resource, "prlimit"):
+            # should this process be killed before it can keep the time
+            seconds = int(4 * limit) + 1
+            for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE),
+                               (resource.RLIMIT_CPU, seconds)):
                 with suppress(ProcessLookupError):
                     resource.prlimit(process.pid, what, (most, most))
         if OVER.is_set():                                       # it was started too late to be seen
@@ -346,7 +400,7 @@ def run_tests(place, limit):
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
-        kill(process)                                           # also what a test that is over has left running
+        kill(process)                               # also what a test that is over has left running
         process.wait()
         RUNNING.discard(process)
     if code is None:
@@ -358,15 +412,18 @@ def run_tests(place, limit):
     for case in cases:
         for bad in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
             said = (bad.get("message") or bad.text or "").strip().split("\n")[0]
-            if "collection failure" in said:                    # the file could not be imported; its last word says why
-                said = ([line[1:].strip() for line in (bad.text or "").split("\n") if line.startswith("E ")] or [said])[-1]
+            # the file could not be imported; its last word says why
+            if "collection failure" in said:
+                said = ([line[1:].strip() for line in (bad.text or "").split("\n")
+                         if line.startswith("E ")] or [said])[-1]
             return f"{case.get('name')}: {said}"[:150]
     return "" if code == 0 and cases else f"the tests did not run (exit code {code})"
 
 
 def try_out(name, exercise, changed, limit):
     """Run the tests of one exercise on a copy of the project with other scripts."""
-    with tempfile.TemporaryDirectory(prefix=f"exercise-{name}-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f"exercise-{name}-",
+                                     ignore_cleanup_errors=True) as scratch:
         place = Path(scratch) / "project"
         copy_project(place, {name: exercise}, changed)
         return run_tests(place, limit)
@@ -380,28 +437,31 @@ def grade_one(place, name, exercise, limit):
             return f"{file} is missing"
         if (place / file).stat().st_size > 10 ** 6:
             return f"{file} is larger than a megabyte"
-        theirs = (place / file).read_text(encoding="utf-8-sig")         # newlines of any system become \n
+        theirs = (place / file).read_text(encoding="utf-8-sig")  # newlines of any system become \n
         theirs = re.sub(r"(?m)^\t+", lambda tabs: 4 * " " * len(tabs[0]), theirs)
         text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs, exercise["functions"])
     except UnicodeDecodeError:
         return f"{file} is not UTF-8 text"
     except BadInput as error:
         return f"{file}: {error}"
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:        # of one file, not of all submissions
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # of one file, not of all submissions
         return f"{file} cannot be read ({type(error).__name__})"
     said = try_out(name, exercise, {file: text}, limit)
     return "not done" if f"NotImplementedError: exercise {name}:" in said else said
 
 
 def grade(places, chosen, limit, table):
-    """Grade the submissions in the directories `places`: a table for each on the terminal, and all in the CSV file `table`."""
+    """Grade the submissions in the directories `places`: a table for each on the terminal, and all
+    in the CSV file `table`."""
     for place in places:
         if not place.is_dir():
             raise BadInput(f"grade {place}: no such directory")
         if not any((place / exercise["file"]).is_file() for exercise in chosen.values()):
             raise BadInput(f"grade {place}: none of the files to grade is there; is it a handout?")
     try:
-        file = open(table or os.devnull, "w", newline="", encoding="utf-8")             # before the work, not after it
+        # before the work, not after it
+        file = open(table or os.devnull, "w", newline="", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--csv {table}: cannot be written ({error.strerror})") from None
     with file, workers() as pool:
@@ -414,16 +474,18 @@ def grade(places, chosen, limit, table):
             for (name, exercise), problem in zip(chosen.items(), found):
                 points = 0 if problem else exercise["points"]
                 earned += points
-                print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   {problem or 'passed'}", flush=True)
+                print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   {problem or 'passed'}",
+                      flush=True)
                 rows.writerow([place, name, points, exercise["points"], problem or "passed"])
                 file.flush()
             print(f"  {'':<12}{earned:>3} of {sum(e['points'] for e in chosen.values())}")
 
 
-# ------------------------------------------------------------------------------------------------- are the tests strong enough?
+# --------------------------------------------------------------------- are the tests strong enough?
 
 def wrong_answers(chosen):
-    """(exercise, name, {file: text}) of every wrong answer. Raises BadInput for one that no longer fits the project's code."""
+    """(exercise, name, {file: text}) of every wrong answer. Raises BadInput for one that no longer
+    fits the project's code."""
     for name, answers in read_toml("wrong_answers.toml").items():
         if name not in chosen:
             continue
@@ -433,8 +495,8 @@ def wrong_answers(chosen):
         for answer in answers:
             function = answer.get("function", exercise["functions"][0])
             whose = f"wrong_answers.toml, {name}, {answer['name']!r}"
-            wrong = replaced(text_of(source, find(tree, function)), answer["old"], answer["new"], whose, function,
-                             "the function was edited, so the answer must be")
+            wrong = replaced(text_of(source, find(tree, function)), answer["old"], answer["new"],
+                             whose, function, "the function was edited, so the answer must be")
             if not parses(wrong):
                 raise BadInput(f"{whose}: does not parse; a wrong answer must run")
             yield name, answer["name"], {exercise["file"]: put(source, function, wrong)}
@@ -444,20 +506,24 @@ SOLVED, ALONE = "the solution", "the solution, and of the rest only what it need
 
 
 def matrix(chosen, limit):
-    """Every exercise's tests against the stub, the solution and every wrong answer. True if the solution alone passes: also in a handout
-    in which nothing is done but the exercise and those that it `needs`."""
+    """Every exercise's tests against the stub, the solution and every wrong answer. True if the
+    solution alone passes: also in a handout in which nothing is done but the exercise and those
+    that it `needs`."""
     everything = exercises()
 
     def with_needs(name):
         return {name}.union(*map(with_needs, everything[name]["needs"]))
     todo = [item for name, exercise in chosen.items()
             for item in [(name, "the stub", stubs_of({name: exercise})), (name, SOLVED, {}),
-                         (name, ALONE, stubs_of({n: e for n, e in everything.items() if n not in with_needs(name)}))]]
+                         (name, ALONE, stubs_of({n: e for n, e in everything.items()
+                                                 if n not in with_needs(name)}))]]
     todo += wrong_answers(chosen)
-    todo.sort(key=lambda item: list(chosen).index(item[0]))             # a stable sort: the stub comes first, wrong answers last
+    # a stable sort: the stub comes first, wrong answers last
+    todo.sort(key=lambda item: list(chosen).index(item[0]))
     bad, last = [], None
     with workers() as pool:
-        for (name, answer, _), said in zip(todo, pool.map(lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)):
+        for (name, answer, _), said in zip(todo, pool.map(
+            lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)):
             if name != last:
                 print(f"\n{name}: {chosen[name]['title']}")
                 last = name
@@ -469,32 +535,43 @@ def matrix(chosen, limit):
     return not bad
 
 
-# ------------------------------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------- main
 
 def listing(chosen):
     for name, exercise in chosen.items():
         where = f"{exercise['file']}: {', '.join(exercise['functions'])}"
-        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   {where:<66} {exercise['title']}")
+        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   "
+              f"{where:<66} {exercise['title']}")
 
 
 def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
         return labs.main(argv[1:])
-    parser = Parser(prog="course.py", description="The course edition: homework, grading, and experiments that go wrong on purpose.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    parser = Parser(prog="course.py", description="The course edition: homework, grading, and "
+                    "experiments that go wrong on purpose.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True,
+                                     parser_class=Parser)
     tools = {name: commands.add_parser(name, help=text, description=text) for name, text in [
-        ("list", "print the exercises"), ("handout", "write the project with holes in it, for students"),
-        ("grade", "run every exercise's tests on submissions"), ("matrix", "check that the tests catch every known wrong answer"),
+        ("list", "print the exercises"),
+        ("handout", "write the project with holes in it, for students"),
+        ("grade", "run every exercise's tests on submissions"),
+        ("matrix", "check that the tests catch every known wrong answer"),
         ("lab", "break the project on purpose, and look (lab alone lists them)")]}
-    tools["handout"].add_argument("directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty")
-    tools["grade"].add_argument("directories", metavar="DIR", type=Path, nargs="+", help="a student's copy of the handout")
-    tools["grade"].add_argument("--csv", metavar="FILE", help="write the results there too, a row per exercise")
+    tools["handout"].add_argument("directory", metavar="DIR", type=Path,
+                                  help="where to; it must not exist, or be empty")
+    tools["grade"].add_argument("directories", metavar="DIR", type=Path, nargs="+",
+                                help="a student's copy of the handout")
+    tools["grade"].add_argument("--csv", metavar="FILE",
+                                help="write the results there too, a row per exercise")
     for name in ("handout", "grade", "matrix"):
-        tools[name].add_argument("--only", metavar="A,B,...", help="these exercises alone (default: all)")
+        tools[name].add_argument("--only", metavar="A,B,...",
+                                 help="these exercises alone (default: all)")
     for name in ("grade", "matrix"):
-        tools[name].add_argument("--limit", metavar="SECONDS", type=number(float, lambda x: 0 < x < float("inf"), "a number above 0"),
-                                 default=30.0, help="time limit of an exercise's tests (default: 30)")
+        tools[name].add_argument("--limit", metavar="SECONDS",
+                                 type=number(float, lambda x: 0 < x < float("inf"),
+                                             "a number above 0"), default=30.0,
+                                 help="time limit of an exercise's tests (default: 30)")
     args = parser.parse_args(argv)
     chosen = exercises(getattr(args, "only", None))
     if args.command == "list":
@@ -516,7 +593,8 @@ def main(argv=None):
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]), file=sys.stderr)
+        print("\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]),
+              file=sys.stderr)
         return 130
 
 

@@ -1,4 +1,5 @@
-"""patches.py - what exercises and labs both do: find the project, read a list, replace a text, end a process."""
+"""patches.py - what exercises and labs both do: find the project, read a list, replace a text, end
+a process."""
 import os
 import signal
 import sys
@@ -18,15 +19,18 @@ def read_toml(name):
 
 
 def replaced(text, old, new, whose, where, advice):
-    """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput, saying whose change no longer fits."""
+    """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput,
+    saying whose change no longer fits."""
     if text.count(old) != 1:
-        raise BadInput(f"{whose}: its old text is {text.count(old)} times in {where}, not once; {advice}")
+        raise BadInput(f"{whose}: its old text is {text.count(old)} times in {where}, not "
+                       f"once; {advice}")
     return text.replace(old, new)
 
 
 @contextmanager
 def terminable():
-    """A kill (SIGTERM) ends this process as an exception does, by way of every `finally`, so that its children end too."""
+    """A kill (SIGTERM) ends this process as an exception does, by way of every `finally`, so that
+    its children end too."""
     usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield

@@ -1,8 +1,9 @@
-"""support/llm.py - models that are asked: servers and local ones, one retry loop, the log of calls, the clock.
+"""support/llm.py - models that are asked: servers and local ones, one retry loop, the log of calls,
+the clock.
 
-A model is any `async def model(prompt) -> text`. A call is one request. Trying again is the business
-of `ask_with_retries` alone, so that one budget covers all that can go wrong: a server that is busy or
-away, and an answer that cannot be read. (The released code asks for ever.)
+A model is any `async def model(prompt) -> text`. A call is one request. Trying again is the
+business of `ask_with_retries` alone, so that one budget covers all that can go wrong: a server that
+is busy or away, and an answer that cannot be read. (The released code asks for ever.)
 """
 import asyncio
 import hashlib
@@ -35,10 +36,11 @@ class Answer(str):
 
 
 class ServerModel:
-    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or anybody's.
+    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or
+    anybody's.
 
-    The key is $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of whatever
-    the server says (some quote it).
+    The key is $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of
+    whatever the server says (some quote it).
     """
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
@@ -88,8 +90,8 @@ class ServerModel:
 
 
 class LocalModel:
-    """A model in this process. It is handed its engine and its ChatFormat, which are the policy's kind
-    of both; context: tokens of prompt and answer; rng: for the engine."""
+    """A model in this process. It is handed its engine and its ChatFormat, which are the policy's
+    kind of both; context: tokens of prompt and answer; rng: for the engine."""
 
     def __init__(self, name, engine, chat, context, rng, temperature=0.0, max_tokens=1024):
         self.name, self.engine, self.chat, self.context, self.rng = name, engine, chat, context, rng
@@ -110,8 +112,8 @@ class LocalModel:
 # ---------------------------------------------------------------------------------------- try again
 
 def seconds_to_wait(retry_after):
-    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if there
-    is none."""
+    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if
+    there is none."""
     try:
         wait = float(retry_after)
     except (TypeError, ValueError):
@@ -123,18 +125,20 @@ def seconds_to_wait(retry_after):
 
 
 def backoff(attempt, first=0.4, longest=12.0):
-    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a quarter
-    shorter by chance, so that a hundred dialogues do not come back at the same moment. Eight retries
-    last 36 s at least."""
+    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a
+    quarter shorter by chance, so that a hundred dialogues do not come back at the same moment.
+    Eight retries last 36 s at least."""
     return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
 
 
 async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
-    """Ask until there is an answer that can be read. Returns (the answer, *what `parse` makes of it).
+    """Ask until there is an answer that can be read. Returns (the answer, *what `parse` makes
+    of it).
 
     call(answered) -> text makes one call; `answered` counts the unreadable answers before it.
-    parse(text) returns a tuple, or raises ValueError where the text is no answer. Waits grow, and are
-    never shorter than the server asked for. Raises SimulatorFailed after `retries` further attempts.
+    parse(text) returns a tuple, or raises ValueError where the text is no answer. Waits grow, and
+    are never shorter than the server asked for. Raises SimulatorFailed after `retries` further
+    attempts.
     """
     answered, asked_for = 0, 0.0
     for attempt in range(retries + 1):
@@ -154,15 +158,15 @@ async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
     raise SimulatorFailed(f"{retries + 1} attempts at {what} failed, the last one: {reason}")
 
 
-# ------------------------------------------------------------------------------------- log and clock
+# ------------------------------------------------------------------------------------ log and clock
 
 class CallLog:
     """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
     instead of paying again.
 
-    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte `start`
-    on. A line that a killed run left half-written is no answer; one clean newline keeps the next line
-    whole."""
+    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte
+    `start` on. A line that a killed run left half-written is no answer; one clean newline keeps the
+    next line whole."""
 
     def __init__(self, path=None):
         self.path, self.answers = path, {}

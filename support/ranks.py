@@ -4,8 +4,8 @@
 
 Every rank has its own dialogues, its own engine and a shard of the models. All that looks like an
 ordinary call here is a collective one: every rank makes it, or all wait for ever. More nodes
-(torchrun --nnodes 2) need no shared file system for a new run; for --resume each node needs the run's
-directory, shared or copied.
+(torchrun --nnodes 2) need no shared file system for a new run; for --resume each node needs the
+run's directory, shared or copied.
 """
 import ctypes
 import os
@@ -103,8 +103,8 @@ def wait_for_all():
 def shard(module, device="cpu", dtype=None):
     """Shard a Policy or a Critic over all ranks with FSDP2, in place: each transformer block, then
     the whole, through whose forward() everything goes. Master weights, gradients and Adam's moments
-    are fp32 shards; a block computes in `dtype` (bf16 on a GPU), gathered just before. Gradients come
-    out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by their number.
+    are fp32 shards; a block computes in `dtype` (bf16 on a GPU), gathered just before. Gradients
+    come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by their number.
 
     An optimizer must be built after this. Raises RuntimeError without a process group."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -122,9 +122,9 @@ def full_tensor(tensor):
 
 
 def iter_full_weights(module):
-    """(name, whole tensor) of a module, one at a time: with eight ranks no rank ever holds more than
-    one beside its own shard. By state_dict(), not named_parameters(), which leaves out the second
-    name of a tied tensor."""
+    """(name, whole tensor) of a module, one at a time: with eight ranks no rank ever holds more
+    than one beside its own shard. By state_dict(), not named_parameters(), which leaves out the
+    second name of a tied tensor."""
     for name, tensor in module.state_dict().items():
         yield name, full_tensor(tensor.detach())
 

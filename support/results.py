@@ -1,4 +1,5 @@
-"""support/results.py - reading what runs and evaluations leave: result files, ours and SAGE's, and logs of dialogues.
+"""support/results.py - reading what runs and evaluations leave: result files, ours and SAGE's, and
+logs of dialogues.
 
 It stands below all that measures: rlver.py and evaluate.py, reports, and whoever judges.
 """
@@ -10,7 +11,8 @@ from support.rundir import read_jsonl
 from support.settings import BadInput
 from support.signs import INITIAL_EMOTION
 
-# The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in which they are tried.
+# The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in
+# which they are tried.
 INTENTIONS = {
     "explain": ("rational", r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做"),
     "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
@@ -25,25 +27,28 @@ GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidan
 
 @functools.cache
 def intention_of(task):
-    """(intention, "rational" | "emotional"), both "other" where the text is none of SAGE's eight."""
-    return next(((name, kind) for name, (kind, words) in INTENTIONS.items() if re.search(words, task or "", re.I)), ("other", "other"))
+    """(intention, "rational" | "emotional"), both "other" where the text is none of SAGE's
+    eight."""
+    return next(((name, kind) for name, (kind, words) in INTENTIONS.items()
+                 if re.search(words, task or "", re.I)), ("other", "other"))
 
 
-# -------------------------------------------------------------------------------------- result files
+# ------------------------------------------------------------------------------------- result files
 
 def read_results(path):
-    """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named with
-    file and line, and counted.
+    """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named
+    with file and line, and counted.
 
-    Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention", "kind",
-    "group", "made_by", "ended", "raw"}."""
+    Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention",
+    "kind", "group", "made_by", "ended", "raw"}."""
     rows, problems, line_of = [], [], {}
     try:
         for number, raw, problem in read_jsonl(path):
             try:
                 row = None if problem else parse_result(raw)
                 if row and row["id"] in line_of:
-                    raise ValueError(f"id {row['id']!r} stands in line {line_of[row['id']]} already")
+                    raise ValueError(f"id {row['id']!r} stands in line "
+                                     f"{line_of[row['id']]} already")
             except ValueError as error:
                 problem = error
             if problem:
@@ -69,7 +74,8 @@ def parse_result(raw):
             raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
     emotions, replies, pending = [], [], None
     for message in raw["history"]:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or message.get("role") not in ("user", "assistant"):
+        if (not isinstance(message, dict) or not isinstance(message.get("content"), str)
+                or message.get("role") not in ("user", "assistant")):
             raise ValueError("field 'history' holds something that is no message")
         if message["role"] == "assistant":
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
@@ -85,22 +91,27 @@ def parse_result(raw):
     made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
     intention, kind = intention_of(raw["task"])
     group = raw.get("character") or raw.get("main_cha") or "other"
-    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies, "intention": intention, "kind": kind,
-            "group": GROUPS.get(group, group) if isinstance(group, str) else "other", "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
+    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies,
+            "intention": intention, "kind": kind,
+            "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
+            "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
 
 
 def comparison_key(row):
     """What a score is measured with: only scores of the same compare."""
-    named = {key: row["made_by"].get(key) for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
-    return ", ".join(f"{key} {value}" for key, value in named.items() if value is not None) or "SAGE's own"
+    named = {key: row["made_by"].get(key)
+             for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
+    return (", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
+            or "SAGE's own")
 
 
 def describe(made_by):
-    return f"policy {made_by.get('policy', '?')} with user {made_by.get('simulator', '?')}" if made_by else "a SAGE result file"
+    return (f"policy {made_by.get('policy', '?')} with user {made_by.get('simulator', '?')}"
+            if made_by else "a SAGE result file")
 
 
 
-# ------------------------------------------------------------------------------------ logs of dialogues
+# -------------------------------------------------------------------------------- logs of dialogues
 
 def read_dialogues(path):
     """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
@@ -108,7 +119,8 @@ def read_dialogues(path):
         raise BadInput(f"{path}: no such file")
     found = []
     for number, row, problem in read_jsonl(path):
-        if problem or not isinstance(row, dict) or not {"profile_id", "first_line", "turns"} <= set(row):
+        if (problem or not isinstance(row, dict)
+                or not {"profile_id", "first_line", "turns"} <= set(row)):
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
         found.append(row)
     if not found:
@@ -117,7 +129,8 @@ def read_dialogues(path):
 
 
 def recorded_dialogues(path):
-    """The dialogues of a log or of a result file, in the log's form, with the emotion that they started from."""
+    """The dialogues of a log or of a result file, in the log's form, with the emotion that they
+    started from."""
     with open(path, "rb") as file:
         first = file.readline()
     if b'"history"' not in first:
@@ -134,6 +147,8 @@ def recorded_dialogues(path):
             if message["role"] == "assistant":
                 own = message.get("rlver") or {}
                 line = history[k + 1]["content"] if k + 1 < len(history) else None
-                turns.append({"reply": message["content"], "user": line, **{k: own.get(k) for k in ("thought", "analysis", "change", "emotion")}})
-        yield {"profile_id": row["id"], "first_line": history[0]["content"], "turns": turns, "ended": row["ended"],
-               "reward": row["final"] / 100, "start": row["made_by"].get("start", INITIAL_EMOTION["benchmark"])}
+                turns.append({"reply": message["content"], "user": line, **{
+                    k: own.get(k) for k in ("thought", "analysis", "change", "emotion")}})
+        yield {"profile_id": row["id"], "first_line": history[0]["content"], "turns": turns,
+               "ended": row["ended"], "reward": row["final"] / 100,
+               "start": row["made_by"].get("start", INITIAL_EMOTION["benchmark"])}

@@ -1,4 +1,5 @@
-"""support/rundir.py - the directory of a run: its lock, its logs, its checkpoints, and how a run goes on.
+"""support/rundir.py - the directory of a run: its lock, its logs, its checkpoints, and how a run
+goes on.
 
     config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.json  checkpoint-000050/
 
@@ -49,8 +50,8 @@ def read_json(path):
 
 
 def read_jsonl(path, start=0):
-    """The lines of a JSONL file from byte `start` on, as (number, row, problem): `problem` says why a
-    line is none, and is None for a good one. Empty lines are passed over. Raises OSError.
+    """The lines of a JSONL file from byte `start` on, as (number, row, problem): `problem` says why
+    a line is none, and is None for a good one. Empty lines are passed over. Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -63,8 +64,8 @@ def read_jsonl(path, start=0):
             except UnicodeDecodeError as error:
                 yield number, None, f"not UTF-8 text ({error.reason} at byte {error.start})"
             except json.JSONDecodeError as error:
-                yield number, None, (f"not a whole JSON object ({error.msg}, column {error.colno}); "
-                                     "is the file half-written?")
+                yield number, None, (f"not a whole JSON object ({error.msg}, column "
+                                     f"{error.colno}); is the file half-written?")
 
 
 def checkpoints(out):
@@ -94,8 +95,8 @@ def open_run(given):
         default += "x"
     out = Path(given["out"] or default)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"--out {out}: exists and is not empty; choose another, or continue that run "
-                       f"with --resume {out}")
+        raise BadInput(f"--out {out}: exists and is not empty; choose another, or "
+                       f"continue that run with --resume {out}")
     return settings, out
 
 
@@ -103,7 +104,7 @@ def model_of(given):
     """The policy's model, which a resumed run's own settings name; needed before the ranks meet."""
     if given["resume"] is None:
         return given["model"] or "toy"
-    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")     # or open_run says
+    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")  # or open_run says
 
 
 class RunDir:
@@ -139,8 +140,9 @@ class RunDir:
             self.lock()
 
     def agree_on_checkpoint(self, broadcast, all_gather_list):
-        """The newest checkpoint of this directory as the first rank sees it, or None. Raises BadInput,
-        on every rank, where one does not find it (another node without a shared file system)."""
+        """The newest checkpoint of this directory as the first rank sees it, or None. Raises
+        BadInput, on every rank, where one does not find it (another node without a shared file
+        system)."""
         name = broadcast(lambda: next((p.name for p in reversed(checkpoints(self.path))), None))
         found = name is None or (self.path / name / "state.json").is_file()
         if lacking := all_gather_list([] if found else [os.uname().nodename]):
@@ -179,8 +181,8 @@ class RunDir:
             write_json(scratch / "state.json", state)
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)
-            raise SelfCheckFailed(f"{name} could not be written ({error}); the checkpoint before it "
-                                  "is whole. Is the disk full?") from None
+            raise SelfCheckFailed(f"{name} could not be written ({error}); the "
+                                  "checkpoint before it is whole. Is the disk full?") from None
         os.rename(scratch, self.path / name)
         for old in checkpoints(self.path)[:-keep]:
             shutil.rmtree(old)

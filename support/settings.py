@@ -1,4 +1,5 @@
-"""support/settings.py - every flag of a run with its defaults, what flags say together, and the errors a person may see.
+"""support/settings.py - every flag of a run with its defaults, what flags say together, and the
+errors a person may see.
 
 One dataclass, `Settings`: a field is a setting, its help text makes the flag. Where the toy and a
 real model want different numbers both stand side by side, the toy's first, with the reason for the
@@ -32,7 +33,8 @@ class BadModel(BadInput):
 
 
 class SimulatorFailed(RunError):
-    """No usable answer in as many attempts as are allowed. Its dialogue is dropped, never guessed."""
+    """No usable answer in as many attempts as are allowed. Its dialogue is dropped, never
+    guessed."""
     exit_code = 2
 
 
@@ -57,8 +59,8 @@ class SelfCheckFailed(RunError, RuntimeError):
 
 
 def explain(error, out=None, rank=0, world=1):
-    """(exit code, what this rank says of it, perhaps nothing) for an error that ended a run in `out`.
-    Raises the error again if it is nobody's mistake but ours."""
+    """(exit code, what this rank says of it, perhaps nothing) for an error that ended a run in
+    `out`. Raises the error again if it is nobody's mistake but ours."""
     name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
     if isinstance(error, SelfCheckFailed):
         return error.exit_code, f"{name}: stopped by a self-check: {error}"
@@ -87,8 +89,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind, test, what):
-    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what` is
-    needed."""
+    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what`
+    is needed."""
     def check(text):
         try:
             value = kind(text)
@@ -116,7 +118,8 @@ def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False
 
     text: its help. default, or toy and real where the two differ; {"ppo": ..., "grpo": ...} or
     {"think": ..., "direct": ...} where it depends on those. group: opens a group of --help.
-    resumable: may change when a run is resumed, because it changes no result. kind: for argparse."""
+    resumable: may change when a run is resumed, because it changes no result. kind: for
+    argparse."""
     return field(default=default, metadata=dict(text=text, toy=default if toy is None else toy,
                                                 real=default if real is None else real,
                                                 group=group, resumable=resumable, kind=kind))
@@ -169,7 +172,8 @@ class Settings:
 
     # ---- the user's model, where it is a server
     simulator_concurrency: int = flag("calls under way at a time, for each rank", 64, type=positive,
-                                      resumable=True, group="the user's model, where it is a server")
+                                      resumable=True,
+                                      group="the user's model, where it is a server")
     simulator_timeout: float = flag("seconds until a call is given up", 60.0, type=above_zero)
     simulator_retries: int = flag("further attempts at a call that failed or cannot be read, after "
                                   "growing waits", 8, type=natural)
@@ -192,8 +196,8 @@ class Settings:
     clip_eps: float = flag("the ratio is clipped to 1 +- this", 0.2, type=above_zero)
     value_clip: float = flag("PPO: values move at most this far from the old ones; 0: any distance",
                              0.5, type=not_negative)
-    kl_coef: float = flag("weight of the KL to the starting policy; 0: none, and no reference model "
-                          "is loaded", 0.0, type=not_negative)
+    kl_coef: float = flag("weight of the KL to the starting policy; 0: none, and no "
+                          "reference model is loaded", 0.0, type=not_negative)
     kl_estimator: str = flag("k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio", "k3",
                              choices=["k1", "k2", "k3", "k3-ratio"])
     entropy_coef: float = flag("weight of the entropy bonus", 0.001, type=not_negative)
@@ -225,8 +229,8 @@ def make_parser():
     change."""
     parser = Parser(
         prog="rlver.py", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="RLVER from scratch: a model talks with a simulated user whose final emotion is "
-                    "the reward.",
+        description="RLVER from scratch: a model talks with a simulated user whose "
+        "final emotion is the reward.",
         epilog="Without --model and --simulator everything is embedded and offline. Defaults are "
                "given as toy / real model.")
     said = lambda value: (", ".join(f"{v} for {k}" for k, v in value.items())
@@ -247,8 +251,8 @@ def make_parser():
         if setting.name == "seed":
             group.add_argument("--out", metavar="DIR", help="directory for everything the run "
                                "leaves (default: runs/<time>-<algo>-<mode>)")
-            group.add_argument("--resume", metavar="DIR", help="continue the run in DIR with its own "
-                               "settings; what changes no result may be changed: --steps, the "
+            group.add_argument("--resume", metavar="DIR", help="continue the run in DIR with its "
+                               "own settings; what changes no result may be changed: --steps, the "
                                "simulator's address, memory, saving, waiting")
             group.add_argument("--plan", action="store_true", help="say what the run would need, "
                                "from the model's config alone, and load nothing")
@@ -304,8 +308,8 @@ def gpu_is_there():
 
 
 def split_name(name):
-    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for openai,
-    the last "@"."""
+    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
+    openai, the last "@"."""
     kind, _, rest = name.partition(":")
     model, _, url = rest.rpartition("@") if kind == "openai" else (rest, "", "")
     return kind, model, url

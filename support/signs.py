@@ -1,19 +1,21 @@
-"""support/signs.py - signs that a policy learns the reward and not the task, counted in its own words (RLVER 3.7; Gao 2022 on overoptimisation).
+"""support/signs.py - signs that a policy learns the reward and not the task, counted in its own
+words (RLVER 3.7; Gao 2022 on overoptimisation).
 
-A reward that climbs says nothing about why. These numbers look at the replies instead, in every batch of training and in every
-evaluation: does the policy repeat itself, does everybody hear the same, do its replies grow or lose their variety, does it talk about
-its own score? `hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them; a warning is a reason
-to read dialogues, no proof.
+A reward that climbs says nothing about why. These numbers look at the replies instead, in every
+batch of training and in every evaluation: does the policy repeat itself, does everybody hear the
+same, do its replies grow or lose their variety, does it talk about its own score?
+`hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them;
+a warning is a reason to read dialogues, no proof.
 """
 import re
 from collections import Counter
 
 import numpy as np
 
-REWARD_TALK = re.compile(r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|rate (?:me|this)|\d+ points)"
-                         r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
-
-
+REWARD_TALK = re.compile(
+    r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|"
+    r"rate (?:me|this)|\d+ points)"
+    r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
 INITIAL_EMOTION = {"training": 30, "benchmark": 40}     # RLVER trains from 30; SAGE's benchmark: 40
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
@@ -26,10 +28,12 @@ def emotion_level(emotion):
 
 
 def score_summary(finals):
-    """What is said of final emotions everywhere: mean, standard error, success (100) and failure (below 10) in percent, n."""
+    """What is said of final emotions everywhere: mean, standard error, success (100) and failure
+    (below 10) in percent, n."""
     x = np.array(finals, dtype=float)
-    return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
-            "success": 100 * float((x >= 100).mean()), "failure": 100 * float((x < 10).mean()), "n": len(x)}
+    return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1
+            else 0.0, "success": 100 * float((x >= 100).mean()),
+            "failure": 100 * float((x < 10).mean()), "n": len(x)}
 
 
 def words_of(text):
@@ -45,9 +49,11 @@ def sentences_of(text):
 def signs(dialogues, words=4000):
     """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
 
-        repeat_within   replies that hold a sentence, of three words or more, that the same user was told before
+        repeat_within   replies that hold a sentence, of three words or more, that the same user was
+                        told before
         repeat_across   replies that another user was told too, word for word
-        distinct_1..3   different n-grams per n-gram (Li 2016), over the first `words` words: the number depends on how many
+        distinct_1..3   different n-grams per n-gram (Li 2016), over the first `words` words: the
+                        number depends on how many
         reply_words     words per reply
         reward_talk     replies that name their own reward
     """
@@ -68,7 +74,8 @@ def signs(dialogues, words=4000):
     result = {"repeat_within": within / len(replies),
               "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
               "reply_words": sum(map(len, split)) / len(replies),
-              "reward_talk": sum(bool(REWARD_TALK.search(reply)) for reply in replies) / len(replies)}
+              "reward_talk": sum(bool(REWARD_TALK.search(reply)) for reply in replies)
+              / len(replies)}
     for n in (1, 2, 3):
         grams, seen = [], 0
         for reply in split:
@@ -80,10 +87,12 @@ def signs(dialogues, words=4000):
 
 
 def hacking_warnings(rows, evaluations=()):
-    """What a reader of dialogues should look for, as sentences: the last tenth of the steps of a run against the first tenth.
+    """What a reader of dialogues should look for, as sentences: the last tenth of the steps of a
+    run against the first tenth.
 
-    rows: of metrics.jsonl; evaluations: [{"score", "stderr", ...}], the last one after training. The bounds are set by hand, wide of
-    where healthy runs of the toy end; they are no statistics."""
+    rows: of metrics.jsonl; evaluations: [{"score", "stderr", ...}], the last one after training.
+    The bounds are set by hand, wide of where healthy runs of the toy end; they are no
+    statistics."""
     if len(rows) < 5:
         return []
     tenth = max(1, len(rows) // 10)
@@ -95,16 +104,24 @@ def hacking_warnings(rows, evaluations=()):
         if key in rows[-1] and bad(first, last):
             found.append(sentence.format(first=first, last=last, times=last / first if first else 0,
                                          first100=100 * first, last100=100 * last))
-    look("reply_words", lambda a, b: a and b > 1.75 * a, "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)")
-    look("reply_words", lambda a, b: b < a / 1.75, "replies have shrunk from {first:.0f} to {last:.0f} words")
-    look("repeat_within", lambda a, b: b > 0.25 and b > 2 * a, "{last100:.0f} % of replies repeat a sentence to the same user (at the start {first100:.0f} %)")
-    look("repeat_across", lambda a, b: b > 0.9, "{last100:.0f} % of replies are told to several users word for word")
-    look("distinct_2", lambda a, b: b < a / 3, "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}")
-    look("reward_talk", lambda a, b: b > 0.02 and b > 2 * a, "{last100:.0f} % of replies talk about their own reward")
-    look("kl_start", lambda a, b: b > 5.0, "the policy is {last:.1f} nats a token from where it started")
+    look("reply_words", lambda a, b: a and b > 1.75 * a,
+         "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)")
+    look("reply_words", lambda a, b: b < a / 1.75,
+         "replies have shrunk from {first:.0f} to {last:.0f} words")
+    look("repeat_within", lambda a, b: b > 0.25 and b > 2 * a, "{last100:.0f} % of replies repeat "
+         "a sentence to the same user (at the start {first100:.0f} %)")
+    look("repeat_across", lambda a, b: b > 0.9,
+         "{last100:.0f} % of replies are told to several users word for word")
+    look("distinct_2", lambda a, b: b < a / 3,
+         "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}")
+    look("reward_talk", lambda a, b: b > 0.02 and b > 2 * a,
+         "{last100:.0f} % of replies talk about their own reward")
+    look("kl_start", lambda a, b: b > 5.0,
+         "the policy is {last:.1f} nats a token from where it started")
     look("malformed", lambda a, b: b > 10, "{last:.0f} % of dialogues end malformed")
     episodes = mean(rows[-tenth:], "episodes")
-    look("dropped", lambda a, b: episodes and b > 0.1 * (episodes + b), "{last:.0f} dialogues a step are dropped")
+    look("dropped", lambda a, b: episodes and b > 0.1 * (episodes + b),
+         "{last:.0f} dialogues a step are dropped")
     if evaluations and len(evaluations) > 1:
         gap = mean(rows[-tenth:], "emotion") - evaluations[-1]["score"]
         if gap > max(10, 3 * evaluations[-1]["stderr"]):

@@ -1,16 +1,23 @@
-"""bench.py - how much the packing and the engine save. Ratios, measured side by side in one process.
+"""bench.py - how much the packing and the engine save. Ratios, measured side by side in one
+process.
 
     python tests/bench.py            a table
     python tests/bench.py --json     the same as JSON
-    python tests/bench.py --server   a user over a model server that takes 200 ms a call (two minutes)
-    python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten minutes)
+    python tests/bench.py --server   a user over a model server that takes 200 ms a call (two
+                                     minutes)
+    python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten
+                                     minutes)
 
-packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one packed row a dialogue, against one
-                row a turn, rows sorted by length, padded per micro-batch, with the same budget of tokens.
-engine/generate sampled tokens a second on the same prompts, turn after turn: the torch engine, against `generate` of transformers.
-server          32 dialogues of 8 turns over the slow server: all at once, against one call after another, and against the critical path
-                (8 turns x 2 calls x 0.2 s, and the sampling measured alone).
-faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a deadline of 2 s and 8 retries.
+packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
+                packed row a dialogue, against one row a turn, rows sorted by length, padded per
+                micro-batch, with the same budget of tokens.
+engine/generate sampled tokens a second on the same prompts, turn after turn: the torch engine,
+                against `generate` of transformers.
+server          32 dialogues of 8 turns over the slow server: all at once, against one call after
+                another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
+                measured alone).
+faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a
+                deadline of 2 s and 8 retries.
 """
 import argparse
 import asyncio
@@ -58,7 +65,8 @@ def update(policy, episodes):
     start = time.perf_counter()
     for batch in micro_batches(episodes, BUDGET):
         log_probs, _ = policy(batch)
-        loss, _ = policy_loss(log_probs, batch.engine_log_probs, batch.reward[:, None].expand_as(log_probs), batch.action_mask, 0.2)
+        loss, _ = policy_loss(log_probs, batch.engine_log_probs,
+                              batch.reward[:, None].expand_as(log_probs), batch.action_mask, 0.2)
         loss.backward()
     policy.zero_grad()
     return time.perf_counter() - start
@@ -78,7 +86,9 @@ def with_engine(model, chat, turns, max_tokens):
     tokens, start = 0, time.perf_counter()
     for asked in turns.values():
         async def all_of_them():
-            return await asyncio.gather(*[engine.generate(prompt, max_tokens, np.random.default_rng(n), key=n) for n, prompt in asked])
+            return await asyncio.gather(*[engine.generate(prompt, max_tokens,
+                                                          np.random.default_rng(n), key=n)
+                                          for n, prompt in asked])
         tokens += sum(len(ids) for ids, _ in asyncio.run(all_of_them()))
     return tokens / (time.perf_counter() - start)
 
@@ -86,13 +96,16 @@ def with_engine(model, chat, turns, max_tokens):
 def with_generate(model, chat, turns, max_tokens, pad):
     tokens, start = 0, time.perf_counter()
     for asked in turns.values():
-        width = max(len(prompt) for _, prompt in asked)         # padded on the left, as generate wants it
+        width = max(len(prompt) for _, prompt in asked)  # padded on the left, as generate wants it
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for _, prompt in asked])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in asked])
-        out = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max_tokens,
-                             eos_token_id=chat.stop_id, pad_token_id=pad, return_dict_in_generate=True, output_logits=True)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt)
+                             for _, prompt in asked])
+        out = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0,
+                             top_p=1.0, max_new_tokens=max_tokens, eos_token_id=chat.stop_id,
+                             pad_token_id=pad, return_dict_in_generate=True, output_logits=True)
         sampled = out.sequences[:, width:]
-        logits = torch.stack(out.logits, 1).float().log_softmax(-1)         # generate owes us the log-probs as well
+        # generate owes us the log-probs as well
+        logits = torch.stack(out.logits, 1).float().log_softmax(-1)
         logits.gather(-1, sampled[..., None])
         ended = (sampled == chat.stop_id).int().cumsum(1)
         tokens += int((ended - (sampled == chat.stop_id).int() == 0).sum())
@@ -104,24 +117,31 @@ def bench(think, dialogues=64, repeats=5):
     chat, policy = ChatFormat(tokenizer), Policy(model)
     max_tokens = DEFAULTS.max_tokens
     engine = TorchEngine(model, chat.stop_id)
-    make_agent = lambda i: Agent(engine, chat, think=think, max_tokens=max_tokens, context=1024, seed=i)
-    episodes, _ = asyncio.run(rollout(make_simulator("toy"), toy_profiles("train", dialogues), 1, make_agent, 8))
+    make_agent = lambda i: Agent(engine, chat, think=think, max_tokens=max_tokens,
+                                 context=1024, seed=i)
+    episodes, _ = asyncio.run(rollout(make_simulator("toy"), toy_profiles("train", dialogues), 1,
+                                      make_agent, 8))
     rows = [row for e in episodes for row in rows_per_turn(e)]
     size = lambda what: sum(len(s.ids) for e in what for s in e.segments)
-    update(policy, episodes), update(policy, rows)                                              # warm up
-    pairs = [(update(policy, episodes), update(policy, rows)) for _ in range(repeats)]          # in turn, so drift hits both
+    update(policy, episodes), update(policy, rows)                                      # warm up
+    # in turn, so drift hits both
+    pairs = [(update(policy, episodes), update(policy, rows)) for _ in range(repeats)]
     turns = prompts_of(episodes)
-    speeds = [(with_engine(model, chat, turns, max_tokens), with_generate(model, chat, turns, max_tokens, tokenizer.pad_token_id))
+    speeds = [(with_engine(model, chat, turns, max_tokens),
+               with_generate(model, chat, turns, max_tokens, tokenizer.pad_token_id))
               for _ in range(3)]
     median = statistics.median
-    return {"packed_seconds": median(a for a, _ in pairs), "rows_seconds": median(b for _, b in pairs),
-            "packed_speedup": median(b / a for a, b in pairs), "packed_tokens": size(episodes), "rows_tokens": size(rows),
-            "engine_tokens_per_s": median(a for a, _ in speeds), "generate_tokens_per_s": median(b for _, b in speeds),
+    return {"packed_seconds": median(a for a, _ in pairs),
+            "rows_seconds": median(b for _, b in pairs),
+            "packed_speedup": median(b / a for a, b in pairs), "packed_tokens": size(episodes),
+            "rows_tokens": size(rows), "engine_tokens_per_s": median(a for a, _ in speeds),
+            "generate_tokens_per_s": median(b for _, b in speeds),
             "engine_speedup": median(a / b for a, b in speeds)}
 
 
 def over_a_server(dialogues=32, turns=8, latency=0.2):
-    """Seconds of a rollout: with a user who answers at once, over the slow server, and over it with one call at a time."""
+    """Seconds of a rollout: with a user who answers at once, over the slow server, and over it with
+    one call at a time."""
     model, tokenizer = load_model(toy.base_policy(True))
     chat = ChatFormat(tokenizer)
     engine = TorchEngine(model, chat.stop_id)
@@ -129,51 +149,65 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
 
     def seconds(simulator):
         engine.forget()
-        make_agent = lambda i: Agent(engine, chat, think=True, max_tokens=DEFAULTS.max_tokens, context=1024, seed=i)
+        make_agent = lambda i: Agent(engine, chat, think=True, max_tokens=DEFAULTS.max_tokens,
+                                     context=1024, seed=i)
         began = time.perf_counter()
-        episodes, dropped = asyncio.run(rollout(simulator, toy_profiles("train", dialogues), 1, make_agent, turns))
+        episodes, dropped = asyncio.run(rollout(simulator, toy_profiles("train", dialogues), 1,
+                                                make_agent, turns))
         calls.append(sum(2 * len(e.turns) - (e.ended == "malformed") for e in episodes))
         return time.perf_counter() - began
     process, url = start("--latency", latency, "--steady")
     try:
         at = lambda concurrency: make_simulator(f"openai:scripted@{url}", concurrency=concurrency)
-        seconds(at(64))                                                                         # warm up
+        seconds(at(64))                                                                 # warm up
         alone, together, serial = seconds(Simulator(steady)), seconds(at(64)), seconds(at(1))
     finally:
         process.kill()
     path = turns * 2 * latency + alone
-    return {"sampling_seconds": alone, "critical_path_seconds": path, "together_seconds": together, "serial_seconds": serial,
-            "over_critical_path": together / path, "speedup_over_serial": serial / together, "calls": calls[-1]}
+    return {"sampling_seconds": alone, "critical_path_seconds": path, "together_seconds": together,
+            "serial_seconds": serial, "over_critical_path": together / path,
+            "speedup_over_serial": serial / together, "calls": calls[-1]}
 
 
 def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
-    """A toy run over a server with every fault, and the same run without: what was lost, and the scores after."""
-    faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02}), "--outage", "[6000, 20]"]
+    """A toy run over a server with every fault, and the same run without: what was lost, and the
+    scores after."""
+    faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02}),
+              "--outage", "[6000, 20]"]
     result = {}
     with tempfile.TemporaryDirectory() as place:
         for name, simulator in (("without", []), ("with", faults)):
             process, url = start(*simulator)
             try:
                 out = Path(place) / name
-                subprocess.run([sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out", str(out), "--simulator",
-                                f"openai:scripted@{url}", "--simulator-timeout", "2", "--simulator-retries", "8"], check=True,
-                               cwd=Path(__file__).resolve().parent.parent, stdout=subprocess.DEVNULL, env=os.environ)
+                subprocess.run([sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out",
+                                str(out), "--simulator", f"openai:scripted@{url}",
+                                "--simulator-timeout", "2", "--simulator-retries", "8"], check=True,
+                               cwd=Path(__file__).resolve().parent.parent,
+                               stdout=subprocess.DEVNULL, env=os.environ)
             finally:
                 process.kill()
-            rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().split("\n") if line]
+            rows = [json.loads(line)
+                    for line in (out / "metrics.jsonl").read_text().split("\n") if line]
             summary = json.loads((out / "summary.json").read_text())
             dialogues = sum(1 for _ in open(out / "dialogues.jsonl", encoding="utf-8"))
-            result[name] = {"steps": len(rows), "dropped": sum(r["dropped"] for r in rows), "dialogues": dialogues,
-                            **{k: summary["after"][k] for k in ("score", "stderr")}, "seconds": summary["seconds"]["total"]}
+            result[name] = {"steps": len(rows),
+                            "dropped": sum(r["dropped"] for r in rows), "dialogues": dialogues,
+                            **{k: summary["after"][k] for k in ("score", "stderr")},
+                            "seconds": summary["seconds"]["total"]}
     a, b = result["without"], result["with"]
-    return {**result, "difference": b["score"] - a["score"], "two_combined_errors": 2 * (a["stderr"] ** 2 + b["stderr"] ** 2) ** 0.5}
+    return {**result, "difference": b["score"] - a["score"],
+            "two_combined_errors": 2 * (a["stderr"] ** 2 + b["stderr"] ** 2) ** 0.5}
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch engine against generate; model servers.")
+    parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch "
+                                     "engine against generate; model servers.")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--server", action="store_true", help="a user over a slow model server, instead")
-    parser.add_argument("--faults", action="store_true", help="a run over a server with faults, instead")
+    parser.add_argument("--server", action="store_true",
+                        help="a user over a slow model server, instead")
+    parser.add_argument("--faults", action="store_true",
+                        help="a run over a server with faults, instead")
     args = parser.parse_args()
     if args.server or args.faults:
         print(json.dumps(over_a_server() if args.server else with_faults(), indent=2))
@@ -184,8 +218,10 @@ def main():
         return
     for mode in ("think", "direct"):
         r = result[mode]
-        print(f"{mode:<7} update: packed {r['packed_seconds']:.2f} s ({r['packed_tokens']} tokens), one row a turn {r['rows_seconds']:.2f} s "
-              f"({r['rows_tokens']} tokens): {r['packed_speedup']:.1f}x\n{'':8}sampling: engine {r['engine_tokens_per_s']:.0f} tokens/s, "
+        print(f"{mode:<7} update: packed {r['packed_seconds']:.2f} s ({r['packed_tokens']} "
+              f"tokens), one row a turn {r['rows_seconds']:.2f} s ({r['rows_tokens']} tokens): "
+              f"{r['packed_speedup']:.1f}x\n"
+              f"{'':8}sampling: engine {r['engine_tokens_per_s']:.0f} tokens/s, "
               f"generate {r['generate_tokens_per_s']:.0f} tokens/s: {r['engine_speedup']:.1f}x")
 
 

@@ -1,10 +1,13 @@
-"""What tests share: the path, an offline world, two markers, and a policy so small that tests can run it hundreds of times."""
+"""What tests share: the path, an offline world, two markers, and a policy so small that tests can
+run it hundreds of times."""
 import os
 import sys
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"                  # a name that is no directory must fail at once, not ask the network
-os.environ.setdefault("OMP_NUM_THREADS", "2")       # read by torch when it is imported, by the processes that tests start too
+# a name that is no directory must fail at once, not ask the network
+os.environ["HF_HUB_OFFLINE"] = "1"
+# read by torch when it is imported, by the processes that tests start too
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
@@ -14,10 +17,12 @@ import pytest
 # ChatML as Qwen writes it: the newline behind <|im_end|> is scaffold, no policy ever samples it.
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-# Qwen's split into words: one sign in front of a word belongs to it. So in "</think>I" the last token is ">I".
+# Qwen's split into words: one sign in front of a word belongs to it. So in "</think>I" the last
+# token is ">I".
 QWEN_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.", "assistant\nI am here, take your time.",
-         "<think>hurt, sister, wants ears</think>I am here.", "<think>lonely, wants ears</think>I am all ears."] * 4
+TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.", "assistant\n"
+         "I am here, take your time.", "<think>hurt, sister, wants ears</think>I am here.",
+         "<think>lonely, wants ears</think>I am all ears."] * 4
 
 
 def pytest_configure(config):
@@ -35,32 +40,39 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
-    """A byte-level BPE in the manner of Qwen: three special tokens, <think> and </think> are only text, in several tokens."""
+    """A byte-level BPE in the manner of Qwen: three special tokens, <think> and </think> are only
+    text, in several tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.decoder = normalizers.NFC(), decoders.ByteLevel()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
-                                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    bpe.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False,
-                                                       initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=special[0], eos_token=special[2],
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False,
+                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe,
+                                        pad_token=special[0], eos_token=special[2],
                                         additional_special_tokens=special[1:2])
     tokenizer.chat_template = CHATML
     return tokenizer
 
 
 def make_tiny_model(tokenizer, **settings):
-    """A random Qwen2 of two layers. Its weights are large for their number, so that no two tokens are equally likely."""
+    """A random Qwen2 of two layers. Its weights are large for their number, so that no two tokens
+    are equally likely."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Qwen2ForCausalLM(Qwen2Config(**{
-            **dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                   num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2, tie_word_embeddings=False,
-                   pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=tokenizer.eos_token_id), **settings}))
+            **dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
+                   num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+                   max_position_embeddings=512, initializer_range=0.2, tie_word_embeddings=False,
+                   pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+                   eos_token_id=tokenizer.eos_token_id), **settings}))
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +83,8 @@ def tiny_model(tiny_tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_gqa_model(tiny_tokenizer):
-    """Its two heads share keys and values, and its embeddings serve as output layer too: both as in the small Qwens."""
+    """Its two heads share keys and values, and its embeddings serve as output layer too: both as in
+    the small Qwens."""
     return make_tiny_model(tiny_tokenizer, num_key_value_heads=1, tie_word_embeddings=True)
 
 

@@ -1,10 +1,11 @@
-"""server.py - an OpenAI-compatible model server on loopback, with the toy's scripted model behind it, for tests: with every fault that
-a long run will meet.
+"""server.py - an OpenAI-compatible model server on loopback, with the toy's scripted model behind
+it, for tests: with every fault that a long run will meet.
 
-    python tests/server.py --port 8000 --latency 0.2          prints its URL, serves until it is killed
+    python tests/server.py --port 8000 --latency 0.2          prints its URL, serves until it
+                                                              is killed
 
-A real server over real sockets: status codes, headers, slow bodies and refused connections are what the client sees, not what
-somebody thinks it would see.
+A real server over real sockets: status codes, headers, slow bodies and refused connections are what
+the client sees, not what somebody thinks it would see.
 """
 import argparse
 import asyncio
@@ -25,18 +26,23 @@ GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", "{\"change
 
 
 class Loopback(ThreadingHTTPServer):
-    """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by a seed. latency: seconds a call.
-    outage: (after so many calls, seconds): then connections are cut without an answer. answer: a function of the prompt, instead
-    of the scripted model. reply: a function of the request that returns (status, headers, body), instead of everything."""
+    """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by
+    a seed. latency: seconds a call.
+    outage: (after so many calls, seconds): then connections are cut without an answer. answer: a
+    function of the prompt, instead of the scripted model. reply: a function of the request that
+    returns (status, headers, body), instead of everything."""
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, port=0, latency=0.0, faults=None, outage=None, answer=None, reply=None, difficulty="vanilla", seed=0, key=None):
+    def __init__(self, port=0, latency=0.0, faults=None, outage=None, answer=None, reply=None,
+                 difficulty="vanilla", seed=0, key=None):
         super().__init__(("127.0.0.1", port), Handler)
-        self.latency, self.faults, self.outage, self.answer, self.reply, self.key = latency, faults or {}, outage, answer, reply, key
+        self.latency, self.faults, self.outage, self.answer, self.reply, self.key = (
+            latency, faults or {}, outage, answer, reply, key)
         self.model = toy.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(seed), threading.Lock()
-        self.calls, self.active, self.most, self.down_until, self.prompts, self.times = 0, 0, 0, 0.0, [], []
+        self.calls, self.active, self.most, self.down_until, self.prompts, self.times = (
+            0, 0, 0, 0.0, [], [])
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def __enter__(self):
@@ -62,7 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server, request = (self.server,
+                           json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         with server.lock:
             server.calls += 1
             server.active += 1
@@ -85,7 +92,9 @@ class Handler(BaseHTTPRequestHandler):
             if server.reply:
                 return self.send(*server.reply(request))
             if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                return self.send(401, {}, {"error": {"message": f"Incorrect API key: {self.headers['Authorization']}", "code": "invalid_api_key"}})
+                return self.send(401, {}, {
+                    "error": {"message": f"Incorrect API key: {self.headers['Authorization']}",
+                              "code": "invalid_api_key"}})
             if fault == "hang":
                 time.sleep(30)
                 return
@@ -94,9 +103,11 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "500":
                 return self.send(500, {}, {"error": {"message": "oops"}})
             if request["model"] != "scripted":
-                return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` does not exist."}})
+                return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` "
+                                                     "does not exist."}})
             prompt = request["messages"][0]["content"]
-            text = garbage if fault == "garbage" else server.answer(prompt) if server.answer else asyncio.run(server.model(prompt))
+            text = (garbage if fault == "garbage" else server.answer(prompt) if server.answer
+                    else asyncio.run(server.model(prompt)))
             self.send(200, {}, completion(text))
         finally:
             with server.lock:
@@ -105,14 +116,16 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)),
+                            **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
 
 async def steady(prompt):
-    """A user who never leaves: a mild change, a plain line. For measuring, where every dialogue must take all its turns."""
+    """A user who never leaves: a mild change, a plain line. For measuring, where every dialogue
+    must take all its turns."""
     if "<emotion_level>" in prompt:
         return "Thinking: t\nOrigin: o\nChange: none\nResponse: Hm, go on."
     return "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: +1"
@@ -120,13 +133,17 @@ async def steady(prompt):
 
 def completion(text):
     return {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split()), "total_tokens": 10 + len(text.split())}}
+            "choices": [{"index": 0, "finish_reason": "stop",
+                         "message": {"role": "assistant", "content": text}}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split()),
+                      "total_tokens": 10 + len(text.split())}}
 
 
 def start(*flags):
-    """The server in a process of its own, so that it takes no time from who is measured. Returns (process, URL)."""
-    process = subprocess.Popen([sys.executable, __file__, *map(str, flags)], stdout=subprocess.PIPE, text=True)
+    """The server in a process of its own, so that it takes no time from who is measured. Returns
+    (process, URL)."""
+    process = subprocess.Popen([sys.executable, __file__, *map(str, flags)],
+                               stdout=subprocess.PIPE, text=True)
     return process, process.stdout.readline().strip()
 
 
@@ -138,6 +155,7 @@ if __name__ == "__main__":
     parser.add_argument("--outage", type=json.loads)
     parser.add_argument("--steady", action="store_true", help="a user who never leaves")
     flags = vars(parser.parse_args())
-    with Loopback(answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady") else None, **flags) as server:
+    with Loopback(answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady")
+                  else None, **flags) as server:
         print(server.url, flush=True)
         threading.Event().wait()

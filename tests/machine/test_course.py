@@ -1,4 +1,5 @@
-"""The course edition: what students are given, how it is graded, and that the list of exercises fits the project.
+"""The course edition: what students are given, how it is graded, and that the list of exercises
+fits the project.
 
 That the tests are strong enough is another matter, and CI's: `python course/course.py matrix`.
 """
@@ -39,21 +40,23 @@ def whole(tmp_path_factory):
     return place
 
 
-# --------------------------------------------------------------------------------------------------------------- the list
+# ----------------------------------------------------------------------------------------- the list
 
 def test_the_list_fits_the_project():
-    """At least fourteen exercises, 100 points. Each names functions and tests that are there, needs only what stands above it, and its
-    README says so too."""
+    """At least fourteen exercises, 100 points. Each names functions and tests that are there, needs
+    only what stands above it, and its README says so too."""
     table = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
     assert len(ALL) >= 14 and sum(e["points"] for e in ALL.values()) == 100
     for i, (name, e) in enumerate(ALL.items()):
         assert set(e["needs"]) <= set(list(ALL)[:i]), name
-        assert all(e[field] for field in ("title", "section", "task", "equation", "hint", "symptom", "tests")), name
+        assert all(e[field] for field in ("title", "section", "task", "equation", "hint", "symptom",
+                                          "tests")), name
         for test in e["tests"]:
             file, function = test.split("::")
             assert course.find(ast.parse(source(f"tests/{file}")), function), test
         row, = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
-        assert f"`{e['file']}`" in row and f"| {e['minutes']} |" in row and all(f"`{f}`" in row for f in e["functions"])
+        assert (f"`{e['file']}`" in row and f"| {e['minutes']} |" in row
+                and all(f"`{f}`" in row for f in e["functions"]))
     assert all(course.find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
 
 
@@ -66,54 +69,69 @@ def test_every_exercise_has_wrong_answers_that_fit_the_code():
 def test_the_project_knows_nothing_of_the_course():
     """A student who reads the scripts beside the paper meets no marker of anybody's homework."""
     for path in ROOT.glob("*.py"):
-        assert not re.search(r"\bexercises?\b|homework|course/|course\.py", path.read_text(encoding="utf-8"), re.I), path.name
+        assert not re.search(r"\bexercises?\b|homework|course/|course\.py",
+                             path.read_text(encoding="utf-8"), re.I), path.name
 
 
-# --------------------------------------------------------------------------------------------------------------- handouts
+# ----------------------------------------------------------------------------------------- handouts
 
 def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
     for name, file, function in FUNCTIONS:
-        text, node = (whole / file).read_text(encoding="utf-8"), course.find(ast.parse(source(file)), function)
+        text, node = ((whole / file).read_text(encoding="utf-8"),
+                      course.find(ast.parse(source(file)), function))
         hole = course.find(ast.parse(text), function)
-        assert ast.unparse(hole.args) == ast.unparse(node.args) and ast.get_docstring(hole) == ast.get_docstring(node)
+        assert (ast.unparse(hole.args) == ast.unparse(node.args)
+                and ast.get_docstring(hole) == ast.get_docstring(node))
         *_, last = hole.body
         assert len(hole.body) == 1 + (ast.get_docstring(node) is not None)
         assert ast.unparse(last).startswith(f"raise NotImplementedError('exercise {name}: ")
-    for file in {file for _, file, _ in FUNCTIONS}:             # fill the holes, and it is the project's file again
+    # fill the holes, and it is the project's file again
+    for file in {file for _, file, _ in FUNCTIONS}:
         text = (whole / file).read_text(encoding="utf-8")
         for _, f, function in FUNCTIONS:
             if f == file:
                 text = course.put(text, function, written(source(file), function))
         assert text == source(file)
     others = {path.name for path in ROOT.glob("*.py")} - {file for _, file, _ in FUNCTIONS}
-    assert others and all((whole / name).read_bytes() == (ROOT / name).read_bytes() for name in others)
+    assert others and all((whole / name).read_bytes() == (ROOT / name).read_bytes()
+                          for name in others)
     assert (whole / "prompts" / "en" / "vanilla" / "emotion.txt").is_file()
     readme = (whole / "README.md").read_text(encoding="utf-8")
     told = " ".join(readme.split())
-    assert all(f"### {name}: {e['title']}" in told and " ".join(e["hint"].split()) in told for name, e in ALL.items())
+    assert all(f"### {name}: {e['title']}" in told and " ".join(e["hint"].split()) in told
+               for name, e in ALL.items())
     assert "{{" not in readme.replace("{{name}}", "")
 
 
 def test_a_handout_holds_no_answer(whole):
-    """No line of a solution in any file of it, be it a test, a picture's caption or the README; no bytecode, no history, no course/."""
+    """No line of a solution in any file of it, be it a test, a picture's caption or the README; no
+    bytecode, no history, no course/."""
     files = [path for path in whole.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl", ".png", ".ini", ""}
-    assert not [path for path in files if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
+    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl",
+                                               ".png", ".ini", ""}
+    assert not [path for path in files
+                if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
     squeeze = lambda line: re.sub(r"\s|#.*", "", line)
-    everybodys = {"thought,visible,malformed=split_thought(text)", "returnReply(text,visible,thought,malformed)"}     # of any agent
-    held = {squeeze(line): path.name for path in files if path.suffix != ".png" for line in path.read_text(encoding="utf-8").splitlines()}
+    # of any agent
+    everybodys = {"thought,visible,malformed=split_thought(text)",
+                  "returnReply(text,visible,thought,malformed)"}
+    held = {squeeze(line): path.name for path in files if path.suffix != ".png"
+            for line in path.read_text(encoding="utf-8").splitlines()}
     for name, file, function in FUNCTIONS:
         node = course.find(ast.parse(source(file)), function)
         body = node.body[ast.get_docstring(node) is not None:]
         lines = source(file).split("\n")[body[0].lineno - 1:node.end_lineno]
         for line in map(squeeze, lines):
-            assert len(line) < 30 or line not in held or line in everybodys, (name, line, held[line])
+            assert len(line) < 30 or line not in held or line in everybodys, (name,
+                                                                              line, held[line])
 
 
 @pytest.mark.slow
 def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
-    """A table that calls an exercise when its file is imported would stop all tests of the other exercises too."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"], cwd=whole, capture_output=True,
+    """A table that calls an exercise when its file is imported would stop all tests of the other
+    exercises too."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p",
+                           "no:cacheprovider"], cwd=whole, capture_output=True,
                           text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stdout
 
@@ -122,9 +140,11 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     """One exercise, and everything else runs."""
     assert course.main(["handout", str(tmp_path / "h"), "--only", "groups, gae"]) == 0
     for _, file, function in FUNCTIONS:
-        same = written((tmp_path / "h" / file).read_text(encoding="utf-8"), function) == written(source(file), function)
+        same = written((tmp_path / "h" / file).read_text(encoding="utf-8"),
+                       function) == written(source(file), function)
         assert same != (function in ("group_advantages", "gae", "terminal_rewards"))
-    assert sorted(path.name for path in (tmp_path / "h" / "tests").iterdir()) == ["conftest.py", "test_grpo.py", "test_ppo.py"]
+    assert (sorted(path.name for path in (tmp_path / "h" / "tests").iterdir())
+            == ["conftest.py", "test_grpo.py", "test_ppo.py"])
     assert "2 exercises, 13 points" in capsys.readouterr().out
 
 
@@ -141,24 +161,30 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
 
 
 @pytest.mark.parametrize("argv, said", [
-    (["handout", "{full}"], "not empty"), (["handout", "{full}/file"], "not empty"), (["handout", "{full}/file/x"], "cannot be written"),
-    (["handout", "{new}", "--only", "gae,gea"], "'gea'"), (["handout", "{new}", "--only", ","], "there is no exercise"),
-    (["grade", "{new}"], "no such directory"), (["grade", "{full}"], "is it a handout"), (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
-    (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"), (["mark"], "invalid choice"), ([], "required"),
-    (["lab", "learning-rat"], "unknown"), (["lab", "k1-loss", "--seeds", "x"], "seeds")])
+    (["handout", "{full}"], "not empty"), (["handout", "{full}/file"], "not empty"),
+    (["handout", "{full}/file/x"], "cannot be written"),
+    (["handout", "{new}", "--only", "gae,gea"], "'gea'"),
+    (["handout", "{new}", "--only", ","], "there is no exercise"),
+    (["grade", "{new}"], "no such directory"), (["grade", "{full}"], "is it a handout"),
+    (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
+    (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"),
+    (["mark"], "invalid choice"), ([], "required"), (["lab", "learning-rat"], "unknown"),
+    (["lab", "k1-loss", "--seeds", "x"], "seeds")])
 def test_bad_input_is_one_line(argv, said, tmp_path, capfd):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     try:
-        code = course.main([word.format(full=tmp_path / "full", new=tmp_path / "new") for word in argv])
+        code = course.main([word.format(full=tmp_path / "full", new=tmp_path / "new")
+                            for word in argv])
     except SystemExit as end:
         code = end.code
     error = capfd.readouterr().err
     assert code == 2 and said in error and error.count("\n") == 1 and "Traceback" not in error
-    assert [path.name for path in tmp_path.iterdir()] == ["full"] and (tmp_path / "full" / "file").read_text() == "mine"
+    assert ([path.name for path in tmp_path.iterdir()] == ["full"]
+            and (tmp_path / "full" / "file").read_text() == "mine")
 
 
-# ---------------------------------------------------------------------------------------------------------------- grading
+# ------------------------------------------------------------------------------------------ grading
 
 OURS = '''"""A module."""
 import math
@@ -183,7 +209,8 @@ if __name__ == "__main__":
 
 
 def test_a_function_is_taken_with_its_helpers_and_nothing_else():
-    """What a student did elsewhere, at the top level above all, is not taken along: it could end the process, or every test."""
+    """What a student did elsewhere, at the top level above all, is not taken along: it could end
+    the process, or every test."""
     theirs = '''
 import sys
 import numpy as np
@@ -213,8 +240,10 @@ class Box:
         return stranger()
 '''
     got = course.transplant(OURS, theirs, ["one"])
-    assert "sys" not in got and "stranger" not in got and got.count("def helper") == got.count("import numpy as np") == 1
-    assert got.index("EPS, UNUSED") < got.index("def one") and written(got, "Box.two") == written(OURS, "Box.two")
+    assert ("sys" not in got and "stranger" not in got
+            and got.count("def helper") == got.count("import numpy as np") == 1)
+    assert (got.index("EPS, UNUSED") < got.index("def one")
+            and written(got, "Box.two") == written(OURS, "Box.two"))
     names = {"__name__": "x"}
     exec(got, names)
     assert names["one"](-2) == 2 + 1e-8
@@ -224,10 +253,12 @@ class Box:
 
 
 @pytest.mark.parametrize("theirs, wanted", [
-    ("import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)", 2),                               # of an import what is new
-    ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),                                   # a demo, with an argument's name
-    ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),             # a name, and a local of that name
-    ("K = \"\"\"a\n\"\"\"; L = 3\n\ndef one(x):\n    return x + L", 7),                               # half a string on the line
+    ("import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)", 2),  # of an import what is new
+    # a demo, with an argument's name
+    ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),
+    # a name, and a local of that name
+    ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),
+    ("K = \"\"\"a\n\"\"\"; L = 3\n\ndef one(x):\n    return x + L", 7),  # half a string on the line
     ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
     ("class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef one(x):\n    return H().f(x)", 5),
     ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13)])
@@ -238,7 +269,8 @@ def test_helpers_are_found_as_python_finds_them(theirs, wanted):
     assert names["one"](4) == wanted
 
 
-@pytest.mark.parametrize("broken", ["    return (x", "    return x +", '    """never closed', "    return x\n      x", "    x = 'half"])
+@pytest.mark.parametrize("broken", ["    return (x", "    return x +", '    """never closed',
+                                    "    return x\n      x", "    x = 'half"])
 def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     """For Python the file is lost from there on; for the other exercises it is not."""
     other = "\n\ndef three(x):\n    return 3\n"
@@ -247,7 +279,8 @@ def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     ours = OURS + other.replace("return 3", "pass")
     got = course.transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
     assert "return 3" in got and "return 2\n" in got
-    assert "return 22" in course.transplant(ours, theirs.replace("return 2", "return 22"), ["Box.two"])
+    assert "return 22" in course.transplant(ours,
+                                            theirs.replace("return 2", "return 22"), ["Box.two"])
     with pytest.raises(BadInput, match="does not parse"):
         course.transplant(ours, theirs, ["one"])
     method = OURS.replace("        return 2", "    " + broken) + other
@@ -262,19 +295,22 @@ def test_a_function_that_is_gone_is_named():
 
 @pytest.mark.soak
 def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
-    """An endless loop, one that eats memory, two ways to end the process, a syntax error, a missing file, one that is no text, and edited
-    tests; beside an answer that is right, in the same file. A student's process is not the grader's."""
+    """An endless loop, one that eats memory, two ways to end the process, a syntax error, a missing
+    file, one that is no text, and edited tests; beside an answer that is right, in the same file. A
+    student's process is not the grader's."""
     place = tmp_path / "anna"
     course.main(["handout", str(place), "--only", "gae,whiten,clip,value,kl,groups,fill,thought"])
 
     def write(file, **bodies):
         text = source(file)
         for function, body in bodies.items():
-            text = course.put(text, function, written(text, function).split(":\n")[0] + ":\n" + body)
+            text = course.put(text, function,
+                              written(text, function).split(":\n")[0] + ":\n" + body)
         (place / file).write_text(text, encoding="utf-8")
-    write("policy.py", split_thought="    x = []\n    while True:\n        x.append(bytes(10 ** 9))")
-    write("ppo.py", whitening="    import os\n    os._exit(0)", value_loss="    while True:\n        pass",
-          policy_loss="    raise SystemExit(0)", gae="    return rewards[")
+    write("policy.py", split_thought="    x = []\n    while True:\n"
+          "        x.append(bytes(10 ** 9))")
+    write("ppo.py", whitening="    import os\n    os._exit(0)", value_loss="    while True:\n"
+          "        pass", policy_loss="    raise SystemExit(0)", gae="    return rewards[")
     (place / "grpo.py").unlink()
     (place / "simulator.py").write_bytes(b"\xff\xfe\x00")
     for path in (place / "tests").iterdir():
@@ -283,21 +319,26 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     course.main(["handout", str(untouched), "--only", "kl,groups"])
     (untouched / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
     table = tmp_path / "grades.csv"
-    assert course.main(["grade", str(place), str(untouched), "--only", "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20",
+    assert course.main(["grade", str(place), str(untouched), "--only",
+                        "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20",
                         "--csv", str(table)]) == 0
     with open(table, newline="", encoding="utf-8") as file:
-        found = {(Path(row["submission"]).name, row["exercise"]): (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
+        found = {(Path(row["submission"]).name, row["exercise"]):
+                 (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
     anna = {name: result for (who, name), result in found.items() if who == "anna"}
     assert anna["kl"] == (5, "passed")
-    assert anna["gae"] == (0, "ppo.py: gae does not parse, or is not at the top level") and anna["groups"] == (0, "grpo.py is missing")
-    assert anna["fill"] == (0, "simulator.py is not UTF-8 text") and anna["value"] == (0, "no end within 20 s")
-    assert anna["whiten"] == (0, "the process ended itself (exit code 0)") and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0
+    assert (anna["gae"] == (0, "ppo.py: gae does not parse, or is not at the top level")
+            and anna["groups"] == (0, "grpo.py is missing"))
+    assert (anna["fill"] == (0, "simulator.py is not UTF-8 text")
+            and anna["value"] == (0, "no end within 20 s"))
+    assert (anna["whiten"] == (0, "the process ended itself (exit code 0)")
+            and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0)
     assert anna["thought"][0] == 0 and "MemoryError" in anna["thought"][1]
     assert found["ben", "kl"] == (5, "passed") and found["ben", "groups"] == (0, "not done")
     assert "of 38" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------------------------- labs
+# --------------------------------------------------------------------------------------------- labs
 
 def test_the_patches_of_every_lab_fit_the_code():
     """And break something, but not the syntax."""
@@ -305,12 +346,14 @@ def test_the_patches_of_every_lab_fit_the_code():
         healthy, broken = (labs.scripts_of(lab, arm) for arm in ("healthy", "broken"))
         assert healthy != broken or len(set(lab["arms"].values())) > 1, name
         for scripts in (healthy, broken):
-            assert all(course.parses(text.decode()) for file, text in scripts.items() if file.endswith(".py")), name
+            assert all(course.parses(text.decode()) for file, text in scripts.items()
+                       if file.endswith(".py")), name
         assert len(lab["see"]) > 80 and len(lab["why"]) > 80 and len(lab["questions"]) >= 2, name
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
         readme = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
         assert "{{" not in readme and f"### {name}: {lab['title']}" in readme, name
-        assert all(f"* {question} " in " ".join(readme.split()) + " " for question in lab["questions"]), name
+        assert all(f"* {question} " in " ".join(readme.split()) + " "
+                   for question in lab["questions"]), name
 
 
 @pytest.mark.soak
@@ -319,6 +362,8 @@ def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
     """Two arms, two steps, one picture; asked for again, the runs are found."""
     monkeypatch.setattr(labs, "RUNS", tmp_path)
     for _ in range(2):
-        assert course.main(["lab", name, "--seeds", "0", "--steps", "2", "--out", str(tmp_path / "x.png")]) == 0
+        assert course.main(["lab", name, "--seeds", "0", "--steps", "2", "--out",
+                            str(tmp_path / "x.png")]) == 0
     told = capsys.readouterr().out
-    assert "What to see" in told and "2 of 2 runs are there already" in told and (tmp_path / "x.png").stat().st_size > 10_000
+    assert ("What to see" in told and "2 of 2 runs are there already" in told
+            and (tmp_path / "x.png").stat().st_size > 10_000)

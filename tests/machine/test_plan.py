@@ -17,7 +17,8 @@ def settings(*flags):
 
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
 def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
-    """To 5 %, as bytes of the tensors that a step leaves behind; the critic included, and no output layer counted for it."""
+    """To 5 %, as bytes of the tensors that a step leaves behind; the critic included, and no output
+    layer counted for it."""
     model, _ = load_model(tiny_dir)
     modules = [Policy(model)] + [Critic(model)] * (algo == "ppo")
     real = {"masters": 0, "gradients": 0, "Adam": 0}
@@ -30,20 +31,24 @@ def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
         real["masters"] += size(module.parameters())
         real["gradients"] += size(p.grad for p in module.parameters())
         real["Adam"] += size(t for state in optimizer.state.values() for t in state.values())
-    parts = plan.memory(settings("--algo", algo, "--model", tiny_dir), plan.config_of(str(tiny_dir)), 1)
+    parts = plan.memory(settings("--algo", algo, "--model", tiny_dir),
+                        plan.config_of(str(tiny_dir)), 1)
     for name, size in real.items():
         assert parts[name] == (pytest.approx(size, rel=0.05), "exact")
 
 
 def test_shards_and_copies():
-    """What is sharded is divided, what each rank has a whole copy of is not; a reference only where there is a KL."""
+    """What is sharded is divided, what each rank has a whole copy of is not; a reference only where
+    there is a KL."""
     config = plan.config_of("Qwen/Qwen2.5-7B-Instruct")
-    one, eight = (plan.memory(settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct"), config, gpus) for gpus in (1, 8))
+    one, eight = (plan.memory(settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct"),
+                              config, gpus) for gpus in (1, 8))
     for part in ("masters", "gradients", "Adam"):
         assert one[part][0] == 8 * eight[part][0]
     assert one["engine weights"] == eight["engine weights"] and one["reference"][0] == 0
     cfg = settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct", "--kl-coef", 0.1)
-    assert plan.memory(cfg, config, 1)["reference"][0] == plan.memory(cfg, config, 1)["engine weights"][0] * 2
+    assert (plan.memory(cfg, config, 1)["reference"][0]
+            == plan.memory(cfg, config, 1)["engine weights"][0] * 2)
 
 
 def test_published_sizes():
@@ -53,12 +58,15 @@ def test_published_sizes():
 
 
 def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, monkeypatch):
-    """From a directory with a config.json alone. At most 8 x 2 - 1 calls a dialogue and one first line a group."""
+    """From a directory with a config.json alone. At most 8 x 2 - 1 calls a dialogue and one first
+    line a group."""
     plan.config_of("Qwen/Qwen2.5-0.5B-Instruct").save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    assert rlver.main(["--plan", "--algo", "grpo", "--think", "--model", "model", "--out", "out"]) == 0
+    assert rlver.main(["--plan", "--algo", "grpo", "--think", "--model", "model",
+                       "--out", "out"]) == 0
     text = capsys.readouterr().out
-    assert f"at most {32 + 128 * 15:,} calls" in text and "activations  (estimate)" in text and "0.49 billion" in text
+    assert (f"at most {32 + 128 * 15:,} calls" in text and "activations  (estimate)" in text
+            and "0.49 billion" in text)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
     assert rlver.main(["--plan", "--model", "nowhere"]) == 2
     with pytest.raises(BadInput, match="no config to plan with"):

@@ -1,7 +1,9 @@
-"""One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for real. What two ranks compute must be
-what one computes, to 1e-5; and whatever happens to one of them, nobody waits for ever.
+"""One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for
+real. What two ranks compute must be what one computes, to 1e-5; and whatever happens to one of
+them, nobody waits for ever.
 
-Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things. This file is also their script."""
+Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
+This file is also their script."""
 import json
 import os
 import re
@@ -14,18 +16,22 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2", "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3",
-         "--critic-lr", "2e-3", "--warmup", "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
+SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2",
+         "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3", "--critic-lr", "2e-3", "--warmup",
+         "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
 
 
 def torchrun(ranks, script, *flags, env=None, timeout=240):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
-                          capture_output=True, text=True, timeout=timeout, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                           "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
+                          capture_output=True, text=True, timeout=timeout, cwd=ROOT,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
     return done.returncode, done.stdout, done.stderr
 
 
 def make_episodes(count=6, think=True):
-    """Dialogues of unequal length with made-up log-probs: the update does not care who said what."""
+    """Dialogues of unequal length with made-up log-probs: the update does not care who said
+    what."""
     import random
     from policy import Episode, Segment
     episodes, rng = [], random.Random(0)
@@ -43,7 +49,8 @@ def make_episodes(count=6, think=True):
 
 
 def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
-    """One update of policy and critic on this rank's part of the dialogues. Returns (metrics, gradients of each step, weights), whole."""
+    """One update of policy and critic on this rank's part of the dialogues. Returns (metrics,
+    gradients of each step, weights), whole."""
     import ppo
     from grpo import grpo_update
     from policy import Critic, Policy, empty_batch, load_model, micro_batches
@@ -64,17 +71,20 @@ def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
     gradients, norm = [], ppo.clip_gradient
 
     def listening(module, limit):
-        gradients.append({name: full_tensor(p.grad).clone() for name, p in module.named_parameters()})
+        gradients.append({name: full_tensor(p.grad).clone()
+                          for name, p in module.named_parameters()})
         return norm(module, limit)
     ppo.clip_gradient = listening
-    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=all_reduce_sum, ranks=max(1, ranks), kl_coef=0.1, kl_estimator="k2",
-                  reference=Policy(load_model(tiny_dir)[0]))
+    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=all_reduce_sum, ranks=max(1, ranks),
+                  kl_coef=0.1, kl_estimator="k2", reference=Policy(load_model(tiny_dir)[0]))
     if algo == "grpo":
         metrics = grpo_update(policy, optimizers[0], cuts, **shared)
     else:
-        metrics = ppo.ppo_update(policy, optimizers[0], critic, optimizers[1], cuts, lam=0.9, **shared)
+        metrics = ppo.ppo_update(policy, optimizers[0], critic, optimizers[1], cuts,
+                                 lam=0.9, **shared)
     ppo.clip_gradient = norm
-    weights = {name: full_tensor(p.detach()).clone() for m in (policy, critic) for name, p in m.named_parameters()}
+    weights = {name: full_tensor(p.detach()).clone() for m in (policy, critic)
+               for name, p in m.named_parameters()}
     return metrics, gradients, weights
 
 
@@ -89,7 +99,8 @@ def worker(tiny_dir, out):
     result = {}
     for algo in ("grpo", "ppo"):
         for name, deal in DEALS.items():
-            result[algo, name] = update(tiny_dir, algo, lambda r: deal(make_episodes(), 2, r), 2, rank())
+            result[algo, name] = update(tiny_dir, algo,
+                                        lambda r: deal(make_episodes(), 2, r), 2, rank())
     if rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()
@@ -107,8 +118,9 @@ def two_ranks(tiny_dir, tmp_path_factory):
 @pytest.mark.parametrize("deal", DEALS)
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
 def test_two_ranks_take_the_step_of_one(algo, deal, two_ranks, tiny_dir):
-    """Loss, gradients of both mini-batches, updated weights, metrics: the normaliser is that of the whole batch, gradients are summed and
-    not averaged, whitening is global. And a rank without any dialogue takes part in every collective and adds nothing."""
+    """Loss, gradients of both mini-batches, updated weights, metrics: the normaliser is that of the
+    whole batch, gradients are summed and not averaged, whitening is global. And a rank without any
+    dialogue takes part in every collective and adds nothing."""
     metrics, gradients, weights = update(tiny_dir, algo, lambda rank: make_episodes(), 0, 0)
     metrics2, gradients2, weights2 = two_ranks[algo, deal]
     assert len(gradients) == len(gradients2) == (2 if algo == "grpo" else 4)
@@ -118,11 +130,13 @@ def test_two_ranks_take_the_step_of_one(algo, deal, two_ranks, tiny_dir):
             torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-4)
     for name in weights:
         torch.testing.assert_close(weights2[name], weights[name], atol=1e-5, rtol=0)
-    for key in set(metrics) - {"logp_gap_max"}:         # a maximum over the rank's own tokens; the trainer takes that over ranks
-        assert metrics2[key] == (None if metrics[key] is None else pytest.approx(metrics[key], abs=1e-5, rel=1e-4)), key
+    # a maximum over the rank's own tokens; the trainer takes that over ranks
+    for key in set(metrics) - {"logp_gap_max"}:
+        assert metrics2[key] == (None if metrics[key] is None
+                                 else pytest.approx(metrics[key], abs=1e-5, rel=1e-4)), key
 
 
-# -------------------------------------------------------------------------------------------------------------- whole runs
+# --------------------------------------------------------------------------------------- whole runs
 
 def dialogues(out):
     return [json.loads(line) for line in (out / "dialogues.jsonl").read_text().split("\n") if line]
@@ -138,7 +152,8 @@ def alike(a, b):
     assert len(rows(a)) == len(rows(b)) == 3
     for x, y in zip(rows(a), rows(b)):
         for key in set(x) - {"seconds", "logp_gap", "logp_gap_max"}:
-            assert x[key] == (None if y[key] is None else pytest.approx(y[key], abs=2e-4, rel=2e-3)), key
+            assert x[key] == (None if y[key] is None
+                              else pytest.approx(y[key], abs=2e-4, rel=2e-3)), key
 
 
 def run(ranks, tiny_dir, out, *flags):
@@ -147,14 +162,16 @@ def run(ranks, tiny_dir, out, *flags):
 
 
 def alone(*flags):
-    done = subprocess.run([sys.executable, "rlver.py", *map(str, flags)], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    done = subprocess.run([sys.executable, "rlver.py", *map(str, flags)], capture_output=True,
+                          text=True, timeout=240, cwd=ROOT)
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
 def test_a_run_on_two_ranks_and_its_checkpoints(algo, tiny_dir, tmp_path):
-    """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments of Adam and critic included."""
+    """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
+    of Adam and critic included."""
     for ranks, name in ((1, "one"), (2, "two")):
         code, out, err = run(ranks, tiny_dir, tmp_path / name, "--algo", algo)
         assert code == 0, err
@@ -167,10 +184,12 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, tiny_dir, tmp_path):
         resume = ["--resume", there, "--steps", 3]
         code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)
         assert code == 0, err
-        trained = lambda out: [d for d in dialogues(out) if d["split"] == "train"]      # it was evaluated once more at its first end
+        # it was evaluated once more at its first end
+        trained = lambda out: [d for d in dialogues(out) if d["split"] == "train"]
         assert trained(there) == trained(tmp_path / "one")
         assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
-        assert [r["grad_norm"] for r in rows(there)] == pytest.approx([r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3)
+        assert ([r["grad_norm"] for r in rows(there)]
+                == pytest.approx([r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3))
 
 
 @pytest.mark.slow
@@ -182,14 +201,17 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
 
 @pytest.mark.slow
 def test_bad_input_is_told_once(tmp_path):
-    code, _, err = torchrun(2, "rlver.py", "--model", tmp_path / "nowhere", "--out", tmp_path / "out", timeout=120)
+    code, _, err = torchrun(2, "rlver.py", "--model", tmp_path / "nowhere", "--out",
+                            tmp_path / "out", timeout=120)
     assert code != 0 and len(re.findall("^rlver.py: --model", err, re.M)) == 1
     code, _, err = torchrun(2, "rlver.py", "--algo", "dpo", timeout=120)
     assert code != 0 and len(re.findall("^rlver.py: ", err, re.M)) == 1
 
 
-def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path, monkeypatch, capfd):
-    """An engine before init_process_group leaves each rank in a world of one, where every reduction silently does nothing."""
+def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path,
+                                                             monkeypatch, capfd):
+    """An engine before init_process_group leaves each rank in a world of one, where every reduction
+    silently does nothing."""
     import rlver
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(rlver, "join_ranks", lambda cuda: None)

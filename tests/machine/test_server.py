@@ -1,6 +1,8 @@
-"""The sentient user over a model server: a real server on loopback, with every fault that three days of dialogues will meet.
+"""The sentient user over a model server: a real server on loopback, with every fault that three
+days of dialogues will meet.
 
-Waits are made short by a smaller first wait; nothing here measures time but for one Retry-After, which is a promise about time."""
+Waits are made short by a smaller first wait; nothing here measures time but for one Retry-After,
+which is a promise about time."""
 import asyncio
 import json
 import time
@@ -15,14 +17,16 @@ from server import Loopback, completion
 from support import llm
 from support.llm import CallLog, RetryableError, ServerModel, backoff, seconds_to_wait
 from support.rundir import open_run
-from support.settings import GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed, SimulatorRefused, split_name
+from support.settings import (GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed,
+                              SimulatorRefused, split_name)
 from simulator import Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from test_dialogue import Agent
 
 ANN = toy_profiles("train", 1)[0]
 FIRST_WAIT = make_simulator("openai:m@http://127.0.0.1").wait
-SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns", "2", "--max-tokens", "6", "--eval-size", "4", "--lr", "2e-3",
-         "--save-every", "1", "--simulator-retries", "6"]
+SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns", "2",
+         "--max-tokens", "6", "--eval-size", "4", "--lr", "2e-3", "--save-every", "1",
+         "--simulator-retries", "6"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +34,8 @@ def quick(monkeypatch):
     """The first wait of a retry is 5 ms in here, not 400."""
     monkeypatch.setattr(llm, "AWAY", 0.005)
     init = Simulator.__init__
-    monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more:
+    monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla",
+                        retries=2, wait=0.0, *rest, **more:
                         init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more))
 
 
@@ -39,48 +44,58 @@ def Script(*replies):
 
 
 def user_at(server, retries=8, timeout=5.0, **more):
-    return User(make_simulator(f"openai:scripted@{server.url}", retries=retries, timeout=timeout, **more), ANN)
+    return User(make_simulator(f"openai:scripted@{server.url}", retries=retries,
+                               timeout=timeout, **more), ANN)
 
 
 def run(model, url, out, *flags):
-    return rlver.main(["--model", str(model), "--simulator", f"openai:scripted@{url}", *SMALL, "--out", str(out), *map(str, flags)])
+    return rlver.main(["--model", str(model), "--simulator", f"openai:scripted@{url}", *SMALL,
+                       "--out", str(out), *map(str, flags)])
 
 
 def rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-# ---------------------------------------------------------------------------------------------------------- the address
+# -------------------------------------------------------------------------------------- the address
 
 def test_the_name_is_split_at_the_first_colon_and_the_last_at():
-    """Model names hold colons and slashes, URLs hold colons, and somebody's model name will hold an @."""
-    assert split_name("openai:deepseek-chat@https://host/v1") == ("openai", "deepseek-chat", "https://host/v1")
-    assert split_name("openai:org/m:70b@2@http://127.0.0.1:8000/v1") == ("openai", "org/m:70b@2", "http://127.0.0.1:8000/v1")
+    """Model names hold colons and slashes, URLs hold colons, and somebody's model name will hold
+    an @."""
+    assert split_name("openai:deepseek-chat@https://host/v1") == ("openai", "deepseek-chat",
+                                                                  "https://host/v1")
+    assert split_name("openai:org/m:70b@2@http://127.0.0.1:8000/v1") == ("openai", "org/m:70b@2",
+                                                                         "http://127.0.0.1:8000/v1")
     assert split_name("local:models/a@b") == ("local", "models/a@b", "")
     assert split_name("toy") == ("toy", "", "")
 
 
-@pytest.mark.parametrize("name", ["openai:", "openai:m", "openai:m@", "openai:@http://h/v1", "openai:m@host/v1", "openai:m@ftp://h", "local:",
-                                  "openia:m@http://h"])
+@pytest.mark.parametrize("name",
+                         ["openai:", "openai:m", "openai:m@", "openai:@http://h/v1",
+                          "openai:m@host/v1", "openai:m@ftp://h", "local:", "openia:m@http://h"])
 def test_a_bad_address_is_one_line(name, tmp_path, capfd):
     assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
     [line] = capfd.readouterr().err.splitlines()
     assert name in line and not (tmp_path / "out").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- one call
+# ----------------------------------------------------------------------------------------- one call
 
 def test_the_server_is_asked_what_the_scripted_model_is_asked():
-    """One prompt chain, whichever model: over the server the same dialogue, prompt by prompt, with tokens and model name as told."""
+    """One prompt chain, whichever model: over the server the same dialogue, prompt by prompt, with
+    tokens and model name as told."""
     async def talk(user):
         lines = [await user.answer()]
         for reply in ("I am here, let it all out.", "Cheer up, it will be fine."):
             lines += [await user.feel(reply), await user.answer()]
         return lines, user.emotion
     seen = []
-    with Loopback(reply=lambda request: seen.append(request) or (200, {}, completion(asyncio.run(server.model(request["messages"][0]["content"]))))) as server:
-        assert asyncio.run(talk(user_at(server))) == asyncio.run(talk(User(make_simulator("toy"), ANN)))
-    assert len(seen) == 5 and all(r["model"] == "scripted" and r["temperature"] == 0 and len(r["messages"]) == 1 for r in seen)
+    with Loopback(reply=lambda request: seen.append(request) or (200, {}, completion(
+        asyncio.run(server.model(request["messages"][0]["content"]))))) as server:
+        assert (asyncio.run(talk(user_at(server)))
+                == asyncio.run(talk(User(make_simulator("toy"), ANN))))
+    assert len(seen) == 5 and all(r["model"] == "scripted" and r["temperature"] == 0
+                                  and len(r["messages"]) == 1 for r in seen)
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "garbage"])
@@ -89,7 +104,7 @@ def test_what_may_heal_is_tried_again(fault):
     with Loopback(faults={fault: 0.5}, seed=1) as server:
         assert asyncio.run(user_at(server, retries=20).answer())
         assert server.calls > 1
-    with Loopback(faults={fault: 1.0}) as server:                   # and with too few it is given up, not guessed at
+    with Loopback(faults={fault: 1.0}) as server:  # and with too few it is given up, not guessed at
         with pytest.raises(SimulatorFailed, match="4 attempts at the reply hop failed"):
             asyncio.run(user_at(server, retries=3).answer())
         assert server.calls == 4
@@ -104,7 +119,8 @@ def test_a_call_that_hangs_is_given_up_and_tried_again():
 
 
 def test_a_body_that_trickles_in_for_ever_has_the_same_deadline():
-    """An HTTP client's timeout is one of each read: a server that sends a byte now and then never meets it."""
+    """An HTTP client's timeout is one of each read: a server that sends a byte now and then never
+    meets it."""
     with Loopback() as server:
         handler = server.RequestHandlerClass
 
@@ -135,31 +151,38 @@ def test_a_server_that_cuts_the_line_and_comes_back():
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 def test_what_cannot_heal_stops_at_once_with_the_servers_words(status):
     """Eight growing waits before "no such model" would be eight too many."""
-    with Loopback(reply=lambda request: (status, {}, {"error": {"message": "no such thing as this"}})) as server:
+    with Loopback(reply=lambda request:
+                  (status, {}, {"error": {"message": "no such thing as this"}})) as server:
         with pytest.raises(SimulatorRefused, match=f"says {status}: .*no such thing as this"):
             asyncio.run(user_at(server).answer())
         assert server.calls == 1
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"not json", {"choices": []}, {"choices": None}, {"choices": [{}]},
-                                  {"choices": [{"message": {"content": None}}]}, completion(""), completion("x" * 100_000),
-                                  completion("\n" * 100_000), completion("Thinking: " * 10_000)], ids=lambda body: str(body)[:40])
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"not json", {"choices": []},
+                                  {"choices": None}, {"choices": [{}]},
+                                  {"choices": [{"message": {"content": None}}]},
+                                  completion(""), completion("x" * 100_000),
+                                  completion("\n" * 100_000), completion("Thinking: " * 10_000)],
+                         ids=lambda body: str(body)[:40])
 def test_an_answer_that_is_none_is_tried_again(body):
-    """Proxies answer 200 with an empty page; models with nothing, or for ever. Each costs one attempt, no exception, no minute of
-    regular expressions."""
+    """Proxies answer 200 with an empty page; models with nothing, or for ever. Each costs one
+    attempt, no exception, no minute of regular expressions."""
     def reply(request):
-        return 200, {}, body if server.calls == 1 else completion(asyncio.run(server.model(request["messages"][0]["content"])))
+        return (200, {}, body if server.calls == 1
+                else completion(asyncio.run(server.model(request["messages"][0]["content"]))))
     with Loopback(reply=reply) as server:
         began = time.monotonic()
         assert asyncio.run(user_at(server).answer()) and server.calls == 2
-        assert time.monotonic() - began < 5                 # a hang, not a speed: quadratic matching would take hours
+        # a hang, not a speed: quadratic matching would take hours
+        assert time.monotonic() - began < 5
 
 
-# ------------------------------------------------------------------------------------------------------------ the waits
+# ---------------------------------------------------------------------------------------- the waits
 
 def test_retry_after_is_honoured():
     """In seconds or as a date; not for ever, and nonsense is no time at all."""
-    assert seconds_to_wait("1.5") == 1.5 and seconds_to_wait("-3") == 0 and seconds_to_wait("86400") == 60
+    assert (seconds_to_wait("1.5") == 1.5 and seconds_to_wait("-3") == 0
+            and seconds_to_wait("86400") == 60)
     assert [seconds_to_wait(x) for x in (None, "", "soon", "nan")] == [0] * 4
     later = datetime.now(timezone.utc) + timedelta(seconds=30)
     assert 25 < seconds_to_wait(format_datetime(later, usegmt=True)) <= 30
@@ -172,8 +195,9 @@ def test_retry_after_is_honoured():
 
 
 def test_waits_grow_and_differ(monkeypatch):
-    """0.4 s, doubled each time up to 12 s, between three quarters and the whole of it by chance: eight retries last half a minute at
-    least, and a hundred dialogues do not come back at the same moment."""
+    """0.4 s, doubled each time up to 12 s, between three quarters and the whole of it by chance:
+    eight retries last half a minute at least, and a hundred dialogues do not come back at the same
+    moment."""
     waits, make_wait = [], FIRST_WAIT
 
     async def sleep(seconds):
@@ -189,15 +213,18 @@ def test_waits_grow_and_differ(monkeypatch):
             asyncio.run(chain.ask("reply", User(chain, ANN).values(), parse_reply))
     for i, column in enumerate(zip(*[iter(waits)] * 8)):
         assert all(0.75 <= wait / min(12, 0.4 * 2 ** k) <= 1 for k, wait in enumerate(column))
-    assert len(set(waits)) == len(waits) == 160 and min(sum(waits[i:i + 8]) for i in range(0, 160, 8)) >= 30
+    assert (len(set(waits)) == len(waits) == 160
+            and min(sum(waits[i:i + 8]) for i in range(0, 160, 8)) >= 30)
 
 
-# ---------------------------------------------------------------------------------------------------------- many dialogues
+# ----------------------------------------------------------------------------------- many dialogues
 
 def test_calls_overlap_within_their_bound():
-    """Defect 18: the released code makes one call after the other. Here all dialogues wait at the same time, as many as allowed."""
+    """Defect 18: the released code makes one call after the other. Here all dialogues wait at the
+    same time, as many as allowed."""
     def together(prompt):
-        """Answer nobody before as many are waiting as may be (or for long it is clear that they never will)."""
+        """Answer nobody before as many are waiting as may be (or for long it is clear that they
+        never will)."""
         began = time.monotonic()
         while server.most < bound and time.monotonic() < began + 10:
             time.sleep(0.005)
@@ -205,26 +232,31 @@ def test_calls_overlap_within_their_bound():
     for bound in (3, 16):
         with Loopback(answer=together) as server:
             chain = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
-            episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 16), 1, lambda n: Script("Go on, let it all out.", "Hm."), 2))
+            episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 16), 1, lambda n:
+                                                    Script("Go on, let it all out.", "Hm."), 2))
             assert len(episodes) == 16 and not dropped
             assert server.most == bound
 
 
 def test_a_rollout_has_a_deadline():
-    """Dialogues that are still open then are dropped: other ranks wait for this one, and they have a limit of their own."""
-    with Loopback(answer=lambda prompt: time.sleep(10 * ("slow" in prompt)) or asyncio.run(server.model(prompt))) as server:
+    """Dialogues that are still open then are dropped: other ranks wait for this one, and they have
+    a limit of their own."""
+    with Loopback(answer=lambda prompt: time.sleep(10 * ("slow" in prompt))
+                  or asyncio.run(server.model(prompt))) as server:
         chain = make_simulator(f"openai:scripted@{server.url}")
         texts = lambda n: Script("slow" if n == 1 else "Hm.", "Hm.")
-        episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts, 2, timeout=1.0))
+        episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts,
+                                                2, timeout=1.0))
     assert [e.number for e in episodes] == [0, 2] and dropped == 1
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--rollout-timeout", str(GROUP_TIMEOUT)])
 
 
-# --------------------------------------------------------------------------------------------------------- log and cache
+# ------------------------------------------------------------------------------------ log and cache
 
 def test_every_call_is_logged_and_none_is_paid_for_twice(tmp_path):
-    """A resumed step finds its answers in the log: unreadable ones too, or it would be told something else than the first time."""
+    """A resumed step finds its answers in the log: unreadable ones too, or it would be told
+    something else than the first time."""
     path = tmp_path / "calls.jsonl"
     with Loopback(faults={"garbage": 0.4}, seed=3) as server:
         said = asyncio.run(user_at(server, log=CallLog(path)).answer())
@@ -255,16 +287,18 @@ def test_a_line_that_was_cut_off_is_no_answer_and_spoils_no_other(tmp_path):
 
 
 def test_samples_are_not_shared_between_the_dialogues_of_a_group():
-    """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue draws its own: a cache without the
-    dialogue in its key would make a group of copies."""
+    """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
+    draws its own: a cache without the dialogue in its key would make a group of copies."""
     async def model(prompt):
         return "x"
     chain = Simulator(model)
-    assert chain.key("p", "training 1 0", 0) == chain.key("p", "training 1 1", 0) != chain.key("q", "training 1 0", 0)
+    assert (chain.key("p", "training 1 0", 0) == chain.key("p", "training 1 1", 0)
+            != chain.key("q", "training 1 0", 0))
     assert chain.key("p", "training 1 0", 0) != chain.key("p", "training 1 0", 1)
     model.temperature = 0.7
     assert len({chain.key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
-    assert chain.key("p", "training 1 0", 0) != chain.key("p", "training 2 0", 0)       # nor between steps
+    # nor between steps
+    assert chain.key("p", "training 1 0", 0) != chain.key("p", "training 2 0", 0)
     names = []
 
     class Listening(Simulator):
@@ -272,25 +306,30 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
             names.append(dialogue)
             return await super().ask(name, values, parse, dialogue)
     listening = Listening(make_simulator("toy").model)
-    asyncio.run(rollout(listening, [ANN, ANN], 2, lambda n: Script("Hm."), 1, groups=[4, 7], name="training 3"))
-    assert sorted(names) == ["training 3 14", "training 3 15", "training 3 8", "training 3 9", "training 3 group 4", "training 3 group 7"]
+    asyncio.run(rollout(listening, [ANN, ANN], 2, lambda n: Script("Hm."), 1, groups=[4, 7],
+                        name="training 3"))
+    assert sorted(names) == ["training 3 14", "training 3 15", "training 3 8", "training 3 9",
+                             "training 3 group 4", "training 3 group 7"]
 
 
-# -------------------------------------------------------------------------------------------------------------- a whole run
+# -------------------------------------------------------------------------------------- a whole run
 
 @pytest.mark.slow
 def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path):
-    """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of calls."""
+    """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of
+    calls."""
     assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
     for name, faults in (("served", {}), ("troubled", {"429": 0.08, "garbage": 0.04, "500": 0.04})):
         with Loopback(faults=faults) as server:
             assert run(tiny_dir, server.url, tmp_path / name) == 0
             assert len(rows(tmp_path / name / "calls.jsonl")) <= server.calls
-        assert (tmp_path / name / "dialogues.jsonl").read_text() == (tmp_path / "scripted" / "dialogues.jsonl").read_text()
+        assert ((tmp_path / name / "dialogues.jsonl").read_text()
+                == (tmp_path / "scripted" / "dialogues.jsonl").read_text())
 
 
 def test_a_server_that_goes_away_pauses_the_run(tiny_dir, tmp_path, capfd):
-    """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was answered is not asked again."""
+    """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was
+    answered is not asked again."""
     with Loopback() as server:
         whole = tmp_path / "whole"
         assert run(tiny_dir, server.url, whole) == 0
@@ -302,25 +341,30 @@ def test_a_server_that_goes_away_pauses_the_run(tiny_dir, tmp_path, capfd):
     err = capfd.readouterr().err
     assert "cannot be reached" in err and f"python rlver.py --resume {tmp_path / 'out'}" in err
     with Loopback() as server:
-        assert rlver.main(["--resume", str(tmp_path / "out"), "--simulator", f"openai:scripted@{server.url}"]) == 0
+        assert rlver.main(["--resume", str(tmp_path / "out"), "--simulator",
+                           f"openai:scripted@{server.url}"]) == 0
         assert answered + server.calls == len(prompts)
     for name in ("dialogues.jsonl",):
         assert (tmp_path / "out" / name).read_text() == (whole / name).read_text()
     with pytest.raises(BadInput, match="--simulator cannot change"):
-        open_run({**vars(make_parser().parse_args(["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]))})
+        open_run({**vars(make_parser().parse_args(["--resume", str(whole), "--simulator",
+                                                   f"openai:other@{server.url}"]))})
 
 
 def test_a_cache_of_another_run_pays_for_its_calls(tiny_dir, tmp_path):
     with Loopback() as server:
         assert run(tiny_dir, server.url, tmp_path / "one") == 0
         paid = server.calls
-        assert run(tiny_dir, server.url, tmp_path / "two", "--simulator-cache", tmp_path / "one" / "calls.jsonl") == 0
+        assert run(tiny_dir, server.url, tmp_path / "two", "--simulator-cache",
+                   tmp_path / "one" / "calls.jsonl") == 0
         assert server.calls == paid
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--simulator-cache", str(tmp_path / "none"), "--out", str(tmp_path / "three")]) == 2
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--simulator-cache",
+                       str(tmp_path / "none"), "--out", str(tmp_path / "three")]) == 2
 
 
 def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd):
-    """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run that is shared."""
+    """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run
+    that is shared."""
     monkeypatch.setenv("RLVER_API_KEY", "sk-very-secret")
     with Loopback(key="sk-very-secret") as server:
         assert run(tiny_dir, server.url, tmp_path / "out") == 0
@@ -335,17 +379,19 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
 
 def test_an_unknown_model_stops_the_run_in_the_servers_words(tiny_dir, tmp_path, capfd):
     with Loopback() as server:
-        assert rlver.main(["--model", str(tiny_dir), "--simulator", f"openai:gpt-9@{server.url}", *SMALL, "--out", str(tmp_path / "out")]) == 2
+        assert rlver.main(["--model", str(tiny_dir), "--simulator", f"openai:gpt-9@{server.url}",
+                           *SMALL, "--out", str(tmp_path / "out")]) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlver.py:")]
     assert len(lines) == 1 and "The model `gpt-9` does not exist." in lines[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ local models
+# ------------------------------------------------------------------------------------- local models
 
 def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
-    """The same engine code serves it. A random model knows no sections, so every dialogue is lost, which is told; what it is asked, and
-    that it answers greedily, is seen in the log."""
-    code = rlver.main(["--model", str(tiny_dir), "--simulator", f"local:{tiny_dir}", *SMALL, "--out", str(tmp_path / "out")])
+    """The same engine code serves it. A random model knows no sections, so every dialogue is lost,
+    which is told; what it is asked, and that it answers greedily, is seen in the log."""
+    code = rlver.main(["--model", str(tiny_dir), "--simulator", f"local:{tiny_dir}", *SMALL,
+                       "--out", str(tmp_path / "out")])
     assert code == 2 and "does not fit its context of 512" in capfd.readouterr().err
 
 

@@ -1,4 +1,5 @@
-"""What three days of a run will meet, in minutes: kills at random moments, a server with every fault. Run by `pytest -m soak`."""
+"""What three days of a run will meet, in minutes: kills at random moments, a server with every
+fault. Run by `pytest -m soak`."""
 import json
 import os
 import random
@@ -15,15 +16,17 @@ from server import start
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 5))
 STEPS = 6 * KILLS
-RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-turns", "3", "--max-tokens", "8", "--lr", "1e-3", "--eval-size", "4",
-       "--save-every", "1"]
+RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-turns", "3",
+       "--max-tokens", "8", "--lr", "1e-3", "--eval-size", "4", "--save-every", "1"]
 
 
 def torchrun(*flags):
-    """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must die with it."""
-    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "rlver.py", *map(str, flags)],
-                            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                            text=True)
+    """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must
+    die with it."""
+    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                             "--nproc-per-node", "2", "rlver.py", *map(str, flags)], cwd=ROOT,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True)
 
 
 def children(pid):
@@ -44,8 +47,8 @@ def lines(path):
 
 @pytest.mark.soak
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, tmp_path):
-    """kill -9 of both ranks, again and again: each resume continues, and the end is that of a run that was let alone, dialogue by
-    dialogue. (RLVER_KILLS=20 for a longer night.)"""
+    """kill -9 of both ranks, again and again: each resume continues, and the end is that of a run
+    that was let alone, dialogue by dialogue. (RLVER_KILLS=20 for a longer night.)"""
     server, url = start("--latency", 0.02)
     try:
         policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN]
@@ -56,9 +59,12 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
         while kills < KILLS:
             while not (out / "config.json").exists() and run.poll() is None:
                 time.sleep(0.05)
-            before = len(list(out.glob("calls*.jsonl"))) and sum(p.stat().st_size for p in out.glob("calls*.jsonl"))
-            began = time.monotonic()                # not while it only starts: it must have got somewhere since the last kill
-            while run.poll() is None and time.monotonic() - began < 60 and sum(p.stat().st_size for p in out.glob("calls*.jsonl")) <= before:
+            before = len(list(out.glob("calls*.jsonl"))) and sum(p.stat().st_size
+                                                                 for p in out.glob("calls*.jsonl"))
+            # not while it only starts: it must have got somewhere since the last kill
+            began = time.monotonic()
+            while (run.poll() is None and time.monotonic() - began < 60
+                   and sum(p.stat().st_size for p in out.glob("calls*.jsonl")) <= before):
                 time.sleep(0.02)
             time.sleep(rng.uniform(0, 1.5))
             if run.poll() is not None:
@@ -67,8 +73,9 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             run.kill()
             run.wait()
             deadline = time.monotonic() + 60
-            while (left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-                time.sleep(0.02)                    # one that was still importing torch dies when it has
+            while ((left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
+                   and time.monotonic() < deadline):
+                time.sleep(0.02)            # one that was still importing torch dies when it has
             assert not left, "ranks outlive torchrun"
             kills += 1
             run = torchrun("--resume", out)
@@ -79,14 +86,16 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
     assert lines(out / "dialogues.jsonl") == lines(tmp_path / "whole" / "dialogues.jsonl")
     assert [row["step"] for row in lines(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
     keys = [row["key"] for path in out.glob("calls*.jsonl") for row in lines(path) if row]
-    assert len(keys) - len(set(keys)) <= 0.2 * len(keys)        # and next to nothing was paid for twice: equal prompts of two dialogues
+    # and next to nothing was paid for twice: equal prompts of two dialogues
+    assert len(keys) - len(set(keys)) <= 0.2 * len(keys)
 
 
 @pytest.mark.soak
 def test_a_run_over_a_server_with_every_fault():
-    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 % of the dialogues, and it learns as the
-    run without does. Three combined standard errors, because those are of the evaluations alone: from the first lost dialogue on these
-    are two runs, and two runs differ by more. (BENCHMARKS.md has a difference as measured.)"""
+    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 %
+    of the dialogues, and it learns as the run without does. Three combined standard errors, because
+    those are of the evaluations alone: from the first lost dialogue on these are two runs, and two
+    runs differ by more. (BENCHMARKS.md has a difference as measured.)"""
     result = bench.with_faults()
     print(json.dumps(result))
     assert result["with"]["steps"] == result["without"]["steps"] == 20

@@ -1,4 +1,5 @@
-"""vLLM for real: its CPU build samples in this process. Without it these tests skip by name; .ci/run has an environment for them."""
+"""vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
+.ci/run has an environment for them."""
 import asyncio
 import json
 
@@ -15,18 +16,22 @@ from models import PROBE
 from support.ranks import iter_full_weights
 from support.settings import vllm_is_there
 
-pytestmark = pytest.mark.skipif(not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install")
-LINES = ["My sister forgot my birthday. I feel hurt.", "Hm. Nobody knows how it feels.", "I just need to let it out."]
-SMALL = ["--engine", "vllm", "--steps", "2", "--batch-size", "4", "--group-size", "2", "--minibatches", "2", "--max-turns", "2",
-         "--max-tokens", "8", "--eval-size", "4", "--lr", "1e-2", "--warmup", "0"]
+pytestmark = pytest.mark.skipif(not vllm_is_there(), reason="vLLM is not installed; "
+                                "requirements-vllm.txt says what to install")
+LINES = ["My sister forgot my birthday. I feel hurt.", "Hm. Nobody knows how it feels.",
+         "I just need to let it out."]
+SMALL = ["--engine", "vllm", "--steps", "2", "--batch-size", "4", "--group-size", "2",
+         "--minibatches", "2", "--max-turns", "2", "--max-tokens", "8", "--eval-size", "4", "--lr",
+         "1e-2", "--warmup", "0"]
 
 
 @pytest.fixture(scope="module")
 def tied_dir(tiny_tokenizer, tmp_path_factory):
-    """A model whose embeddings serve as output layer too, as in the small Qwens: where a sync goes wrong most quietly. Its heads have
-    32 numbers: vLLM's CPU attention knows no smaller ones."""
+    """A model whose embeddings serve as output layer too, as in the small Qwens: where a sync goes
+    wrong most quietly. Its heads have 32 numbers: vLLM's CPU attention knows no smaller ones."""
     path = tmp_path_factory.mktemp("tied")
-    make_tiny_model(tiny_tokenizer, hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True).save_pretrained(path)
+    make_tiny_model(tiny_tokenizer, hidden_size=64, num_key_value_heads=1,
+                    tie_word_embeddings=True).save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
     return path
 
@@ -39,7 +44,8 @@ def engine(tied_dir):
 
 def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
     async def one(seed):
-        agent = Agent(engine, chat, think=think, max_tokens=max_tokens + seed, context=512, seed=[3, seed])
+        agent = Agent(engine, chat, think=think, max_tokens=max_tokens + seed, context=512,
+                      seed=[3, seed])
         for line in lines:
             await asyncio.sleep(0.01 * seed)            # they join while others are at work
             await agent.reply(line)
@@ -53,7 +59,8 @@ def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
 
 
 def gap(engine, policy, chat, think=False, **more):
-    """The largest difference between the engine's log-probs of fresh dialogues and the trainer's."""
+    """The largest difference between the engine's log-probs of fresh dialogues and the
+    trainer's."""
     batch = pack(dialogues(engine, chat, think, **more))
     with torch.no_grad():
         return logp_gap([batch], [policy(batch)[0]])["logp_gap_max"]
@@ -77,28 +84,34 @@ def changed(policy, seed=0):
 
 @pytest.mark.parametrize("think", [False, True], ids=["direct", "think"])
 def test_its_log_probs_are_the_trainers(engine, policy, think):
-    """Ids in, ids out, requests that join mid-run, at temperature 0.7: vLLM's default log-probs are those at temperature 1 and fail here."""
+    """Ids in, ids out, requests that join mid-run, at temperature 0.7: vLLM's default log-probs are
+    those at temperature 1 and fail here."""
     assert gap(engine, *policy, think) < 1e-4
 
 
 def test_its_ids_are_what_was_sampled(engine, policy):
-    """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes behind it; the limit holds."""
+    """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
+    behind it; the limit holds."""
     _, chat = policy
-    replies = [s for e in dialogues(engine, chat, False, 12, max_tokens=60) for s in e.segments if s.log_probs is not None]
-    assert all(len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies)
+    replies = [s for e in dialogues(engine, chat, False, 12, max_tokens=60) for s in e.segments
+               if s.log_probs is not None]
+    assert all(len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1]
+               for s in replies)
     assert {s.ids[-1] == chat.stop_id for s in replies} == {True, False}
 
 
 def test_a_dialogues_dice_decide(engine, policy):
     """Each dialogue brings its own seed: the same one says the same again, in whatever company."""
     _, chat = policy
-    said = lambda count: [[s.ids for s in e.segments] for e in dialogues(engine, chat, False, count)]
+    said = lambda count: [[s.ids for s in e.segments]
+                          for e in dialogues(engine, chat, False, count)]
     assert said(3) == said(6)[:3]
     assert len({str(row) for row in said(6)}) == 6
 
 
 def test_new_weights_take_effect_again_and_again(engine, policy):
-    """Tied embeddings, fused projections, the prefix cache: after a sync all must be new, each time."""
+    """Tied embeddings, fused projections, the prefix cache: after a sync all must be new, each
+    time."""
     trainer, chat = policy
     for seed in range(3):
         changed(trainer, seed)
@@ -108,7 +121,8 @@ def test_new_weights_take_effect_again_and_again(engine, policy):
 
 
 def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
-    """Keys and values made with the old weights fit the new ones badly. The prompt is long: only whole blocks are cached."""
+    """Keys and values made with the old weights fit the new ones badly. The prompt is long: only
+    whole blocks are cached."""
     trainer, chat = policy
     long = dict(lines=[" ".join(PROBE.split()[:100])], count=2)
     gap(engine, trainer, chat, **long)                  # fills the cache
@@ -122,7 +136,8 @@ def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
 
 
 def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
-    """An engine that dies must not leave dialogues waiting for ever; and the next request starts afresh."""
+    """An engine that dies must not leave dialogues waiting for ever; and the next request starts
+    afresh."""
     _, chat = policy
 
     def broken():
@@ -137,8 +152,8 @@ def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
 
 
 def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
-    """A rollout's deadline cancels it in the middle of a reply. Blocks that stayed in use would keep the prefix cache from being reset,
-    and keys of the old weights would survive the sync."""
+    """A rollout's deadline cancels it in the middle of a reply. Blocks that stayed in use would
+    keep the prefix cache from being reset, and keys of the old weights would survive the sync."""
     trainer, chat = policy
     prompt = chat.first_prompt(PROBE)[:300]
 
@@ -154,21 +169,27 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
     assert gap(engine, trainer, chat, lines=[" ".join(PROBE.split()[:100])], count=2) < 1e-4
 
 
-# -------------------------------------------------------------------------------------------------------------- a whole run
+# -------------------------------------------------------------------------------------- a whole run
 
 @pytest.mark.parametrize("flags", [["--algo", "grpo"], ["--algo", "ppo", "--think"]], ids=" ".join)
 def test_a_run(flags, tied_dir, tmp_path):
-    """Engine and trainer stay together through the updates, and the gap of every step is in the metrics."""
-    assert rlver.main(["--model", str(tied_dir), *SMALL, *flags, "--out", str(tmp_path / "out")]) == 0
-    steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n") if line]
-    assert len(steps) == 2 and all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)
+    """Engine and trainer stay together through the updates, and the gap of every step is in the
+    metrics."""
+    assert rlver.main(["--model", str(tied_dir), *SMALL, *flags, "--out",
+                       str(tmp_path / "out")]) == 0
+    steps = [json.loads(line)
+             for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n") if line]
+    assert len(steps) == 2 and all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
+                                   for row in steps)
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
-    """named_parameters() leaves the second name of a tied tensor out. vLLM takes the rest without a word and samples from a stale
-    output layer: from step 2 on, gibberish (defect 27). The probe stops the run at once."""
+    """named_parameters() leaves the second name of a tied tensor out. vLLM takes the rest without a
+    word and samples from a stale output layer: from step 2 on, gibberish (defect 27). The probe
+    stops the run at once."""
     load = VllmEngine.load_weights
-    monkeypatch.setattr(VllmEngine, "load_weights", lambda self, named: load(self, [(n, w) for n, w in named if n != "lm_head.weight"]))
+    monkeypatch.setattr(VllmEngine, "load_weights", lambda self, named:
+                        load(self, [(n, w) for n, w in named if n != "lm_head.weight"]))
     assert rlver.main(["--model", str(tied_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
     assert "engine and trainer disagree" in capfd.readouterr().err
-    assert not (tmp_path / "out" / "metrics.jsonl").exists()        # the first step was not finished
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()    # the first step was not finished

@@ -1,5 +1,6 @@
-"""The dialogue and the rollout: who hears what, who is scored by whom, and how it ends. Users here are real ones over a small
-model of our own, so that every call can be counted; agents say by heart what the test wants said."""
+"""The dialogue and the rollout: who hears what, who is scored by whom, and how it ends. Users here
+are real ones over a small model of our own, so that every call can be counted; agents say by heart
+what the test wants said."""
 import asyncio
 import json
 import random
@@ -16,8 +17,8 @@ from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator,
 
 
 class Agent:
-    """The policy's side of one dialogue, by heart: texts or Replies, in order; None, or the end of them: no room in the
-    context."""
+    """The policy's side of one dialogue, by heart: texts or Replies, in order; None, or the end of
+    them: no room in the context."""
 
     def __init__(self, replies):
         self.replies, self.heard, self.segments = iter(replies), [], []
@@ -43,8 +44,9 @@ def told(prompt):
 
 
 class Model:
-    """Behind all users. A reply moves the emotion by the number that it begins with; one that ends in "bye" is answered with a
-    goodbye. Every call takes its own while, as calls to a server do, so dialogues get out of step."""
+    """Behind all users. A reply moves the emotion by the number that it begins with; one that ends
+    in "bye" is answered with a goodbye. Every call takes its own while, as calls to a server do, so
+    dialogues get out of step."""
 
     def __init__(self):
         self.prompts, self.rng = [], random.Random(0)
@@ -56,12 +58,15 @@ class Model:
         last = told(prompt)[-1]["text"] if told(prompt) else ""
         if "<emotion_level>" in prompt:
             me = re.search(r"person-\d+", prompt).group()
-            return "Thinking: t\nOrigin: o\nChange: c\nResponse: " + ("Goodbye." if last.endswith("bye") else
-                                                                      f"{me} speaks, having heard <{last}>")
-        return f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: {last.split()[0]}"
+            return ("Thinking: t\nOrigin: o\n"
+                    "Change: c\nResponse: " + ("Goodbye." if last.endswith("bye") else
+                                               f"{me} speaks, having heard <{last}>"))
+        return (f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\nAnalyse: x\n"
+                f"Change: {last.split()[0]}")
 
     def heard_by_users(self):
-        return [m["text"] for prompt in self.prompts for m in told(prompt) if m["speaker"] == "friend"]
+        return [m["text"] for prompt in self.prompts for m in told(prompt)
+                if m["speaker"] == "friend"]
 
 
 def person(k):
@@ -71,24 +76,28 @@ def person(k):
 def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
-    return asyncio.run(converse(agent, User(Simulator(model), person(0)), "First line.", max_turns, group=3)), agent, model
+    return asyncio.run(converse(agent, User(Simulator(model), person(0)), "First line.", max_turns,
+                                group=3)), agent, model
 
 
-# ------------------------------------------------------------------------------------------------------------ one dialogue
+# ------------------------------------------------------------------------------------- one dialogue
 
 @pytest.mark.parametrize("max_turns", [1, 2, 8])
 def test_the_turn_limit_is_exact_and_every_reply_is_scored(max_turns):
-    """Defect 4: the released loop, told 8, lets the policy speak nine times. And a last reply that nobody scores would be trained
-    on the emotion before it."""
+    """Defect 4: the released loop, told 8, lets the policy speak nine times. And a last reply that
+    nobody scores would be trained on the emotion before it."""
     episode, agent, model = hold(cycle(["+1 hm"]), max_turns)
     assert len(episode.turns) == len(agent.heard) == max_turns
     assert [t["change"] for t in episode.turns] == [1] * max_turns
     assert [t["emotion"] for t in episode.turns] == [31 + i for i in range(max_turns)]
-    assert (episode.ended, episode.emotion, episode.reward) == ("turn_limit", 30 + max_turns, (30 + max_turns) / 100)
-    assert len(model.prompts) == 2 * max_turns - 1 and episode.turns[-1]["user"] is None       # nobody pays for an answer unheard
+    assert (episode.ended, episode.emotion, episode.reward) == ("turn_limit", 30 + max_turns,
+                                                                (30 + max_turns) / 100)
+    # nobody pays for an answer unheard
+    assert len(model.prompts) == 2 * max_turns - 1 and episode.turns[-1]["user"] is None
 
 
-ENDINGS = {     # replies, how it ends, final emotion, replies that were scored, calls to the user's model
+# replies, how it ends, final emotion, replies that were scored, calls to the user's model
+ENDINGS = {
     "goodbye": (["+5 a", "+5 b", "-2 bye", "+9 never said"], "goodbye", 38, 3, 6),
     "goodbye below ten": (["-10 a", "-10 b", "-3 bye"], "goodbye", 7, 3, 6),
     "emotion at 100": (["+10 a"] * 9, "emotion_max", 100, 7, 13),
@@ -97,7 +106,8 @@ ENDINGS = {     # replies, how it ends, final emotion, replies that were scored,
     "turn limit": (["+5 a"] * 9, "turn_limit", 70, 8, 15),
     "turn limit before goodbye": (["+1 a"] * 7 + ["+1 bye"], "turn_limit", 38, 8, 15),
     "limits at once": (["+9 a"] * 7 + ["+10 a", "+9 never said"], "emotion_max", 100, 8, 15),
-    "malformed": (["+10 a", ("+10 no thought",)], "malformed", 0, 1, 2),             # in brackets: of a policy that should think
+    # in brackets: of a policy that should think
+    "malformed": (["+10 a", ("+10 no thought",)], "malformed", 0, 1, 2),
     "malformed at once": ([("<think>+10",)], "malformed", 0, 0, 0),
     "context": (["+5 a", "+5 b", None], "context", 40, 2, 4),
     "context at once": ([None], "context", 30, 0, 0),
@@ -106,87 +116,108 @@ ENDINGS = {     # replies, how it ends, final emotion, replies that were scored,
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_how_a_dialogue_ends(name):
-    """The design's table of endings. The reward is the last emotion over 100, once; 0 if malformed; the current one if the
-    context is full; and there is one reward for a turn limit too, observed, so nothing is bootstrapped."""
+    """The design's table of endings. The reward is the last emotion over 100, once; 0 if malformed;
+    the current one if the context is full; and there is one reward for a turn limit too, observed,
+    so nothing is bootstrapped."""
     replies, ended, emotion, scored, calls = ENDINGS[name]
-    episode, agent, model = hold([thinking(*reply) if isinstance(reply, tuple) else reply for reply in replies])
+    episode, agent, model = hold([thinking(*reply) if isinstance(reply, tuple) else reply
+                                  for reply in replies])
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
-    assert sum(t["emotion"] is not None for t in episode.turns) == scored and len(model.prompts) == calls
-    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line, episode.group) == ("p-0", "First line.", 3)
+    assert (sum(t["emotion"] is not None for t in episode.turns) == scored
+            and len(model.prompts) == calls)
+    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line,
+                                                   episode.group) == ("p-0", "First line.", 3)
 
 
 def test_the_benchmark_starts_where_its_user_starts():
-    """The benchmark begins at 40, not at training's 30; a full context before the first reply leaves exactly that."""
+    """The benchmark begins at 40, not at training's 30; a full context before the first reply
+    leaves exactly that."""
     model = Model()
-    episode = asyncio.run(converse(Agent(["+5 a"]), User(Simulator(model), person(0), emotion=40), "Hi.", 8))
+    episode = asyncio.run(converse(Agent(["+5 a"]),
+                                   User(Simulator(model), person(0), emotion=40), "Hi.", 8))
     assert episode.emotion == 45 and "<emotion>40</emotion>" in model.prompts[0]
-    episode = asyncio.run(converse(Agent([None]), User(Simulator(model), person(0), emotion=40), "Hi.", 8))
+    episode = asyncio.run(converse(Agent([None]),
+                                   User(Simulator(model), person(0), emotion=40), "Hi.", 8))
     assert (episode.ended, episode.emotion, episode.reward) == ("context", 40, 0.4)
 
 
 def test_the_benchmark_ends_at_its_floor():
-    """The benchmark gives a dialogue up below 10, training at 0: a floor of 9 ends it at 9, and not at 10. With training's rule the
-    worst dialogues would go on, and some would be saved that the benchmark counts as lost."""
-    for replies, ended, emotion, turns in ((["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
-                                           (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
-                                           (["-10 a"] * 9, "emotion_min", 0, 4)):
+    """The benchmark gives a dialogue up below 10, training at 0: a floor of 9 ends it at 9, and not
+    at 10. With training's rule the worst dialogues would go on, and some would be saved that the
+    benchmark counts as lost."""
+    for replies, ended, emotion, turns in (
+            (["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
+            (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
+            (["-10 a"] * 9, "emotion_min", 0, 4)):
         user = User(Simulator(Model()), person(0), emotion=40)
         episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, floor=9))
-        assert (episode.ended, episode.emotion, episode.reward, len(episode.turns)) == (ended, emotion, emotion / 100, turns)
+        assert ((episode.ended, episode.emotion, episode.reward, len(episode.turns))
+                == (ended, emotion, emotion / 100, turns))
 
 
 def test_a_malformed_reply_is_logged_and_never_sent():
-    """RLVER 2.3: zero reward, and the dialogue is over. The released code checks nothing (defect 26): a reply without </think>
-    goes to the user, thoughts and all."""
-    for text in ("+9 plain secret", "<think>+9 secret", "<think>secret</think>", "<think>a</think><think>secret</think>+9 b",
-                 "+9 b<think>secret</think>"):
+    """RLVER 2.3: zero reward, and the dialogue is over. The released code checks nothing (defect
+    26): a reply without </think> goes to the user, thoughts and all."""
+    for text in ("+9 plain secret", "<think>+9 secret", "<think>secret</think>",
+                 "<think>a</think><think>secret</think>+9 b", "+9 b<think>secret</think>"):
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
-        assert episode.turns[-1]["reply"] == text                   # as sampled: one should see why it got 0
-        assert [episode.turns[-1][k] for k in ("user", "analysis", "change", "emotion")] == [None] * 4
+        assert episode.turns[-1]["reply"] == text       # as sampled: one should see why it got 0
+        assert ([episode.turns[-1][k] for k in ("user", "analysis", "change", "emotion")]
+                == [None] * 4)
 
 
 def test_thoughts_never_reach_the_user():
-    """4.19 (iv): a user that could read thoughts would reward them. They are in the log, and in no prompt of any hop."""
-    episode, _, model = hold([thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}") for i in range(8)])
+    """4.19 (iv): a user that could read thoughts would reward them. They are in the log, and in no
+    prompt of any hop."""
+    episode, _, model = hold([thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}")
+                              for i in range(8)])
     prompts = "".join(model.prompts)
-    assert "secret" not in prompts and "think" not in "".join(model.heard_by_users()) and "+3 word 7" in prompts
-    assert [(t["thought"], t["reply"]) for t in episode.turns] == [(f"secret {i}", f"+3 word {i}") for i in range(8)]
+    assert ("secret" not in prompts and "think" not in "".join(model.heard_by_users())
+            and "+3 word 7" in prompts)
+    assert [(t["thought"], t["reply"]) for t in episode.turns] == [(f"secret {i}", f"+3 word {i}")
+                                                                   for i in range(8)]
 
 
 def test_the_policy_hears_what_the_user_said_and_nothing_else():
     """The policy gets the user's Response alone, not its Thinking; and each turn's own."""
     episode, agent, model = hold(["+1 a", "+1 b", "+1 c bye"])
-    assert agent.heard == ["First line.", "person-0 speaks, having heard <+1 a>", "person-0 speaks, having heard <+1 b>"]
+    assert agent.heard == ["First line.", "person-0 speaks, having heard <+1 a>",
+                           "person-0 speaks, having heard <+1 b>"]
     assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
-    assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)       # the log can be checked against
+    # the log can be checked against
+    assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
 
 
-# ------------------------------------------------------------------------------------------------------------- the rollout
+# -------------------------------------------------------------------------------------- the rollout
 
 def crowd(people, group_size, script, model=None, max_turns=8):
-    """A rollout with `people` users. Agent i says script(i). Returns (episodes, dropped, agents, model)."""
+    """A rollout with `people` users. Agent i says script(i). Returns (episodes, dropped, agents,
+    model)."""
     model, agents = model or Model(), {}
 
     def make_agent(i):
-        assert i not in agents                  # every dialogue has an agent, and an rng, of its own
+        assert i not in agents              # every dialogue has an agent, and an rng, of its own
         agents[i] = Agent(script(i))
         return agents[i]
     everybody = [person(k) for k in range(people)]
-    episodes, dropped = asyncio.run(rollout(Simulator(model), everybody, group_size, make_agent, max_turns))
+    episodes, dropped = asyncio.run(rollout(Simulator(model), everybody, group_size,
+                                            make_agent, max_turns))
     return episodes, dropped, agents, model
 
 
 def uneven(i):
-    """Agent i moves its user by i - 3 a reply and makes it leave after one to eight of them, or never."""
+    """Agent i moves its user by i - 3 a reply and makes it leave after one to eight of them, or
+    never."""
     return [f"{i - 3:+d} agent-{i}, turn {t}" + " bye" * (t == i * 7 % 9) for t in range(8)]
 
 
 @pytest.mark.parametrize("people, group_size", [(8, 1), (3, 4)])
 def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
-    """Defect 1: the released rollout finds a user by its place in the list of unfinished dialogues; when one ends, each later
-    reply goes to a neighbour's user, and rewards are mixed up. Defect 2: it reads one user's emotion to stop another. Here the
-    dialogues end after one to eight turns, and each prompt must hold one person, one agent, and what these two said."""
+    """Defect 1: the released rollout finds a user by its place in the list of unfinished dialogues;
+    when one ends, each later reply goes to a neighbour's user, and rewards are mixed up. Defect 2:
+    it reads one user's emotion to stop another. Here the dialogues end after one to eight turns,
+    and each prompt must hold one person, one agent, and what these two said."""
     episodes, dropped, agents, model = crowd(people, group_size, uneven)
     assert dropped == 0 and len({len(e.turns) for e in episodes}) >= 4
     for prompt in model.prompts:
@@ -195,12 +226,14 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
         assert set(re.findall(r"person-(\d+)", prompt)) == {str(k)}
         agent = {int(i) for i in re.findall(r"agent-(\d+)", prompt)}
         assert len(agent) == (len(spoken) > 1) and all(i // group_size == k for i in agent)
-        for turn, message in enumerate(spoken):         # me, friend, me, ...; nothing missing, nothing twice
+        # me, friend, me, ...; nothing missing, nothing twice
+        for turn, message in enumerate(spoken):
             assert message["speaker"] == ("friend" if turn % 2 else "me")
             assert turn % 2 == 0 or message["text"] == uneven(*agent)[turn // 2]
     for i, e in enumerate(episodes):
         n = len(e.turns)
-        assert (e.profile_id, e.group) == (f"p-{i // group_size}", i // group_size) and e.segments is agents[i].segments
+        assert ((e.profile_id, e.group) == (f"p-{i // group_size}", i // group_size)
+                and e.segments is agents[i].segments)
         assert [t["reply"] for t in e.turns] == uneven(i)[:n]
         assert all(f"agent-{i}," in t["analysis"] for t in e.turns)
         assert e.emotion == 30 + n * (i - 3) and e.reward == e.emotion / 100
@@ -208,34 +241,41 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
 
 
 def test_a_group_shares_one_first_line_and_no_call_is_wasted():
-    """Defect 19: the released constructor and every clone ask the model for a line and throw it away. A group has one first line,
-    asked for once; a dialogue of T turns asks T times how it feels and, but for a last turn, T times what to say."""
+    """Defect 19: the released constructor and every clone ask the model for a line and throw it
+    away. A group has one first line, asked for once; a dialogue of T turns asks T times how it
+    feels and, but for a last turn, T times what to say."""
     episodes, _, agents, model = crowd(3, 4, uneven)
-    assert Counter(re.search(r"person-(\d+)", p).group(1) for p in model.prompts if not told(p)) == {"0": 1, "1": 1, "2": 1}
+    assert (Counter(re.search(r"person-(\d+)", p).group(1) for p in model.prompts if not told(p))
+            == {"0": 1, "1": 1, "2": 1})
     for i, e in enumerate(episodes):
         assert e.first_line == agents[i].heard[0] == f"person-{e.group} speaks, having heard <>"
     assert {e.ended for e in episodes} == {"goodbye", "turn_limit"}
-    assert len(model.prompts) == 3 + sum(2 * len(e.turns) - (e.ended != "goodbye") for e in episodes)
+    assert len(model.prompts) == 3 + sum(2 * len(e.turns) - (e.ended != "goodbye")
+                                         for e in episodes)
 
 
 def test_a_copied_user_shares_its_past_and_nothing_else():
-    """4.19 (ii): the users of a group start alike. If they shared a list, each would hear what was said to the others."""
+    """4.19 (ii): the users of a group start alike. If they shared a list, each would hear what was
+    said to the others."""
     user = User(Simulator(Model()), person(0), emotion=52, planning={"objective": "x"})
     asyncio.run(user.answer())
     twin = user.copy()
     assert twin == user
     asyncio.run(twin.feel("+5 hello"))
     twin.dialogue[0]["text"] = "else"
-    assert (user.emotion, len(user.dialogue), user.planning) == (52, 1, {"objective": "x"}) and user.dialogue[0]["text"] != "else"
+    assert ((user.emotion, len(user.dialogue), user.planning) == (52, 1, {"objective": "x"})
+            and user.dialogue[0]["text"] != "else")
 
 
 @pytest.mark.parametrize("where", ["first line", "reply"])
 def test_a_slow_user_holds_up_its_own_dialogue_only(where):
-    """Defect 18: calls one after the other, or turn by turn for all, make every dialogue as slow as the slowest user. Person-1's
-    model does not answer before all other dialogues are over; if they waited for it, nobody would ever be done."""
+    """Defect 18: calls one after the other, or turn by turn for all, make every dialogue as slow as
+    the slowest user. Person-1's model does not answer before all other dialogues are over; if they
+    waited for it, nobody would ever be done."""
     class Slow(Model):
         async def __call__(self, prompt):
-            if "person-1" in prompt and ("agent-2" in prompt if where == "reply" else not told(prompt)):
+            if "person-1" in prompt and ("agent-2" in prompt if where == "reply"
+                                         else not told(prompt)):
                 for patience in range(10_000):          # passes of the event loop, not seconds
                     if len(finished) >= others:
                         break
@@ -250,9 +290,11 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     finished, others, model = [], 6 - (2 if where == "first line" else 1), Slow()
     agents = {}
     make_agent = lambda i: agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
-    episodes, dropped = asyncio.run(rollout(Simulator(model), [person(k) for k in range(3)], 2, make_agent, 8, Bar()))
-    assert dropped == 0 and [len(e.turns) for e in episodes] == [8] * 6 and [e.emotion for e in episodes] == [46] * 6
-    assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]                # in order, whoever ends first
+    episodes, dropped = asyncio.run(rollout(Simulator(model), [person(k) for k in range(3)], 2,
+                                            make_agent, 8, Bar()))
+    assert (dropped == 0 and [len(e.turns) for e in episodes] == [8] * 6
+            and [e.emotion for e in episodes] == [46] * 6)
+    assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]        # in order, whoever ends first
 
 
 class Deaf(Model):
@@ -267,43 +309,48 @@ class Deaf(Model):
 
 
 def test_a_user_that_fails_costs_its_own_dialogue():
-    """Defect 17: the released code asks for ever. Here the dialogue leaves the batch and is counted, no score is guessed, and its
-    neighbours, of the same group too, do not notice."""
+    """Defect 17: the released code asks for ever. Here the dialogue leaves the batch and is
+    counted, no score is guessed, and its neighbours, of the same group too, do not notice."""
     whole = crowd(3, 2, uneven)[0]
     for trigger in ("agent-2, turn 0", "agent-2, turn 2", "hidden agent"):
         episodes, dropped, *_ = crowd(3, 2, uneven, Deaf(trigger))
         assert dropped == (trigger != "hidden agent")
-        assert [(e.group, e.emotion, e.turns) for e in episodes] == [(e.group, e.emotion, e.turns) for i, e in enumerate(whole)
-                                                                     if i != 2 or not dropped]
+        assert [(e.group, e.emotion, e.turns) for e in episodes] == [
+            (e.group, e.emotion, e.turns) for i, e in enumerate(whole) if i != 2 or not dropped]
     with pytest.raises(SimulatorFailed):
         hold(["+1 a"], model=Deaf("+1 a"))
 
 
 def test_a_first_line_that_fails_costs_its_group():
-    """Without a first line there is nothing to reply to: all dialogues of the group are dropped and counted, the others are
-    held."""
+    """Without a first line there is nothing to reply to: all dialogues of the group are dropped and
+    counted, the others are held."""
     episodes, dropped, agents, _ = crowd(3, 4, uneven, Deaf("person-1"))
-    assert dropped == 4 and [e.group for e in episodes] == [0] * 4 + [2] * 4 and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert (dropped == 4 and [e.group for e in episodes] == [0] * 4 + [2] * 4
+            and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11])
     assert crowd(2, 3, uneven, Deaf("person"))[:2] == ([], 6)
 
 
 def test_a_dialogue_without_a_policy_token_is_dropped():
-    """A first prompt that does not fit the context leaves nothing to train: as an episode it would be a row without a reward's
-    place, and would still weigh in the statistics of its group."""
+    """A first prompt that does not fit the context leaves nothing to train: as an episode it would
+    be a row without a reward's place, and would still weigh in the statistics of its group."""
     episodes, dropped, *_ = crowd(2, 2, lambda i: [None] if i == 1 else ["+5 a", None])
-    assert dropped == 1 and [e.ended for e in episodes] == ["context"] * 3 and [e.reward for e in episodes] == [0.35] * 3
+    assert (dropped == 1 and [e.ended for e in episodes] == ["context"] * 3
+            and [e.reward for e in episodes] == [0.35] * 3)
 
 
 def test_the_scripted_user_in_whole_dialogues():
-    """The real chain, end to end: who always gives what is needed lifts the toy's users to the top; who talks past them is left,
-    with a goodbye, below 10."""
+    """The real chain, end to end: who always gives what is needed lifts the toy's users to the top;
+    who talks past them is left, with a goodbye, below 10."""
     people, rng = toy_profiles("heldout", 16), random.Random(0)
 
     def comfort(i):
         _, who, feeling, _, _, need = toy.read_scene(people[i // 2].scene, people[i // 2].task)
-        helpful = {toy.sentence(need, who, feeling, rng): None for _ in range(60)}         # no sentence twice
+        # no sentence twice
+        helpful = {toy.sentence(need, who, feeling, rng): None for _ in range(60)}
         return list(helpful)[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
-    episodes, dropped = asyncio.run(rollout(make_simulator("toy"), people, 2, lambda i: Agent(comfort(i)), 8))
+    episodes, dropped = asyncio.run(rollout(make_simulator("toy"), people, 2,
+                                            lambda i: Agent(comfort(i)), 8))
     assert dropped == 0
     for i, e in enumerate(episodes):
-        assert (e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0 else (e.emotion >= 80), (e.ended, e.emotion)
+        assert ((e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0
+                else (e.emotion >= 80)), (e.ended, e.emotion)

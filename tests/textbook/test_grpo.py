@@ -1,4 +1,5 @@
-"""GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is tested there."""
+"""GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
+tested there."""
 import math
 
 import numpy as np
@@ -7,7 +8,8 @@ import torch
 
 from grpo import group_advantages, grpo_update
 from ppo import SelfCheckFailed, ppo_update
-from test_ppo import INF, NAN, Notes, Ranks, Table, Values, close, every_outcome, kl, pack, talk, untouched, weights
+from test_ppo import (INF, NAN, Notes, Ranks, Table, Values, close, every_outcome, kl, pack, talk,
+                      untouched, weights)
 
 
 def gradients(minibatches, policy=None, **settings):
@@ -19,60 +21,67 @@ def gradients(minibatches, policy=None, **settings):
 
 
 def score_sum(dialogue, policy):
-    """The sum over a dialogue's policy tokens of grad log pi, onehot - pi in the row of the token before. One token at a time."""
+    """The sum over a dialogue's policy tokens of grad log pi, onehot - pi in the row of the token
+    before. One token at a time."""
     pi, total = policy.logits.detach().softmax(-1), torch.zeros_like(policy.logits)
-    for before, token, sampled in zip(dialogue.ids[:-1], dialogue.ids[1:], dialogue.action_mask[1:]):
+    for before, token, sampled in zip(dialogue.ids[:-1], dialogue.ids[1:],
+                                      dialogue.action_mask[1:]):
         if sampled:
             total[before] += torch.eye(len(pi))[token] - pi[before]
     return total.flatten()
 
 
-# ---------------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 def test_group_advantages_by_hand():
-    """Shao 2024, section 4.1, with the unbiased std: 0 and 1 are 0.707 apart from their mean in units of it (1 with the biased
-    one). The mean is the group's own, not the batch's."""
+    """Shao 2024, section 4.1, with the unbiased std: 0 and 1 are 0.707 apart from their mean in
+    units of it (1 with the biased one). The mean is the group's own, not the batch's."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.9, 0.2, 0.4, 0.9])
     groups = torch.tensor([0, 0, 1, 1, 2, 3, 3, 3])
     std = math.sqrt((0.3 ** 2 + 0.1 ** 2 + 0.4 ** 2) / 2)
-    close(group_advantages(rewards, groups), [-0.70711, 0.70711, 0, 0, 0, -0.3 / std, -0.1 / std, 0.4 / std])
+    close(group_advantages(rewards, groups),
+          [-0.70711, 0.70711, 0, 0, 0, -0.3 / std, -0.1 / std, 0.4 / std])
 
 
 def test_group_ids_are_only_names():
-    """Pitfall 4.7: on paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4 .9 and a std of sqrt(.13)."""
+    """Pitfall 4.7: on paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4
+    .9 and a std of sqrt(.13)."""
     rewards = torch.tensor([0.2, 0.6, 0.3, 0.4, 0.7, 0.9, 0.1])
     groups = torch.tensor([9, -5, 10 ** 9, 9, 10 ** 9, 9, 3])
     close(group_advantages(rewards, groups), [-0.83205, 0, -0.70711, -0.27735, 0.70711, 1.10940, 0])
 
 
 def test_group_advantages_go_by_id():
-    """Pitfall 4.7: against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they compare a
-    user's dialogues with somebody else's."""
+    """Pitfall 4.7: against numpy, ids of any value in any order, groups of any size. Wrong ids do
+    not fail, they compare a user's dialogues with somebody else's."""
     rng = np.random.default_rng(0)
     groups = rng.choice([3, 7, 11, 400, 10 ** 9], 40)
     groups[0] = -5                                                          # alone in its group
     rewards = rng.random(40)
-    wanted = [0.0 if (groups == g).sum() == 1 else (r - rewards[groups == g].mean()) / (rewards[groups == g].std(ddof=1) + 1e-6)
-              for r, g in zip(rewards, groups)]
+    wanted = [0.0 if (groups == g).sum() == 1 else (r - rewards[groups == g].mean())
+              / (rewards[groups == g].std(ddof=1) + 1e-6) for r, g in zip(rewards, groups)]
     close(group_advantages(torch.tensor(rewards), torch.tensor(groups)), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 16])
 def test_a_group_without_spread_says_nothing(size):
-    """Pitfall 4.7: torch's std of one number is NaN. And equal rewards are not quite their own mean in floats: the difference
-    over a std of next to nothing was somebody's advantage of a million. Both get exactly 0."""
-    for k in range(101):                                                    # every reward that there is: e_T / 100
-        advantages = group_advantages(torch.full((size,), k / 100), torch.zeros(size, dtype=torch.long))
+    """Pitfall 4.7: torch's std of one number is NaN. And equal rewards are not quite their own mean
+    in floats: the difference over a std of next to nothing was somebody's advantage of a million.
+    Both get exactly 0."""
+    for k in range(101):                                    # every reward that there is: e_T / 100
+        advantages = group_advantages(torch.full((size,), k / 100),
+                                      torch.zeros(size, dtype=torch.long))
         assert (advantages == 0).all(), (k, advantages)
 
 
 def test_long_dialogues_weigh_no_more():
-    """Defect 20: the released code has a row per turn and takes the group's statistics over rows, so the long dialogue's reward
-    becomes the mean. Here a dialogue of eight turns and one of one turn are a half apart from their mean, all their tokens
-    alike."""
+    """Defect 20: the released code has a row per turn and takes the group's statistics over rows,
+    so the long dialogue's reward becomes the mean. Here a dialogue of eight turns and one of one
+    turn are a half apart from their mean, all their tokens alike."""
     policy = Table()
     for long_reward in (0.0, 1.0):
-        short, long = talk(0, 2, 1, reward=1 - long_reward), talk(1, *[1, 2] * 8, reward=long_reward)
+        short, long = talk(0, 2, 1, reward=1 - long_reward), talk(1, *[1, 2] * 8,
+                                                                  reward=long_reward)
         (gradient,), metrics = gradients([[pack(short, long)]])
         assert metrics["tokens_trained"] == 17
         a = 0.5 / (math.sqrt(0.5) + 1e-6)
@@ -80,17 +89,20 @@ def test_long_dialogues_weigh_no_more():
         close(gradient, -a * sign * (score_sum(long, policy) - score_sum(short, policy)) / 17)
 
 
-# ---------------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------- the update
 
 def test_a_group_is_a_group_wherever_packing_put_it():
-    """Pitfall 4.7: micro-batches are cut by length, mini-batches by lot, so a group is scattered over all of them. Its
-    statistics must not be: the gradients of any cut add up to those of the sorted whole."""
+    """Pitfall 4.7: micro-batches are cut by length, mini-batches by lot, so a group is scattered
+    over all of them. Its statistics must not be: the gradients of any cut add up to those of the
+    sorted whole."""
     policy = Table()
     d = [talk(s, 2, 2 + s % 3, 1, 3, group=(7, 3)[s % 2]) for s in range(6)]
     rewards = {g: np.array([x.reward for x in d if x.group == g]) for g in (3, 7)}
-    wanted = -sum((x.reward - rewards[x.group].mean()) / (rewards[x.group].std(ddof=1) + 1e-6) * score_sum(x, policy) for x in d)
+    wanted = -sum((x.reward - rewards[x.group].mean()) / (rewards[x.group].std(ddof=1) + 1e-6)
+                  * score_sum(x, policy) for x in d)
     tokens = sum(int(x.action_mask.sum()) for x in d)
-    for cut in ([[pack(*sorted(d, key=lambda x: x.group))]], [[pack(*d[:2]), pack(*d[2:4]), pack(*d[4:])]],
+    for cut in ([[pack(*sorted(d, key=lambda x: x.group))]],
+                [[pack(*d[:2]), pack(*d[2:4]), pack(*d[4:])]],
                 [[pack(d[5], d[0]), pack(d[2])], [pack(d[1])], [pack(d[3], d[4])]]):
         steps, _ = gradients(cut)
         sizes = [sum(int(b.action_mask.sum()) for b in micros) for micros in cut]
@@ -99,7 +111,8 @@ def test_a_group_is_a_group_wherever_packing_put_it():
 
 
 def test_two_ranks_are_one_for_grpo_too():
-    """Pitfall 4.6: groups stay on their rank, but the number of tokens that a gradient is divided by is everybody's."""
+    """Pitfall 4.6: groups stay on their rank, but the number of tokens that a gradient is divided
+    by is everybody's."""
     d = [talk(s, 2, 2 + 3 * s, 1, 3, group=s // 2) for s in range(4)]
     share = [[pack(*d[:2])], [pack(d[2]), pack(d[3])]]
     (first, _), (second, _) = Ranks().run(lambda i, reduce: gradients([share[i]], reduce=reduce))
@@ -108,12 +121,14 @@ def test_two_ranks_are_one_for_grpo_too():
 
 
 def test_grpo_takes_ppos_step():
-    """The two differ in the advantages, nowhere else: that is what makes a comparison of them mean something. One token a
-    dialogue, one group and a critic that says 0 make the advantages equal (whitened by the batch, by the group); then two
-    optimizer steps, with an engine that is off, an entropy bonus, a KL and both clips, end in the same weights."""
+    """The two differ in the advantages, nowhere else: that is what makes a comparison of them mean
+    something. One token a dialogue, one group and a critic that says 0 make the advantages equal
+    (whitened by the batch, by the group); then two optimizer steps, with an engine that is off, an
+    entropy bonus, a KL and both clips, end in the same weights."""
     d = [talk(s, 2, 1, 3, policy=Table(), gap=1.0) for s in range(16)]
     minibatches = [[pack(*d[:3]), pack(*d[3:8])], [pack(*d[8:12]), pack(*d[12:])]]
-    settings = dict(clip_eps=0.1, entropy_coef=0.05, reference=Table(9), kl_coef=0.2, kl_estimator="k2", max_grad_norm=0.1)
+    settings = dict(clip_eps=0.1, entropy_coef=0.05, reference=Table(9), kl_coef=0.2,
+                    kl_estimator="k2", max_grad_norm=0.1)
     grpo, ppo, critic = Table(), Table(), Values(scale=0)
     sgd = lambda model: torch.optim.SGD(model.parameters(), lr=20)
     got = grpo_update(grpo, sgd(grpo), minibatches, **settings)
@@ -125,18 +140,22 @@ def test_grpo_takes_ppos_step():
 
 @pytest.mark.parametrize("estimator, direction", [("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")])
 def test_the_kl_gradient_that_grpo_takes(estimator, direction):
-    """Pitfall 4.5. A group without spread has no advantage, and what is left of the step is the KL's: against the reference, not
-    pi_old, and in the direction that the estimator has. k3 is the GRPO paper's, and goes the other way round."""
+    """Pitfall 4.5. A group without spread has no advantage, and what is left of the step is the
+    KL's: against the reference, not pi_old, and in the direction that the estimator has. k3 is the
+    GRPO paper's, and goes the other way round."""
     policy, reference, batch = every_outcome(reward=0.4)
-    (gradient,), _ = gradients([[batch]], policy, reference=reference, kl_coef=0.3, kl_estimator=estimator)
+    (gradient,), _ = gradients([[batch]], policy, reference=reference, kl_coef=0.3,
+                               kl_estimator=estimator)
     log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
-    exact, = torch.autograd.grad(kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi), policy.logits)
+    exact, = torch.autograd.grad(kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi),
+                                 policy.logits)
     close(gradient, 0.3 * exact.flatten())
 
 
 def test_k1_is_refused():
-    """Pitfall 4.5: k1 in the loss does nothing on average, and there is no per-token reward to put it in. Better an error than a
-    KL of no effect; where no KL is asked for, its name does not matter."""
+    """Pitfall 4.5: k1 in the loss does nothing on average, and there is no per-token reward to put
+    it in. Better an error than a KL of no effect; where no KL is asked for, its name does not
+    matter."""
     policy, batch = Table(), pack(talk(0, 2, 3), talk(1, 1, 4))
     before = weights(policy)
     with pytest.raises(ValueError, match="k1"):
@@ -146,14 +165,16 @@ def test_k1_is_refused():
 
 
 def test_the_self_checks_hold_for_grpo_too():
-    """Pitfall 4.12 and defect 27, and NaN: dropout, an engine with other weights, or a reward that is no number, each stops the
-    update with the weights as they were."""
+    """Pitfall 4.12 and defect 27, and NaN: dropout, an engine with other weights, or a reward that
+    is no number, each stops the update with the weights as they were."""
     batch = pack(talk(0, 2, 5, 1, reward=0.2), talk(1, 1, 6, reward=0.4))
-    off, broken = pack(talk(0, 2, 5, gap=1.0), talk(1, 1, 6)), pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6))
-    for policy, data, says in ((Table(dropout=0.5), batch, "dropout"), (Table(), off, "engine"), (Table(), broken, "not finite")):
+    off, broken = pack(talk(0, 2, 5, gap=1.0),
+                       talk(1, 1, 6)), pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6))
+    for policy, data, says in ((Table(dropout=0.5), batch, "dropout"), (Table(), off, "engine"),
+                               (Table(), broken, "not finite")):
         before = weights(policy)
         with pytest.raises(SelfCheckFailed, match=says):
-            grpo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[data]], clip_eps=0.2,
-                        gap_limits=None if says == "dropout" else (1e-4, 1e-4))
+            grpo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[data]],
+                        clip_eps=0.2, gap_limits=None if says == "dropout" else (1e-4, 1e-4))
         assert untouched(policy, before)
     gradients([[batch]], gap_limits=(1e-4, 1e-4))

@@ -1,5 +1,6 @@
-"""The embedded world. A policy finds every hole in a scorer, so most of these tests are holes that policies found, each closed;
-the weak scorer, which has them all, shows that they are real. Tests go by the rules of toy.py, not by its present wording."""
+"""The embedded world. A policy finds every hole in a scorer, so most of these tests are holes that
+policies found, each closed; the weak scorer, which has them all, shows that they are real. Tests go
+by the rules of toy.py, not by its present wording."""
 import asyncio
 import random
 import re
@@ -15,7 +16,8 @@ import toy
 from policy import Reply
 from rlver import converse
 from simulator import Profile, Simulator, User, make_simulator, toy_profiles
-from toy import ACTS, HABITS, NEEDS, SECONDARY, NotOfThisWorld, act_of, judge, read_scene, split_sentences
+from toy import (ACTS, HABITS, NEEDS, SECONDARY, NotOfThisWorld, act_of, judge, read_scene,
+                 split_sentences)
 
 
 def said(parts, person="sister", feeling="hurt"):
@@ -38,29 +40,37 @@ def splits():
 
 HAND = Profile("by-hand", "* Name: Zoe", "## What happened\nMy boss ate my cake. I feel angry.\n\n"
                "## Details I may add\n- It was blue.\n- It was mine.\n\n"
-               "## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n", "passive", [], NEEDS["advise"][0])
+               "## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n", "passive",
+               [], NEEDS["advise"][0])
 
 
-# --------------------------------------------------------------------------------------------------------------- profiles
+# ----------------------------------------------------------------------------------------- profiles
 
 def test_profiles_are_made_by_code_and_always_the_same():
-    """500 and 128 as in the paper's split, the eight needs in balance: a lopsided set would let one kind of reply win."""
+    """500 and 128 as in the paper's split, the eight needs in balance: a lopsided set would let one
+    kind of reply win."""
     for split, rows in splits().items():
-        assert len(rows) == {"train": 500, "heldout": 128}[split] == len({row["id"] for row in rows})
-        assert rows == toy.profiles(split) and rows[:40] == toy.profiles(split, 40) and rows != toy.profiles(split, seed=1)
+        assert len(rows) == {"train": 500, "heldout": 128}[split] == len({row["id"]
+                                                                          for row in rows})
+        assert (rows == toy.profiles(split) and rows[:40] == toy.profiles(split, 40)
+                and rows != toy.profiles(split, seed=1))
         counts = Counter(read_scene(row["scene"], row["task"])[-1] for row in rows)
         assert set(counts) == set(NEEDS) and max(counts.values()) - min(counts.values()) <= 1
-        assert [vars(p) for p in toy_profiles(split, 8)] == [{**row, "topic": "", "first_talk": ""} for row in rows[:8]]
+        assert [vars(p) for p in toy_profiles(split, 8)] == [{**row, "topic": "", "first_talk": ""}
+                                                             for row in rows[:8]]
 
 
 def test_held_out_users_share_nothing_with_training_users():
-    """Otherwise "held out" would measure memory. Person, event, feeling, name, details, and the wording of the need: all new."""
+    """Otherwise "held out" would measure memory. Person, event, feeling, name, details, and the
+    wording of the need: all new."""
     found = {}
     for split, rows in splits().items():
         read = [(read_scene(row["scene"], row["task"]), row) for row in rows]
-        found[split] = [{person for (_, person, *_), _ in read}, {feeling for (_, _, feeling, *_), _ in read},
+        found[split] = [{person for (_, person, *_), _ in read},
+                        {feeling for (_, _, feeling, *_), _ in read},
                         {re.sub(r"^My \w+ | I feel .*", "", story) for (story, *_), _ in read},
-                        {d for (*_, details, _, _), _ in read for d in details}, {c for (*_, cues, _), _ in read for c in cues},
+                        {d for (*_, details, _, _), _ in read for d in details},
+                        {c for (*_, cues, _), _ in read for c in cues},
                         {re.search("Name: (.*)", row["player"]).group(1) for _, row in read}]
         assert all(len(words) > 3 for words in found[split])
     for train, heldout in zip(found["train"], found["heldout"], strict=True):
@@ -69,30 +79,36 @@ def test_held_out_users_share_nothing_with_training_users():
     assert len(set(lines)) == len(lines)                # and a cue tells one need from all others
 
 
-# ------------------------------------------------------------------------------------------------------ the scripted user
+# -------------------------------------------------------------------------------- the scripted user
 
 def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
-    """It stands where an LLM would. If it knew the generator, the chain of prompts and parsers would be decoration. Here a
-    profile written by hand, with a story and cues that no list holds, is played all the same, and always alike."""
+    """It stands where an LLM would. If it knew the generator, the chain of prompts and parsers
+    would be decoration. Here a profile written by hand, with a story and cues that no list holds,
+    is played all the same, and always alike."""
     monkeypatch.setattr(toy, "profiles", None)
     monkeypatch.setattr(toy, "NAMES", None)
     lines = []
     for _ in range(2):
         user = User(make_simulator("toy"), HAND)
         heard = [asyncio.run(user.answer())]
-        for reply, moved in ((said([p[0] for p in ACTS["advise"]], "boss", "angry"), {8, 10}), ("My, what a cake!", {-7})):
+        for reply, moved in ((said([p[0] for p in ACTS["advise"]], "boss", "angry"), {8, 10}),
+                             ("My, what a cake!", {-7})):
             text, change = asyncio.run(user.feel(reply))
             heard += [text, asyncio.run(user.answer())]
             assert change in moved
-        assert heard[0] == "My boss ate my cake. I feel angry. Cue one." and "Cue two." in heard[2] and "Cue three." in heard[4]
+        assert (heard[0] == "My boss ate my cake. I feel angry. Cue one." and "Cue two." in heard[2]
+                and "Cue three." in heard[4])
         lines.append((heard, user.emotion))
     assert lines[0] == lines[1]
 
 
 def test_the_scripted_model_plays_no_profile_of_another_world():
-    """A real profile has no such scene; a scripted user that improvised would hand out meaningless rewards for days."""
-    foreign = [("今天老师批评了我。", HAND.task), (HAND.scene, "你希望对方用心倾听你的情绪宣泄"), (HAND.scene.replace(" I feel angry.", ""), HAND.task),
-               (HAND.scene.split("\n## What I say")[0], HAND.task), (re.sub(r"- Cue.*\n", "", HAND.scene), HAND.task)]
+    """A real profile has no such scene; a scripted user that improvised would hand out meaningless
+    rewards for days."""
+    foreign = [("今天老师批评了我。", HAND.task), (HAND.scene, "你希望对方用心倾听你的情绪宣泄"),
+               (HAND.scene.replace(" I feel angry.", ""), HAND.task),
+               (HAND.scene.split("\n## What I say")[0], HAND.task),
+               (re.sub(r"- Cue.*\n", "", HAND.scene), HAND.task)]
     for scene, task in foreign:
         user = User(make_simulator("toy"), Profile(**{**vars(HAND), "scene": scene, "task": task}))
         with pytest.raises(NotOfThisWorld):
@@ -100,15 +116,16 @@ def test_the_scripted_model_plays_no_profile_of_another_world():
 
 
 def test_a_guarded_user_opens_up_at_the_third_line():
-    """SAGE's challenging user does not hint at the need at first: cues come from its third line on. A vanilla user's first line
-    has one."""
+    """SAGE's challenging user does not hint at the need at first: cues come from its third line on.
+    A vanilla user's first line has one."""
     for difficulty, first in (("vanilla", 0), ("challenging", 2)):
         for profile in toy_profiles("heldout", 16):
             user = User(make_simulator("toy", difficulty=difficulty), profile, emotion=50)
             *_, details, cues, _ = read_scene(profile.scene, profile.task)
             lines = [asyncio.run(user.answer()) for _ in range(4)]
             for n, line in enumerate(lines):
-                assert any(cue in line for cue in cues) == (n >= first) and any(d in line for d in details) == (n < first)
+                assert (any(cue in line for cue in cues) == (n >= first)
+                        and any(d in line for d in details) == (n < first))
             assert lines[0].startswith("My ") and len(set(lines)) == 4
 
 
@@ -116,24 +133,27 @@ def test_a_user_below_ten_says_goodbye():
     """SAGE: at Emotion-F the user leaves. The line must be one that ends the dialogue."""
     for difficulty in ("vanilla", "challenging"):
         for emotion in (9, 10):
-            line = asyncio.run(User(make_simulator("toy", difficulty=difficulty), HAND, emotion=emotion).answer())
+            line = asyncio.run(User(make_simulator("toy", difficulty=difficulty), HAND,
+                                    emotion=emotion).answer())
             assert line.endswith("Goodbye.") == (emotion < 10)
 
 
-# ------------------------------------------------------------------------------------------------------------- what helps
+# --------------------------------------------------------------------------------------- what helps
 
 @pytest.mark.parametrize("act", ACTS)
 def test_every_sentence_is_known_and_helps_its_own_need(act):
-    """All sentences of the act, with persons and feelings of both splits in turn: each is recognised as its act and no other,
-    lifts the need that it serves by 10 if it names the person or the feeling and by 8 if not, the neighbouring need by 3 if the
-    user is not exacting, and lowers all others. A sentence that failed would punish the right reply."""
+    """All sentences of the act, with persons and feelings of both splits in turn: each is
+    recognised as its act and no other, lifts the need that it serves by 10 if it names the person
+    or the feeling and by 8 if not, the neighbouring need by 3 if the user is not exacting, and
+    lowers all others. A sentence that failed would punish the right reply."""
     people, feelings = sorted(toy.PERSON_WORDS), sorted(toy.FEELING_WORDS)
     for i, parts in enumerate(product(*ACTS[act])):
         person, feeling = people[i % len(people)], feelings[i % len(feelings)]
         text = said(parts, person, feeling)
         assert act_of(text) == act, text
         for need in NEEDS:
-            vanilla, exacting = (judge(text, need, person, feeling, [], challenging)[0] for challenging in (False, True))
+            vanilla, exacting = (judge(text, need, person, feeling, [], challenging)[0]
+                                 for challenging in (False, True))
             if act == need:
                 assert vanilla == exacting == (10 if "<" in "".join(parts) else 8), text
             else:
@@ -142,35 +162,38 @@ def test_every_sentence_is_known_and_helps_its_own_need(act):
 
 
 def test_payoffs_are_near_a_permutation():
-    """If one kind of reply paid for several needs, every policy would end there and stop at about 45, with nothing left to
-    learn."""
+    """If one kind of reply paid for several needs, every policy would end there and stop at about
+    45, with nothing left to learn."""
     for challenging in (False, True):
-        pays = {act: [change(sentences(act)[0], need, (), challenging) for need in NEEDS] for act in ACTS}
+        pays = {act: [change(sentences(act)[0], need, (), challenging) for need in NEEDS]
+                for act in ACTS}
         for act, changes in pays.items():
             assert sum(c > 0 for c in changes) <= (0 if act in HABITS else 1 if challenging else 2)
             assert sum(c >= 8 for c in changes) == (act not in HABITS)
-            assert sum(changes) < 0                                         # said to everybody, it does harm
+            assert sum(changes) < 0                             # said to everybody, it does harm
 
 
-# -------------------------------------------------------------------------------------------------------------- loopholes
+# ---------------------------------------------------------------------------------------- loopholes
 
 def tampered(text, rng):
-    """What policies make of a good sentence: word for word nearly the same, so any similarity check lets it through."""
+    """What policies make of a good sentence: word for word nearly the same, so any similarity check
+    lets it through."""
     words, end = text[:-1].split(), text[-1]
     i, j = rng.randrange(len(words)), rng.randrange(len(words) - 1)
-    yield words[:i] + words[i + 1:], end                                                # one word less
+    yield words[:i] + words[i + 1:], end                                            # one word less
     yield words[:i] + [words[i]] + words[i:], end                                       # one twice
-    yield words[:j] + [words[j + 1], words[j]] + words[j + 2:], end                     # two swapped
-    yield words[:i] + ["zebra"] + words[i:], end                                        # one too many
+    yield words[:j] + [words[j + 1], words[j]] + words[j + 2:], end                 # two swapped
+    yield words[:i] + ["zebra"] + words[i:], end                                    # one too many
     yield words, ""                                                                     # no end
-    yield words + ["and", "and", "so"], end                                             # a junk tail
+    yield words + ["and", "and", "so"], end                                         # a junk tail
     yield words, end + " thing thing"
     yield words, end + " Zebra."
     yield words + words, end
 
 
 def test_a_sentence_with_a_word_out_of_place_is_not_understood():
-    """Junk tails beat a check of the whole reply's similarity. Every word has to be in its place."""
+    """Junk tails beat a check of the whole reply's similarity. Every word has to be in its
+    place."""
     rng = random.Random(0)
     legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
     tried = 0
@@ -179,7 +202,8 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
             assert change(text, act) >= 8
             for words, end in tampered(text, rng):
                 new = " ".join(words) + end
-                if tuple(toy.abstract(toy.tokens_of(new))) not in legal:         # "You are right today": a word less, and legal
+                # "You are right today": a word less, and legal
+                if tuple(toy.abstract(toy.tokens_of(new))) not in legal:
                     assert change(new, act) < 0, new
                     tried += 1
     assert tried > 1000
@@ -187,28 +211,31 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
 
 @pytest.mark.parametrize("junk", [" 123", " ###", " 你好", " 😀", "\u2014", " %d", "\x01", "*"])
 def test_signs_that_are_no_words_are_seen_too(junk):
-    """A tokenizer knows more than letters. A judge that reads only [a-z] lets digits, symbols and Chinese ride along unseen,
-    and a policy is rewarded for gibberish."""
+    """A tokenizer knows more than letters. A judge that reads only [a-z] lets digits, symbols and
+    Chinese ride along unseen, and a policy is rewarded for gibberish."""
     for act in NEEDS:
         text = sentences(act)[0]
-        for new in (text[:-1] + junk + text[-1], junk + text, text.replace(" ", junk + " ", 1), text + junk):
+        for new in (text[:-1] + junk + text[-1], junk + text,
+                    text.replace(" ", junk + " ", 1), text + junk):
             assert change(new, act) < 0, repr(new)
 
 
 def test_a_mash_up_of_two_templates_is_not_understood():
-    """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take your time, set one clear
-    limit" serves two needs at once."""
+    """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take
+    your time, set one clear limit" serves two needs at once."""
     legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
     rng, tried = random.Random(0), 0
     for a, b in product(NEEDS, NEEDS):
         for _ in range(6 * (a != b)):
             one, other = ([rng.choice(part) for part in ACTS[act]] for act in (a, b))
-            for mixed in ([one[0], other[1], other[2]], [one[0], one[1], other[2]], [one[0], other[1], one[2]]):
+            for mixed in ([one[0], other[1], other[2]], [one[0], one[1], other[2]],
+                          [one[0], other[1], one[2]]):
                 text = said(mixed)
                 if tuple(toy.abstract(toy.tokens_of(text))) not in legal:
                     assert change(text, a) < 0 and change(text, b) < 0, text
                     tried += 1
-            joined = said(one)[:-1] + " " + said(other)                     # no full stop between: one sentence of two acts
+            # no full stop between: one sentence of two acts
+            joined = said(one)[:-1] + " " + said(other)
             assert change(joined, a) < 0 and change(joined, b) < 0, joined
     assert tried > 500
 
@@ -225,26 +252,30 @@ def tiny_grammar(monkeypatch):
 
 
 def test_a_loop_is_not_understood(tiny_grammar):
-    """At learning rate 3e-3 a prototype ended in "one step is the one step is the one step": every pair of words in it is
-    legal. Three words in a row must be; and where even those can go round, a sentence still has an end at twenty words."""
-    tiny_grammar(step=(["The one step"], ["is the first step"], ["."]), loop=(["Walk"], ["on and on and on"], [" and on."]))
+    """At learning rate 3e-3 a prototype ended in "one step is the one step is the one step": every
+    pair of words in it is legal. Three words in a row must be; and where even those can go round, a
+    sentence still has an end at twenty words."""
+    tiny_grammar(step=(["The one step"], ["is the first step"], ["."]),
+                 loop=(["Walk"], ["on and on and on"], [" and on."]))
     assert act_of("The one step is the first step.") == "step"
     assert act_of("The one step is the first step is the first step.") is None
     assert act_of("The one step is the one step is the first step.") is None
-    assert act_of("Walk on and on and on and on.") == act_of("Walk on and on and on and on and on and on.") == "loop"
+    assert (act_of("Walk on and on and on and on.")
+            == act_of("Walk on and on and on and on and on and on.") == "loop")
     assert act_of("Walk on" + " and on" * 10 + ".") is None
 
 
 def test_the_grammar_has_no_loops():
-    """The words of each act must be such that no run of legal trigrams comes back to where it was; then its language is
-    finite."""
+    """The words of each act must be such that no run of legal trigrams comes back to where it was;
+    then its language is finite."""
     for act, legal in toy.grammar().items():
         after = {}
         for a, b, c in legal:
             after.setdefault((a, b), set()).add(c)
 
         def walk(state, path, over=set()):
-            assert state not in path, f"{act} can loop: {' '.join(b for _, b in path[1:])} {state[1]} ..."
+            assert state not in path, (f"{act} can loop: {' '.join(b for _, b in path[1:])} "
+                                       f"{state[1]} ...")
             if state not in over:
                 for word in sorted(after.get(state, ()) - {"$"}):
                     walk((state[1], word), [*path, state])
@@ -253,47 +284,55 @@ def test_the_grammar_has_no_loops():
 
 
 def test_all_at_once_is_no_comfort():
-    """A shotgun reply, a sentence for every need, would always hit. Two kinds share their effect, a third spoils it."""
+    """A shotgun reply, a sentence for every need, would always hit. Two kinds share their effect, a
+    third spoils it."""
     one = {act: sentences(act)[0] for act in ACTS}
     for need in NEEDS:
         others = [act for act in NEEDS if act not in (need, SECONDARY[need])]
         assert change(f"{one[need]} {one[others[0]]}", need) < change(one[need], need) / 2
         assert change(f"{one[need]} {one[others[0]]} {one[others[1]]}", need) < 0
         assert change(" ".join(one[act] for act in NEEDS), need) < 0
-        assert change(" ".join(sentences(need)[:4]), need) < 0                          # nor a lecture
+        assert change(" ".join(sentences(need)[:4]), need) < 0                      # nor a lecture
         assert change(" ".join(sentences(need)[:2]), need) <= change(sentences(need)[0], need)
     assert change("", "listen") < 0 and change(" \n", "listen") < 0
 
 
 def test_the_wrong_person_or_feeling_hurts():
-    """ "Your sister" to somebody whose boss shouted: without this check a policy learns one name and says it to all."""
+    """ "Your sister" to somebody whose boss shouted: without this check a policy learns one name
+    and says it to all."""
     for act in NEEDS:
-        for mark, own, everyone in (("<P>", "sister", toy.PERSON_WORDS), ("<F>", "hurt", toy.FEELING_WORDS)):
+        for mark, own, everyone in (("<P>", "sister", toy.PERSON_WORDS),
+                                    ("<F>", "hurt", toy.FEELING_WORDS)):
             text = next(" ".join(p[:2]) + p[2] for p in product(*ACTS[act]) if mark in "".join(p))
             for word in everyone:
                 reply = text.replace(mark, word).replace("<P>", "sister").replace("<F>", "hurt")
-                assert (change(reply, act) == 10) == (word == own) and (change(reply, act) < 0) == (word != own), reply
+                assert ((change(reply, act) == 10) == (word == own)
+                        and (change(reply, act) < 0) == (word != own)), reply
 
 
 def test_nothing_helps_twice():
-    """Repeated word for word, now or later, a sentence does harm: or the best line of a policy would be its only one. Another
-    dress, capitals or spaces or more signs, does not make it a new one."""
+    """Repeated word for word, now or later, a sentence does harm: or the best line of a policy
+    would be its only one. Another dress, capitals or spaces or more signs, does not make it a
+    new one."""
     for act in NEEDS:
         text, other = sentences(act)[0], sentences(act)[1]
         assert change(other, act, [text]) == change(other, act) >= 8
         assert change(f"{text} {text}", act) < 0
-        for again in (text, text.upper(), text.lower(), text.replace(" ", "  "), f"{other} {text}", f" {text}\n"):
+        for again in (text, text.upper(), text.lower(), text.replace(" ", "  "), f"{other} {text}",
+                      f" {text}\n"):
             assert change(again, act, ["Hm.", f"{sentences(act)[2]} {text}"]) < 0, repr(again)
 
 
 def test_the_weak_scorer_falls_for_all_of_it():
-    """The lesson of --simulator toy-weak: it counts warm words, so salad of any kind beats every sentence. What it pays for, the
-    judge punishes."""
+    """The lesson of --simulator toy-weak: it counts warm words, so salad of any kind beats every
+    sentence. What it pays for, the judge punishes."""
     weak = Simulator(toy.ScriptedModel(weak=True))
     for profile in toy_profiles("heldout", 8):
         *_, need = read_scene(profile.scene, profile.task)
-        others = [toy.SECONDARY[need], toy.SECONDARY[toy.SECONDARY[need]]]              # not even words for their own need
-        salad = " ".join(w for act in others for body in ACTS[act][1] for w in body.split() if w.isalpha())
+        # not even words for their own need
+        others = [toy.SECONDARY[need], toy.SECONDARY[toy.SECONDARY[need]]]
+        salad = " ".join(w for act in others for body in ACTS[act][1] for w in body.split()
+                         if w.isalpha())
         for reply in (salad, salad + " 123 zebra zebra", salad.upper()):
             changes = []
             for simulator in (weak, weak, make_simulator("toy")):
@@ -301,31 +340,37 @@ def test_the_weak_scorer_falls_for_all_of_it():
                 changes.append(asyncio.run(user.feel(reply))[1])
             assert changes[0] == changes[1] == 10 and changes[2] < 0
         user = User(weak, profile)
-        for _ in range(2):                                                              # and as often as one likes
+        for _ in range(2):                                              # and as often as one likes
             asyncio.run(user.feel(salad))
         assert user.emotion == 50
 
 
-# ---------------------------------------------------------------------------------------------------------- no fixed reply
+# ----------------------------------------------------------------------------------- no fixed reply
 
 def candidates(rng):
-    """Replies that know nothing of the user: every sentence without a name in it, some with names, some pairs, some nonsense."""
-    plain = [said(parts) for act in ACTS for parts in product(*ACTS[act]) if "<" not in "".join(parts)]
+    """Replies that know nothing of the user: every sentence without a name in it, some with names,
+    some pairs, some nonsense."""
+    plain = [said(parts) for act in ACTS for parts in product(*ACTS[act])
+             if "<" not in "".join(parts)]
     people, feelings = toy.PEOPLE["train"], toy.FEELINGS["train"]
-    named = [toy.sentence(act, rng.choice(people), rng.choice(feelings), rng) for act in ACTS for _ in range(8)]
+    named = [toy.sentence(act, rng.choice(people), rng.choice(feelings), rng)
+             for act in ACTS for _ in range(8)]
     pairs = [" ".join(rng.sample(plain, 2)) for _ in range(150)]
     return list(dict.fromkeys(plain + named + pairs + ["", "Yes.", "I see."]))
 
 
 def greedy(replies, people, turns=8):
-    """The best fixed sequence that a greedy search finds on `people`, by the rules: stop at 0 and 100, goodbye below 10."""
+    """The best fixed sequence that a greedy search finds on `people`, by the rules: stop at 0 and
+    100, goodbye below 10."""
     read = [read_scene(p.scene, p.task) for p in people]
     score = lambda reply, r, earlier: judge(reply, r[5], r[1], r[2], earlier, False)[0]
-    fresh = np.array([[score(reply, r, []) for r in read] for reply in replies])        # [replies, people]
+    # [replies, people]
+    fresh = np.array([[score(reply, r, []) for r in read] for reply in replies])
     emotion, chosen = np.full(len(people), 30), []
     for _ in range(turns):
         before = {s for reply in chosen for s in split_sentences(reply)}
-        moves = np.array([[score(reply, r, chosen) for r in read] if before & set(split_sentences(reply)) else fresh[i]
+        moves = np.array([[score(reply, r, chosen) for r in read]
+                          if before & set(split_sentences(reply)) else fresh[i]
                           for i, reply in enumerate(replies)])
         still = (emotion >= 10) & (emotion < 100)
         after = np.where(still, np.clip(emotion + np.clip(moves, -10, 10), 0, 100), emotion)
@@ -336,7 +381,8 @@ def greedy(replies, people, turns=8):
 
 
 def held_out_score(replies, difficulty="vanilla"):
-    """Mean final emotion of all held-out users, to each of whom `replies` are said, through the whole chain."""
+    """Mean final emotion of all held-out users, to each of whom `replies` are said, through the
+    whole chain."""
     def agent():
         queue = iter(replies)
 
@@ -345,13 +391,14 @@ def held_out_score(replies, difficulty="vanilla"):
             return Reply(text, text, "", False)
         return SimpleNamespace(reply=reply, segments=[])
     simulator = make_simulator("toy", difficulty=difficulty)
-    return np.mean([asyncio.run(converse(agent(), User(simulator, p), "Hm.", 8)).emotion for p in toy_profiles("heldout")])
+    return np.mean([asyncio.run(converse(agent(), User(simulator, p), "Hm.", 8)).emotion
+                    for p in toy_profiles("heldout")])
 
 
 def test_no_fixed_reply_wins():
-    """If a policy could score without listening, it would learn just that. The best single reply, said eight times, and the
-    best fixed sequence of eight, both searched for among some hundreds on training users, leave held-out users about where they
-    began."""
+    """If a policy could score without listening, it would learn just that. The best single reply,
+    said eight times, and the best fixed sequence of eight, both searched for among some hundreds on
+    training users, leave held-out users about where they began."""
     rng = random.Random(0)
     replies, people = candidates(rng), toy_profiles("train", 64)
     assert len(replies) > 500 and {act_of(r) for r in replies} >= set(ACTS)
@@ -363,11 +410,12 @@ def test_no_fixed_reply_wins():
         assert held_out_score(fixed, "challenging") <= 40, fixed
 
 
-# --------------------------------------------------------------------------------------------------------- the base policy
+# ---------------------------------------------------------------------------------- the base policy
 
 def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
-    """Supervised training plants the language, held-out words too: what is left for RL is which kind of sentence helps whom.
-    Were the corpus already good at that, or not legible, RL could show nothing."""
+    """Supervised training plants the language, held-out words too: what is left for RL is which
+    kind of sentence helps whom. Were the corpus already good at that, or not legible, RL could show
+    nothing."""
     rng = random.Random(0)
     turns = [turn for _ in range(400) for turn in toy.corpus(rng)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
@@ -380,8 +428,8 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 
 def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch):
-    """A cache that outlives an edit of the recipe trains on yesterday's policy, and one that two modes share forgets to think.
-    Making takes a minute, so here `school` only leaves a mark."""
+    """A cache that outlives an edit of the recipe trains on yesterday's policy, and one that two
+    modes share forgets to think. Making takes a minute, so here `school` only leaves a mark."""
     made = []
 
     def sft(place, think, quiet=False):
@@ -396,18 +444,20 @@ def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch)
     monkeypatch.setattr(toy, "__file__", str(tmp_path / "a" / "toy.py"))
     monkeypatch.delenv("RLVER_CACHE", raising=False)
     think, direct = toy.base_policy(True, quiet=True), toy.base_policy(False, quiet=True)
-    assert think.parent == direct.parent == tmp_path / "a" / ".cache" and "think" in think.name and "direct" in direct.name
+    assert (think.parent == direct.parent == tmp_path / "a" / ".cache" and "think" in think.name
+            and "direct" in direct.name)
     monkeypatch.setenv("RLVER_CACHE", str(tmp_path / "elsewhere"))
     assert toy.base_policy(True, quiet=True) == tmp_path / "elsewhere" / think.name
     monkeypatch.setattr(toy, "__file__", str(tmp_path / "b" / "toy.py"))
     assert toy.base_policy(True, quiet=True).name != think.name
     assert (toy.base_policy(True, quiet=True) / "config.json").read_text() == "True"
-    assert made == [True, False, True, True]                                    # the last call found what was there
-    assert len(list((tmp_path / "elsewhere").iterdir())) == 2                   # and no scratch is left
+    assert made == [True, False, True, True]                    # the last call found what was there
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 2               # and no scratch is left
 
 
 def test_half_a_base_policy_is_never_found(tmp_path, monkeypatch):
-    """Whoever stops the first run while the toy policy is being made must not find its ruins at the second."""
+    """Whoever stops the first run while the toy policy is being made must not find its ruins at the
+    second."""
     def sft(place, think, quiet=False):
         place.mkdir()
         raise KeyboardInterrupt
