@@ -32,6 +32,7 @@ class SlotCache:
         self.keys, self.values = {}, {}
 
     def place(self, rows, columns, slots, length):
+        """Say where the next forward pass reads and writes."""
         self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
 
     def update(self, key, value, layer, *args, **kwargs):       # [rows, heads, new, size]
@@ -48,8 +49,9 @@ class SlotCache:
                 self.values[layer][self.rows, :, :self.length])
 
     def index(self):
-        return self.rows if torch.is_tensor(self.rows) else torch.arange(self.rows.stop,
-                                                                         device=self.columns.device)
+        if torch.is_tensor(self.rows):
+            return self.rows
+        return torch.arange(self.rows.stop, device=self.columns.device)
 
     def get_seq_length(self, *args):
         return self.length
@@ -57,6 +59,7 @@ class SlotCache:
 
 @dataclass
 class Request:
+    """One reply in the making."""
     prompt: list
     max_tokens: int
     rng: np.random.Generator
@@ -78,8 +81,8 @@ class TorchEngine:
 
     def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.stop_id, self.temperature, self.max_slots, self.clock = (stop_id, temperature,
-                                                                      max_slots, clock)
+        self.stop_id, self.temperature = stop_id, temperature
+        self.max_slots, self.clock = max_slots, clock
         self.cache, self.waiting, self.running = SlotCache(), [], {}    # running: slot -> Request
         self.slot_of, self.known = {}, {}           # dialogue -> slot; slot -> ids in its cache row
         self.loop_task = None
@@ -123,6 +126,7 @@ class TorchEngine:
         return await request.done
 
     async def work(self):
+        """Serve requests until there are none, one token for everybody at a time."""
         try:
             while self.waiting or self.running:
                 # whose dialogue was given up
@@ -182,8 +186,8 @@ class TorchEngine:
         device = next(self.model.parameters()).device
         start = torch.tensor([len(self.known.get(s, [])) for s in slots])
         width = max(map(len, chunks))
-        # [R, W]
-        ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
+        rows_of_ids = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+        ids = torch.tensor(rows_of_ids, device=device)                                      # [R, W]
         positions = (start[:, None] + torch.arange(width)).to(device)                       # [R, W]
         length = int(start.max()) + width
         self.cache.place(rows.to(device) if torch.is_tensor(rows) else rows, positions,
@@ -196,17 +200,16 @@ class TorchEngine:
                                        use_cache=True).last_hidden_state
         at = [i for i, chunk in enumerate(chunks) if chunk]
         ends = torch.tensor([len(chunks[i]) - 1 for i in at], device=device)
-        # [R', V]
-        logits = self.model.get_output_embeddings()(hidden[torch.tensor(at, device=device), ends])
+        head = self.model.get_output_embeddings()
+        logits = head(hidden[torch.tensor(at, device=device), ends])                       # [R', V]
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
         if self.temperature:
             # inverse-CDF sampling: the first token whose cdf passes a uniform draw
             cdf = log_probs.double().exp().cumsum(-1)
             draw = torch.tensor([[self.running[slots[i]].uniform[len(self.running[slots[i]].ids)]]
                                  for i in at], dtype=torch.float64, device=device)
-            # [R', 1]
-            tokens = torch.searchsorted(cdf, draw * cdf[:, -1:],
-                                        right=True).clamp(max=cdf.shape[-1] - 1)
+            tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True)               # [R', 1]
+            tokens = tokens.clamp(max=cdf.shape[-1] - 1)
         else:                           # temperature 0, for a simulated user: the likeliest token
             tokens = log_probs.argmax(-1, keepdim=True)
         for i, token, log_prob in zip(at, tokens[:, 0].tolist(),
@@ -249,8 +252,8 @@ class VllmEngine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         from vllm import LLM, SamplingParams
-        self.SamplingParams, self.stop_id, self.temperature, self.clock = (SamplingParams, stop_id,
-                                                                           temperature, clock)
+        self.SamplingParams, self.clock = SamplingParams, clock
+        self.stop_id, self.temperature = stop_id, temperature
         self.cuda = torch.cuda.is_available()
         many = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
         self.llm = LLM(
@@ -284,6 +287,7 @@ class VllmEngine:
             raise
 
     async def work(self):
+        """Step vLLM until nobody waits."""
         try:
             while self.running:
                 # let everybody who has something to ask do so before the next step

@@ -62,8 +62,8 @@ def open_policy(name, think, lang, max_tokens, context):
                            "be measured but where it started")
         think, lang = run["think"], run["lang"]
     model, tokenizer = load_model(found[-1] if found else name, best_device(), flag="--policy")
-    system = "" if run.get("model") == "toy" else load_prompt("policy_think" if think
-                                                              else "policy_direct", lang)
+    prompt = "policy_think" if think else "policy_direct"
+    system = "" if run.get("model") == "toy" else load_prompt(prompt, lang)
     chat = ChatFormat(tokenizer, system)
     temperature = run.get("temperature", 1.0)
     engine = TorchEngine(model, chat.stop_id, temperature)
@@ -82,6 +82,7 @@ class ServerAgent:
         self.messages = [{"role": "system", "content": system}]
 
     async def reply(self, line):
+        """As policy.Agent.reply, but for the tokens."""
         from policy import Reply, split_thought
         self.messages.append({"role": "user", "content": line})
         text, = await ask_with_retries("a reply of the policy's server",
@@ -189,6 +190,7 @@ def user_label(name):
 
 
 def newest_run():
+    """The directory of the newest finished run in runs/."""
     runs = sorted((p.parent for p in Path("runs").glob("*/summary.json")),
                   key=lambda p: p.stat().st_mtime)
     if not runs:
@@ -253,6 +255,7 @@ def score(path, rule=None, anyway=False):
 
 
 def print_score(result):
+    """One file's tables on the terminal."""
     print(f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: " + (
         "every reply is scored" if result["rule"] == "every"
         else "as SAGE, the last of a full number of replies is not scored"))
@@ -370,8 +373,8 @@ def consistency(path, simulator, profiles, times=1):
                 found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
             if dialogue.get("split") == "heldout":
                 malformed = dialogue["ended"] == "malformed"
-                scores.setdefault(dialogue["step"], []).append([0 if malformed or not e else e[-1]
-                                                                for e in (recorded, again)])
+                finals = [0 if malformed or not e else e[-1] for e in (recorded, again)]
+                scores.setdefault(dialogue["step"], []).append(finals)
         return counts, found, {step: [sum(column) / len(pairs) for column in zip(*pairs)]
                                for step, pairs in scores.items()}
     counts, found, scores = asyncio.run(all_of_them())
@@ -425,6 +428,7 @@ def chat(name, think, lang, max_tokens, context):
 # --------------------------------------------------------------------------------------------- main
 
 def make_parser():
+    """The flags of evaluate.py."""
     parser = Parser(prog="evaluate.py",
                     description="Measure, compare, verify, and talk to a policy.")
     parser.add_argument("--policy", metavar="P", help="a run, a model directory or name, or "
@@ -476,6 +480,7 @@ def make_parser():
 
 
 def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
     args = make_parser().parse_args(argv)
     try:
         return run(args)
@@ -491,6 +496,7 @@ def main(argv=None):
 
 
 def run(args):
+    """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     if args.chat:
         chat(args.chat, args.think, args.lang or "en", args.max_tokens, args.context)
         return 0
@@ -550,12 +556,14 @@ def run(args):
 
 
 def complain(problems):
+    """Name the lines that could not be used. Returns the exit code."""
     for problem in problems:
         print(f"evaluate.py: {problem}", file=sys.stderr)
     return 2 if problems else 0
 
 
 def write(path, result):
+    """Write `result` as JSON where --json says so. Returns the exit code 0."""
     if path:
         write_json(path, result)
     return 0

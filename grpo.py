@@ -75,5 +75,5 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
 if __name__ == "__main__":
     rewards, groups = [0.0, 1.0, 0.5, 0.5, 0.9], [0, 0, 1, 1, 2]
     print("rewards   ", rewards, "\ngroups    ", groups)
-    print("advantages", [round(a, 3) for a in group_advantages(torch.tensor(rewards),
-                                                               torch.tensor(groups)).tolist()])
+    advantages = group_advantages(torch.tensor(rewards), torch.tensor(groups))
+    print("advantages", [round(a, 3) for a in advantages.tolist()])

@@ -182,4 +182,5 @@ class Models:
 
 
 def adamw(module, lr):
+    """The released script's optimizer."""
     return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)

@@ -100,12 +100,12 @@ class ChatFormat:
     ChatML ("." marks where a text goes):
 
         head   <|im_start|>system\\n . <|im_end|>\\n<|im_start|>user\\n
-        ask    <|im_end|>\\n<|im_start|>assistant\\n            after what the user said; the reply
-                                                                is sampled behind it
-        stop   <|im_end|>                                      sampled by the policy, hence an
-                                                               action, hence trained
-        after  \\n<|im_start|>user\\n                           behind the stop token: context,
-                                                                never sampled, never trained
+        ask    <|im_end|>\\n<|im_start|>assistant\\n    after what the user said; the reply is
+                                                      sampled behind it
+        stop   <|im_end|>                             sampled by the policy, hence an action,
+                                                      hence trained
+        after  \\n<|im_start|>user\\n                  behind the stop token: context, never
+                                                      sampled, never trained
 
     The scaffold is encoded with special tokens, what people say without: a user who types
     <|im_end|> has typed ten characters.
@@ -153,6 +153,7 @@ class ChatFormat:
         self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
 
     def scaffold(self, text):
+        """Ids of a piece of the template: what spells a special token is one."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, text):
@@ -161,13 +162,16 @@ class ChatFormat:
                               split_special_tokens=True)["input_ids"]
 
     def decode(self, ids):
+        """The text of ids, special tokens shown."""
         return self.tokenizer.decode(ids, skip_special_tokens=False,
                                      clean_up_tokenization_spaces=False)
 
     def first_prompt(self, line):
+        """Ids from the beginning to where the first reply is sampled."""
         return self.head + self.text(line) + self.ask
 
     def next_prompt(self, line):
+        """Ids from behind a reply's stop token to where the next one is sampled."""
         return self.after + self.text(line) + self.ask
 
 
@@ -185,6 +189,7 @@ class Segment:
 
 @dataclass
 class Reply:
+    """One reply of the policy, as three readers see it."""
     text: str           # as sampled
     visible: str        # what the user is told
     thought: str        # what the user is never told
@@ -200,12 +205,18 @@ class Episode:
     number: int = 0                                 # in its batch, over all ranks
     turns: list = field(default_factory=list)  # [{reply, thought, user, analysis, change, emotion}]
     segments: list = field(default_factory=list)    # [Segment], in time order
-    ended: str = ""         # design: goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
+    ended: str = ""         # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0                             # e_T / 100, or 0 if malformed
 
     @property
+    def delivered_replies(self):
+        """The replies that the user heard."""
+        return [turn["reply"] for turn in self.turns if turn["emotion"] is not None]
+
+    @property
     def tokens_sampled(self):
+        """Tokens that the policy sampled, thoughts and stop tokens included."""
         return sum(len(s.ids) for s in self.segments if s.log_probs is not None)
 
 
@@ -238,6 +249,7 @@ class Agent:
         self.segments, self.trunk = [], []
 
     def observe(self, ids):
+        """Add context to the trunk: tokens that somebody else wrote."""
         self.segments.append(Segment(ids))
         self.trunk = self.trunk + ids
 
@@ -311,6 +323,7 @@ class Batch:
     group: torch.Tensor         # [B] long
 
     def to(self, device):
+        """The same batch on `device`."""
         return Batch(**{name: value.to(device) for name, value in vars(self).items()})
 
 

@@ -27,6 +27,7 @@ from support.settings import SelfCheckFailed
 
 
 def identity(x):
+    """The sum over ranks where there is one rank."""
     return x
 
 
@@ -45,8 +46,8 @@ def terminal_rewards(reward, mask):
 
 
 def gae(rewards, values, mask, gamma, lam):
-    """Generalised advantage estimation over the policy's tokens (Schulman 2016, eq. 16),
-    across turns.
+    """Generalised advantage estimation over the policy's tokens, across turns (Schulman 2016,
+    eq. 16).
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
         return_t = A_t + V_t
@@ -163,8 +164,8 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     if estimator == "k3":
         return k3
     if estimator == "k3-ratio":
-        return (log_probs - (log_probs.detach() if old_log_probs is None
-                             else old_log_probs)).exp() * k3
+        old = log_probs.detach() if old_log_probs is None else old_log_probs
+        return (log_probs - old).exp() * k3
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 
@@ -195,10 +196,9 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     """
     gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs()
                       for b, old in zip(batches, old_log_probs)])
-    total = reduce(torch.stack([gaps.double().sum(), torch.tensor(gaps.numel(), dtype=torch.float64,
-                                                                  device=gaps.device)]))
-    mean, peak = ((total[0] / total[1].clamp(min=1)).item(),
-                  gaps.max().item() if gaps.numel() else 0.0)
+    sums = torch.stack([gaps.double().sum(), torch.ones_like(gaps).double().sum()])
+    total, count = reduce(sums).tolist()
+    mean, peak = total / max(1.0, count), gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed("engine and trainer disagree about the sampled tokens: log-probs "
                               f"differ by {mean:.1e} on average, {peak:.1e} at most; did the "

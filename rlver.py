@@ -10,8 +10,8 @@
     5. log          a line of metrics, every dialogue word for word, a checkpoint
     6. evaluate     held-out users, before and after
 
-First the dialogue and the rollout; then `Trainer`, its steps above what it is made of. Flags and
-defaults, torchrun, files and pictures are in support/, which a first reading may skip.
+First the dialogue and the rollout; then `Trainer`, its steps above what it is made of. Flags,
+torchrun, files and pictures are in support/, which a first reading may skip.
 """
 import time
 STARTED = time.perf_counter()       # before the imports: they take seconds, and a run counts them
@@ -37,7 +37,7 @@ from support import plan, report
 from support.llm import CallLog, Clock
 from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, join_ranks,
                            rank, wait_for_all, world)
-from support.rundir import RunDir, checkpoints, model_of, open_run, read_json
+from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               make_parser)
 from support.signs import INITIAL_EMOTION, score_summary, signs
@@ -158,7 +158,7 @@ class Trainer:
         rolled_out = time.perf_counter()
 
         # 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
-        update = self.update(own, step)
+        update_metrics = self.update(own, step)
 
         # 4. Sync: the engine gets the new weights.
         self.models.sync()
@@ -169,7 +169,7 @@ class Trainer:
         self.count("rollout", rolled_out - began, simulator=self.clock.simulator - waited,
                    update=done - rolled_out)
         self.state["tokens"]["sampled"] += sampled
-        self.state["tokens"]["trained"] += update["tokens_trained"]
+        self.state["tokens"]["trained"] += update_metrics["tokens_trained"]
         self.state["step"] = step
         self.log_dialogues(step, "train", episodes)
         summary, replies = summarise(episodes), sum(len(e.turns) for e in episodes)
@@ -179,8 +179,9 @@ class Trainer:
             "emotion_std": float(np.std([e.emotion for e in episodes])),
             "success": summary["success"], "failure": summary["failure"],
             "malformed": summary["malformed"], "dropped": dropped, "episodes": len(episodes),
-            "turns": replies / len(episodes), "reply_tokens": sampled / replies, **update,
-            "kl_start": self.models.kl_start(self.start), **signs(delivered_replies(episodes)),
+            "turns": replies / len(episodes), "reply_tokens": sampled / replies, **update_metrics,
+            "kl_start": self.models.kl_start(self.start),
+            **signs([e.delivered_replies for e in episodes]),
             # training users above held-out ones, where there are evaluations on the way
             "gap": (summary["score"] - self.state["evaluations"][-1]["score"] if cfg.eval_every
                     else None),
@@ -196,7 +197,7 @@ class Trainer:
             # 6. Evaluate, before.
             episodes, state["step"] = self.evaluate(0), 0
             self.save()
-            self.show("before training", episodes)
+            self.tell(report.dialogue_text("before training", episodes[0]))
         elif self.evaluation_is_due() and state["evaluations"][-1]["step"] != state["step"]:
             self.evaluate(state["step"])        # what the run did not get to before it was stopped
         bar = tqdm(range(state["step"] + 1, cfg.steps + 1), initial=state["step"], total=cfg.steps,
@@ -211,7 +212,7 @@ class Trainer:
                 self.save()
         # 6. Evaluate, after.
         if state["step"]:
-            self.show("after training", self.evaluate(state["step"]))
+            self.tell(report.dialogue_text("after training", self.evaluate(state["step"])[0]))
         self.count_total()
         return report.finish(self.run.path, self.state, self.heldout) if self.first else None
 
@@ -241,8 +242,7 @@ class Trainer:
         other state of randomness to be saved.) Raises TooManyLost."""
         cfg = self.cfg
         self.models.engine.forget()
-        # whole groups: their statistics need no other rank
-        own = range(rank(), len(people), world())
+        own = range(rank(), len(people), world())       # whole groups, so that each rank has theirs
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
         with report.bar(title and self.first, len(own) * group_size, title) as bar:
             episodes, dropped = self.runner.run(rollout(
@@ -288,20 +288,10 @@ class Trainer:
         self.cfg, self.first, self.run = cfg, rank() == 0, RunDir(out, rank() == 0)
         self.start = self.run.path / "start.json"       # a few dialogues of the starting policy
         self.clock, self.runner = Clock(), asyncio.Runner()
-        self.state = {
-            "step": -1, "evaluations": [], "seconds": dict.fromkeys(
-                ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"], 0.0),
-            "tokens": {"sampled": 0, "trained": 0},
-            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}, "call_bytes": {}}
+        self.state = new_state()
         server = not cfg.simulator.startswith("toy")
         name = f"calls-{rank()}.jsonl" if rank() else "calls.jsonl"
-        self.calls = CallLog(self.run.path / name if server else None)
-        if cfg.simulator_cache:
-            try:
-                self.calls.read(cfg.simulator_cache)
-            except OSError as error:
-                raise BadInput(f"--simulator-cache {cfg.simulator_cache}: "
-                               f"{error.strerror}") from None
+        self.calls = CallLog(self.run.path / name if server else None, cfg.simulator_cache)
         self.simulator = make_simulator(
             cfg.simulator, cfg.lang, cfg.difficulty, concurrency=cfg.simulator_concurrency,
             timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
@@ -338,28 +328,27 @@ class Trainer:
         return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
 
     def log_dialogues(self, step, split, episodes):
+        """Step 5's dialogues, word for word, with all that led to each change of emotion."""
         for e in episodes:
             self.run.append("dialogues.jsonl", {
                 "step": step, "split": split, "profile_id": e.profile_id, "group": e.group,
                 "first_line": e.first_line, "turns": e.turns, "ended": e.ended, "reward": e.reward})
 
     def tell(self, text):
+        """A line above the progress bar."""
         if self.first:
             tqdm.write(text)
 
-    def show(self, title, episodes):
-        if self.first:
-            report.show_dialogue(title, episodes[0])
-
     def save_what_is_done(self):
+        """A checkpoint of the last whole step, if there is none yet."""
         done = self.state["step"]
         newest = checkpoints(self.run.path)[-1:]
         if done >= 0 and broadcast(lambda: newest != [self.run.path / f"checkpoint-{done:06d}"]):
             self.save()
 
     def count_total(self):
-        seconds = self.seconds_before + time.perf_counter() - STARTED
-        self.state["seconds"]["total"] = seconds
+        """The run's seconds so far, those before it was resumed among them."""
+        self.state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
 
     def save(self):
         """Step 5's checkpoint. All ranks gather, the first one writes."""
@@ -371,6 +360,7 @@ class Trainer:
             self.run.save_checkpoint(self.state, write, self.cfg.keep)
 
     def close(self):
+        """Give the directory free, and end the dialogues that are still open."""
         self.run.close()
         with contextlib.suppress(KeyboardInterrupt):    # an interrupted dialogue tells it once more
             self.runner.close()
@@ -381,11 +371,6 @@ def gather_episodes(episodes):
     without their tokens."""
     bare = [dataclasses.replace(e, segments=[]) for e in episodes]
     return sorted(all_gather_list(bare), key=lambda e: e.number)
-
-
-def delivered_replies(episodes):
-    """The replies that users heard, a list for each dialogue."""
-    return [[turn["reply"] for turn in e.turns if turn["emotion"] is not None] for e in episodes]
 
 
 def summarise(episodes):

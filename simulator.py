@@ -4,8 +4,7 @@ hidden need and an emotion.
 After each reply of the policy two questions go to a language model, one after the other (SAGE eq.
 1 and 2):
 
-    e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; by how much does the
-                                                    emotion move?
+    e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; how far does e move?
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
 S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the
@@ -13,8 +12,7 @@ model and reads the answer's sections, whichever model it is. The last emotion i
 this file is where a reward could be forged: what the policy says enters a prompt in one
 substitution pass, as a JSON string, and the change is read from its own section, clamped.
 
-Play the policy yourself, and see the emotion and the thoughts behind every answer:   python
-simulator.py
+Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
 import asyncio
 import json
@@ -129,6 +127,7 @@ def profiles_of_step(people, count, seed, step):
 
 
 def toy_profiles(split, count=None):
+    """`count` users of the toy's "train" or "heldout" set (default: 500 and 128)."""
     return [Profile(**row) for row in toy.profiles(split, count)]
 
 
@@ -291,6 +290,7 @@ class Simulator:
                       dialogue if temperature else "", answered)
 
     async def call(self, prompt, key):
+        """One call to the model, logged; or the answer that the log holds to the same `key`."""
         known = self.log.answers.get(key)
         if known is not None:
             return known
@@ -381,6 +381,7 @@ class User:
     thoughts: list = field(default_factory=list)        # the Thinking behind each line
 
     def values(self):
+        """What stands in the prompts' placeholders."""
         return {"persona": self.profile.player, "scene": self.profile.scene,
                 "task": self.profile.task,
                 # live: the released code says 30 for ever
@@ -442,9 +443,10 @@ def play(user, max_turns):
             print("This user understands only the sentences of a small grammar. One of each kind, "
                   "of which one helps most:")
             _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
-            print("".join("    "
-                          f"{toy.sentence(act, person, feeling, random.Random(user.profile.id))}\n"
-                          for act in toy.NEEDS))
+            for act in toy.NEEDS:
+                rng = random.Random(user.profile.id)
+                print(f"    {toy.sentence(act, person, feeling, rng)}")
+            print()
         print(f"[emotion {user.emotion}]  {runner.run(user.answer())}")
         for turn in range(max_turns):
             reply = input("you> ")
@@ -463,6 +465,7 @@ def play(user, max_turns):
 
 
 def main(argv=None):
+    """Talk with a user in the terminal. Returns the exit code."""
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
     parser.add_argument("--simulator", default="toy", metavar="NAME",
                         help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR "

@@ -314,8 +314,8 @@ class ScriptedModel:
 
     async def __call__(self, prompt):
         tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
-        story, person, feeling, details, cues, need = read_scene(tags["background"],
-                                                                 tags["hidden_theme"])
+        told = read_scene(tags["background"], tags["hidden_theme"])
+        story, person, feeling, details, cues, need = told
         dialogue = json.loads(tags["dialogue"])
         if "emotion_level" in tags:
             said = sum(m["speaker"] == "me" for m in dialogue)
@@ -356,8 +356,8 @@ def sentence(act, person, feeling, rng):
 
 
 def corpus(rng, good=0.17):
-    """One dialogue of the base policy's schooling: [(user's line, thought, reply)]. It knows much
-    and does little with it.
+    """A dialogue for the base policy's supervised training: [(user's line, thought, reply)]. It
+    knows much and does little with it.
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly
     names the right person and feeling, and one time in four it does what helps (`good`, and what
@@ -484,8 +484,8 @@ def sft(place, think, quiet=False, batch_size=4):
     bar = tqdm(range(steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
         for optimizer, lr in zip(optimizers, (0.006, 0.01)):
-            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 30) * max(0.02,
-                                                                                 1 - step / steps)
+            warm = min(1, (step + 1) / 30)
+            optimizer.param_groups[0]["lr"] = lr * warm * max(0.02, 1 - step / steps)
         batch = pack([corpus_episode(corpus(rng, good), chat, think) for _ in range(batch_size)])
         log_probs, _ = policy(batch)
         loss = -log_probs.sum() / batch.action_mask.sum()

@@ -109,8 +109,8 @@ class Run:
     """One run of one arm: where it is, and what makes it."""
 
     def __init__(self, lab, arm, seed, steps=None):
-        self.lab, self.arm, self.seed, self.steps, self.scripts = (lab, arm, seed, steps,
-                                                                   scripts_of(lab, arm))
+        self.lab, self.arm, self.seed, self.steps = lab, arm, seed, steps
+        self.scripts = scripts_of(lab, arm)
         self.flags = shlex.split(f"{ALWAYS} {lab['flags']} {lab['arms'][arm]} --seed {seed}"
                                  + (f" --steps {steps}" if steps else ""))
         name = digest(self.scripts, self.flags)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 from support.rundir import read_jsonl
-from support.settings import SimulatorFailed, SimulatorRefused
+from support.settings import BadInput, SimulatorFailed, SimulatorRefused
 
 AWAY = 5.0          # seconds to wait at least where no server listens: it does not restart in less
 
@@ -164,12 +164,16 @@ class CallLog:
     """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
     instead of paying again.
 
-    path: the file to append to, or None. `read(file, start)` takes in an earlier log from byte
+    path: the file to append to, or None. cache: another run's log, to begin with. `read(file, start)` takes in an earlier log from byte
     `start` on. A line that a killed run left half-written is no answer; one clean newline keeps the
     next line whole."""
 
-    def __init__(self, path=None):
+    def __init__(self, path=None, cache=None):
         self.path, self.answers = path, {}
+        try:
+            self.read(cache) if cache else None
+        except OSError as error:
+            raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
 
     def read(self, path, start=0):
         for _, row, _ in read_jsonl(path, start):

@@ -14,7 +14,7 @@ on a GPU (BENCHMARKS.md says what was).
 import math
 from pathlib import Path
 
-from support.settings import BadInput, make_parser, resolve_settings
+from support.settings import BadInput, resolve_settings
 
 GB = 1e9
 # Shapes of the models that people ask for, so that planning needs no network: (hidden,
@@ -138,8 +138,7 @@ def table():
     for model in KNOWN:
         config = config_of(model)
         for algo in ("grpo", "ppo"):
-            cfg = resolve_settings(vars(make_parser().parse_args(["--algo", algo, "--think",
-                                                                  "--model", model])))
+            cfg = resolve_settings({"algo": algo, "think": True, "model": model})
             needs = [(peak(memory(cfg, config, count)) / GB, room) for _, count, room in gpus]
             lines.append(f"| {model.split('/')[1]} | {algo} --think | " + " | ".join(
                 f"{'yes' if need < 0.9 * room else 'no'}, {need:.0f} GB" for need, room in needs)

@@ -318,19 +318,19 @@ def print_settings(cfg, out, training, held_out, ranks):
                         break_on_hyphens=False, break_long_words=False))
 
 
-def show_dialogue(title, episode):
-    """One dialogue, word for word, above the progress bar."""
-    tqdm.write(f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
-               f"{episode.reward:.2f}\n    user  [{INITIAL_EMOTION['training']:3}]  "
-               f"{episode.first_line}")
+def dialogue_text(title, episode):
+    """One dialogue, word for word."""
+    lines = [f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
+             f"{episode.reward:.2f}",
+             f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}"]
     for turn in episode.turns:
         if turn["thought"]:
-            tqdm.write(f"    (thinks      {turn['thought']})")
-        tqdm.write(f"    policy       {turn['reply']}")
+            lines.append(f"    (thinks      {turn['thought']})")
+        lines.append(f"    policy       {turn['reply']}")
         if turn["emotion"] is not None:
-            tqdm.write(f"    user  [{turn['emotion']:3}]  {turn['user'] or ''}  "
-                       f"({turn['change']:+d})")
-    tqdm.write("")
+            said = turn["user"] or ""
+            lines.append(f"    user  [{turn['emotion']:3}]  {said}  ({turn['change']:+d})")
+    return "\n".join(lines) + "\n"
 
 
 def print_summary(summary, out):

@@ -107,6 +107,14 @@ def model_of(given):
     return read_json(Path(given["resume"]) / "config.json").get("model", "toy")  # or open_run says
 
 
+def new_state():
+    """What state.json holds, for a run that has done nothing yet."""
+    seconds = ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"]
+    return {"step": -1, "evaluations": [], "seconds": dict.fromkeys(seconds, 0.0),
+            "tokens": {"sampled": 0, "trained": 0},
+            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}, "call_bytes": {}}
+
+
 class RunDir:
     """The directory of one run. Every rank has one; what is written, the first rank writes."""
 

@@ -73,9 +73,9 @@ def explain(error, out=None, rank=0, world=1):
     if isinstance(error, OSError):
         return 1, (f"rlver.py: {error}; the run can be continued from its last checkpoint: "
                    f"python rlver.py --resume {out}")
-    if isinstance(error, RuntimeError) and world > 1 and re.search("gloo|nccl|connection",
-                                                                   str(error), re.I):
-        return 1, f"{name}: another rank is gone"
+    if isinstance(error, RuntimeError) and world > 1:
+        if re.search("gloo|nccl|connection", str(error), re.I):
+            return 1, f"{name}: another rank is gone"
     raise error
 
 
