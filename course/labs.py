@@ -18,7 +18,6 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -34,6 +33,7 @@ from patches import ROOT, kill, read_toml, replaced, terminable      # first: it
 import toy
 from simulator import Profile, replay
 from support.results import read_dialogues
+from support.rundir import read_jsonl
 from support.settings import BadInput, Parser, number
 
 RUNS = ROOT / "runs" / "labs"
@@ -278,9 +278,7 @@ def series(run, what):
     """One of these of a run, else a column of its metrics.jsonl."""
     if what in TELL_TALES:
         return np.array(TELL_TALES[what](run), dtype=float)
-    return np.array([json.loads(line)[what]
-                     for line in (run.out / "metrics.jsonl").read_bytes().splitlines()],
-                    dtype=float)
+    return np.array([row[what] for _, row, _ in read_jsonl(run.out / "metrics.jsonl")], dtype=float)
 
 
 # ------------------------------------------------------------------------------------ what one sees

@@ -164,23 +164,25 @@ class CallLog:
     """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
     instead of paying again.
 
-    path: the file to append to, or None. cache: another run's log, to begin with. `read(file, start)` takes in an earlier log from byte
-    `start` on. A line that a killed run left half-written is no answer; one clean newline keeps the
-    next line whole."""
+    path: the file to append to, or None. cache: another run's log, to begin with. A line that a
+    killed run left half-written is no answer; one clean newline keeps the next line whole."""
 
     def __init__(self, path=None, cache=None):
         self.path, self.answers = path, {}
-        try:
-            self.read(cache) if cache else None
-        except OSError as error:
-            raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
+        if cache:
+            try:
+                self.read(cache)
+            except OSError as error:
+                raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
 
     def read(self, path, start=0):
+        """Take in the answers of an earlier log, from byte `start` on."""
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers[row["key"]] = row["answer"]
 
     def write(self, key, prompt, text, seconds):
+        """Log one answer."""
         if self.path is None:
             return
         row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4),
@@ -194,6 +196,7 @@ class CallLog:
 
 
 def digest(*parts):
+    """A short hash of whatever JSON can say."""
     text = json.dumps(parts, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 # a name that is no directory must fail at once, not ask the network
 os.environ["HF_HUB_OFFLINE"] = "1"
-# read by torch when it is imported, by the processes that tests start too
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Read by torch when it is imported, by the processes that tests start too. These models are so
+# small that a second thread would mostly wait for the first, and waiting takes a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
@@ -31,11 +32,58 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked soak run only where they are asked for: `pytest -m soak`."""
+    """Tests marked soak run only where they are asked for: `pytest -m soak`. Tests that wait for a
+    learning run come last."""
     if "soak" not in (config.option.markexpr or ""):
         soak = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
+    items.sort(key=lambda item: "learning" in item.fixturenames)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def early(request):
+    """Start the learning runs that the selected tests ask for before the first test runs."""
+    if any("learning" in item.fixturenames for item in request.session.items):
+        request.getfixturevalue("learning")
+
+
+@pytest.fixture(scope="session")
+def learning(request, tmp_path_factory):
+    """Runs of the toy in processes of their own, beside the tests: learning.py."""
+    from learning import RUNS, Learning
+    names = {name for item in request.session.items for name in item.fixturenames} & set(RUNS)
+    runs = Learning(names, tmp_path_factory.mktemp("learning"))
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="session")
+def base_policies(learning):
+    """Both base policies of the toy are there; a test that ran without would make its own."""
+    learning.wait("base_policies")
+
+
+@pytest.fixture(scope="session")
+def learnt(learning):
+    """The directory of a run of twenty steps, with the toy's defaults."""
+    return learning.wait("learnt")
+
+
+@pytest.fixture(scope="session")
+def hacked(learning):
+    """The directory of a run that learned from the scorer that can be hacked."""
+    return learning.wait("hacked")
+
+
+@pytest.fixture(scope="module")
+def no_pictures():
+    """Runs draw no learning curve: half the time of a run this small. Only where it is looked at is
+    it drawn."""
+    from support import report
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "learning_curve", lambda *_: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """server.py - an OpenAI-compatible model server on loopback, with the toy's scripted model behind
 it, for tests: with every fault that a long run will meet.
 
-    python tests/server.py --port 8000 --latency 0.2          prints its URL, serves until it
-                                                              is killed
+    python tests/server.py --port 8000 --latency 0.2    prints its URL, serves until it is killed
 
 A real server over real sockets: status codes, headers, slow bodies and refused connections are what
 the client sees, not what somebody thinks it would see.

@@ -7,8 +7,11 @@ This file is also their script."""
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -190,6 +193,57 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, tiny_dir, tmp_path):
         assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
         assert ([r["grad_norm"] for r in rows(there)]
                 == pytest.approx([r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3))
+
+
+def two_nodes(places, *flags):
+    """One rank on each of two "nodes": two agents of torchrun that meet on loopback, each started
+    in a directory of its own. Returns [(exit code, stderr)] of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(n),
+         "--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc-per-node", "1",
+         str(ROOT / "rlver.py"), *map(str, flags)], cwd=place, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE) for n, place in enumerate(places)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda node: node.communicate(timeout=240)[1], nodes))
+    finally:
+        for node in nodes:
+            node.kill()
+    return [(node.returncode, text) for node, text in zip(nodes, said)]
+
+
+@pytest.mark.slow
+def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(tiny_dir,
+                                                                                 tmp_path):
+    """`--out run` is another directory on each of them. The first writes everything; the second
+    must not wait for a file that it will never see, such as the dialogues of the starting policy.
+    A run that goes on needs its checkpoint on both, which is said once, in one line, and nobody
+    waits for hours. With a copy of it both go on."""
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir()
+    flags = ["--model", tiny_dir, *SMALL, "--out", "run"]
+    nodes = two_nodes(places, *flags, "--steps", 2, "--algo", "ppo")
+    assert [code for code, _ in nodes] == [0, 0], nodes
+    assert len(rows(places[0] / "run")) == 2
+    assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
+
+    nodes = two_nodes(places, "--resume", "run", "--steps", 3)
+    assert all(code not in (0, None) for code, _ in nodes), nodes
+    told = re.findall("^rlver.py: .*", nodes[0][1] + nodes[1][1], re.M)
+    assert len(told) == 1 and "checkpoint-000002 is not on " in told[0], nodes
+    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])     # and no traceback
+    assert len(rows(places[0] / "run")) == 2
+
+    shutil.copytree(places[0] / "run" / "checkpoint-000002",
+                    places[1] / "run" / "checkpoint-000002")
+    nodes = two_nodes(places, "--resume", "run", "--steps", 3)
+    assert [code for code, _ in nodes] == [0, 0], nodes
+    assert [row["step"] for row in rows(places[0] / "run")] == [1, 2, 3]
 
 
 @pytest.mark.slow

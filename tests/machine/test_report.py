@@ -386,7 +386,8 @@ def test_curves_stay_inside_their_frame(page):
         page.open(curves=curves, evaluations=[dict(step=0, score=1.0, stderr=9.0),
                                               dict(step=9, score=None, stderr=None)])
         boxes = page.js("""[...document.querySelectorAll("figure > svg > *")].map(e => {
-            const b = e.getBBox(); return [e.tagName, b.x, b.y, b.x + b.width, b.y + b.height]; })""")
+            const b = e.getBBox();
+            return [e.tagName, b.x, b.y, b.x + b.width, b.y + b.height]; })""")
         assert boxes
         for name, left, top, right, bottom in boxes:
             assert left >= -0.5 and top >= -3 and right <= 360.5 and bottom <= 210.5, name
@@ -402,9 +403,8 @@ def test_the_legend_reads_the_step_under_the_pointer(page):
     from selenium.webdriver import ActionChains
     figure = page.all("figure")[2]
     assert "tokens per reply 200" in figure.text
-    ActionChains(page.driver).move_to_element_with_offset(figure.find_element("css selector",
-                                                                              "svg"),
-                                                          0, 0).perform()
+    picture = figure.find_element("css selector", "svg")
+    ActionChains(page.driver).move_to_element_with_offset(picture, 0, 0).perform()
     step = int(re.search(r"step (\d+)\n", figure.text).group(1))
     assert 35 < step < 65 and f"tokens per reply {100 + step}" in figure.text
 
@@ -603,8 +603,10 @@ def test_in_print_folds_are_open_and_the_paper_is_white(page):
 @pytest.mark.slow
 def test_everything_can_be_reached_by_keyboard_and_has_a_name(page):
     page.open(dialogues=pairs(2), tables=[{"title": "t", "columns": ["a"], "rows": [[1]]}])
-    unnamed = """[...document.querySelectorAll("button, input, svg[role=img], nav, [role=region]")].filter(e =>
-        !(e.getAttribute("aria-label") || e.labels?.[0]?.textContent || e.textContent.trim())).length"""
+    unnamed = """[...document.querySelectorAll(
+        "button, input, svg[role=img], nav, [role=region]")].filter(e => !(
+            e.getAttribute("aria-label") || e.labels?.[0]?.textContent
+            || e.textContent.trim())).length"""
     assert page.js(unnamed) == 0
     levels = page.js("[...document.querySelectorAll('h1, h2, h3, h4, h5')].map(e => "
                      "Number(e.tagName[1]))")

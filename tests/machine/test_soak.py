@@ -59,12 +59,11 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
         while kills < KILLS:
             while not (out / "config.json").exists() and run.poll() is None:
                 time.sleep(0.05)
-            before = len(list(out.glob("calls*.jsonl"))) and sum(p.stat().st_size
-                                                                 for p in out.glob("calls*.jsonl"))
+            paid = lambda: sum(p.stat().st_size for p in out.glob("calls*.jsonl"))
+            before = paid()
             # not while it only starts: it must have got somewhere since the last kill
             began = time.monotonic()
-            while (run.poll() is None and time.monotonic() - began < 60
-                   and sum(p.stat().st_size for p in out.glob("calls*.jsonl")) <= before):
+            while run.poll() is None and time.monotonic() - began < 60 and paid() <= before:
                 time.sleep(0.02)
             time.sleep(rng.uniform(0, 1.5))
             if run.poll() is not None:

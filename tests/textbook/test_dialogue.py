@@ -90,8 +90,8 @@ def test_the_turn_limit_is_exact_and_every_reply_is_scored(max_turns):
     assert len(episode.turns) == len(agent.heard) == max_turns
     assert [t["change"] for t in episode.turns] == [1] * max_turns
     assert [t["emotion"] for t in episode.turns] == [31 + i for i in range(max_turns)]
-    assert (episode.ended, episode.emotion, episode.reward) == ("turn_limit", 30 + max_turns,
-                                                                (30 + max_turns) / 100)
+    final = 30 + max_turns
+    assert (episode.ended, episode.emotion, episode.reward) == ("turn_limit", final, final / 100)
     # nobody pays for an answer unheard
     assert len(model.prompts) == 2 * max_turns - 1 and episode.turns[-1]["user"] is None
 
@@ -168,15 +168,15 @@ def test_a_malformed_reply_is_logged_and_never_sent():
 
 
 def test_thoughts_never_reach_the_user():
-    """4.19 (iv): a user that could read thoughts would reward them. They are in the log, and in no
-    prompt of any hop."""
+    """A user that could read thoughts would reward them. They are in the log, and in no prompt of
+    any hop."""
     episode, _, model = hold([thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}")
                               for i in range(8)])
     prompts = "".join(model.prompts)
     assert ("secret" not in prompts and "think" not in "".join(model.heard_by_users())
             and "+3 word 7" in prompts)
-    assert [(t["thought"], t["reply"]) for t in episode.turns] == [(f"secret {i}", f"+3 word {i}")
-                                                                   for i in range(8)]
+    assert ([(t["thought"], t["reply"]) for t in episode.turns]
+            == [(f"secret {i}", f"+3 word {i}") for i in range(8)])
 
 
 def test_the_policy_hears_what_the_user_said_and_nothing_else():
@@ -255,8 +255,8 @@ def test_a_group_shares_one_first_line_and_no_call_is_wasted():
 
 
 def test_a_copied_user_shares_its_past_and_nothing_else():
-    """4.19 (ii): the users of a group start alike. If they shared a list, each would hear what was
-    said to the others."""
+    """The users of a group start alike. If they shared a list, each would hear what was said to the
+    others."""
     user = User(Simulator(Model()), person(0), emotion=52, planning={"objective": "x"})
     asyncio.run(user.answer())
     twin = user.copy()

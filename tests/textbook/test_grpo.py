@@ -44,16 +44,16 @@ def test_group_advantages_by_hand():
 
 
 def test_group_ids_are_only_names():
-    """Pitfall 4.7: on paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4
-    .9 and a std of sqrt(.13)."""
+    """On paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4 .9 and a std
+    of sqrt(.13)."""
     rewards = torch.tensor([0.2, 0.6, 0.3, 0.4, 0.7, 0.9, 0.1])
     groups = torch.tensor([9, -5, 10 ** 9, 9, 10 ** 9, 9, 3])
     close(group_advantages(rewards, groups), [-0.83205, 0, -0.70711, -0.27735, 0.70711, 1.10940, 0])
 
 
 def test_group_advantages_go_by_id():
-    """Pitfall 4.7: against numpy, ids of any value in any order, groups of any size. Wrong ids do
-    not fail, they compare a user's dialogues with somebody else's."""
+    """Against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they
+    compare a user's dialogues with somebody else's."""
     rng = np.random.default_rng(0)
     groups = rng.choice([3, 7, 11, 400, 10 ** 9], 40)
     groups[0] = -5                                                          # alone in its group
@@ -65,9 +65,9 @@ def test_group_advantages_go_by_id():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 16])
 def test_a_group_without_spread_says_nothing(size):
-    """Pitfall 4.7: torch's std of one number is NaN. And equal rewards are not quite their own mean
-    in floats: the difference over a std of next to nothing was somebody's advantage of a million.
-    Both get exactly 0."""
+    """Groups without spread. torch's std of one number is NaN. And equal rewards are not quite
+    their own mean in floats: the difference over a std of next to nothing was somebody's advantage
+    of a million. Both get exactly 0."""
     for k in range(101):                                    # every reward that there is: e_T / 100
         advantages = group_advantages(torch.full((size,), k / 100),
                                       torch.zeros(size, dtype=torch.long))
@@ -80,8 +80,8 @@ def test_long_dialogues_weigh_no_more():
     turn are a half apart from their mean, all their tokens alike."""
     policy = Table()
     for long_reward in (0.0, 1.0):
-        short, long = talk(0, 2, 1, reward=1 - long_reward), talk(1, *[1, 2] * 8,
-                                                                  reward=long_reward)
+        short = talk(0, 2, 1, reward=1 - long_reward)
+        long = talk(1, *[1, 2] * 8, reward=long_reward)
         (gradient,), metrics = gradients([[pack(short, long)]])
         assert metrics["tokens_trained"] == 17
         a = 0.5 / (math.sqrt(0.5) + 1e-6)
@@ -92,9 +92,9 @@ def test_long_dialogues_weigh_no_more():
 # --------------------------------------------------------------------------------------- the update
 
 def test_a_group_is_a_group_wherever_packing_put_it():
-    """Pitfall 4.7: micro-batches are cut by length, mini-batches by lot, so a group is scattered
-    over all of them. Its statistics must not be: the gradients of any cut add up to those of the
-    sorted whole."""
+    """Micro-batches are cut by length, mini-batches by lot, so a group is scattered over all of
+    them. Its statistics must not be: the gradients of any cut add up to those of the sorted
+    whole."""
     policy = Table()
     d = [talk(s, 2, 2 + s % 3, 1, 3, group=(7, 3)[s % 2]) for s in range(6)]
     rewards = {g: np.array([x.reward for x in d if x.group == g]) for g in (3, 7)}
@@ -111,8 +111,8 @@ def test_a_group_is_a_group_wherever_packing_put_it():
 
 
 def test_two_ranks_are_one_for_grpo_too():
-    """Pitfall 4.6: groups stay on their rank, but the number of tokens that a gradient is divided
-    by is everybody's."""
+    """Groups stay on their rank, but the number of tokens that a gradient is divided by is
+    everybody's."""
     d = [talk(s, 2, 2 + 3 * s, 1, 3, group=s // 2) for s in range(4)]
     share = [[pack(*d[:2])], [pack(d[2]), pack(d[3])]]
     (first, _), (second, _) = Ranks().run(lambda i, reduce: gradients([share[i]], reduce=reduce))
@@ -140,9 +140,9 @@ def test_grpo_takes_ppos_step():
 
 @pytest.mark.parametrize("estimator, direction", [("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")])
 def test_the_kl_gradient_that_grpo_takes(estimator, direction):
-    """Pitfall 4.5. A group without spread has no advantage, and what is left of the step is the
-    KL's: against the reference, not pi_old, and in the direction that the estimator has. k3 is the
-    GRPO paper's, and goes the other way round."""
+    """A KL that pulls the wrong way. A group without spread has no advantage, and what is left of
+    the step is the KL's: against the reference, not pi_old, and in the direction that the estimator
+    has. k3 is the GRPO paper's, and goes the other way round."""
     policy, reference, batch = every_outcome(reward=0.4)
     (gradient,), _ = gradients([[batch]], policy, reference=reference, kl_coef=0.3,
                                kl_estimator=estimator)
@@ -153,9 +153,9 @@ def test_the_kl_gradient_that_grpo_takes(estimator, direction):
 
 
 def test_k1_is_refused():
-    """Pitfall 4.5: k1 in the loss does nothing on average, and there is no per-token reward to put
-    it in. Better an error than a KL of no effect; where no KL is asked for, its name does not
-    matter."""
+    """A KL that is none: k1 in the loss does nothing on average, and there is no per-token reward
+    to put it in. Better an error than a KL of no effect; where no KL is asked for, its name does
+    not matter."""
     policy, batch = Table(), pack(talk(0, 2, 3), talk(1, 1, 4))
     before = weights(policy)
     with pytest.raises(ValueError, match="k1"):
@@ -165,8 +165,8 @@ def test_k1_is_refused():
 
 
 def test_the_self_checks_hold_for_grpo_too():
-    """Pitfall 4.12 and defect 27, and NaN: dropout, an engine with other weights, or a reward that
-    is no number, each stops the update with the weights as they were."""
+    """Dropout that was left on, an engine with other weights (defect 27), or a reward that is no
+    number, each stops the update with the weights as they were."""
     batch = pack(talk(0, 2, 5, 1, reward=0.2), talk(1, 1, 6, reward=0.4))
     off, broken = pack(talk(0, 2, 5, gap=1.0),
                        talk(1, 1, 6)), pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6))

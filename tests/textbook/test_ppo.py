@@ -3,8 +3,8 @@ and their gradients.
 
 The policies here are tables: the distribution of a token depends on the token before it and nothing
 else, so every gradient can be written down. They give log-probs, entropies and values on the user's
-tokens too, where all of them must be ignored. "Pitfall" and "defect" are the numbers that such
-mistakes have in other people's code.
+tokens too, where all of them must be ignored. A "defect" has the number that this mistake of the
+released code has in docs/differences.md.
 """
 import copy
 import math
@@ -124,9 +124,9 @@ def untouched(model, before):
 
 @pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0.95), (0.9, 1), (0.9, 0.8), (0.9, 0)])
 def test_gae_is_the_sum_over_the_policys_tokens(gamma, lam):
-    """Pitfall 4.8. Against the definition, A_t = sum_k (gamma lam)^k delta_{t+k}, summed over the
-    list of the policy's tokens with everything between them cut out. Only lambda or gamma below 1
-    tells a wrong recursion from a right one."""
+    """Credit that decays over the user's words. Against the definition, A_t = sum_k (gamma lam)^k
+    delta_{t+k}, summed over the list of the policy's tokens with everything between them cut out.
+    Only lambda or gamma below 1 tells a wrong recursion from a right one."""
     mask = ragged()
     rewards, values = normal(*mask.shape, seed=1), normal(*mask.shape, seed=2)
     got = gae(rewards.masked_fill(~mask, 0), values.masked_fill(~mask, NAN), mask, gamma, lam)
@@ -155,7 +155,7 @@ def test_gae_by_the_numbers():
 
 
 def test_the_users_lines_do_not_decay_the_reward():
-    """Pitfall 4.8, the example: 20 sampled tokens, 150 of the user, 20 sampled, one reward of 1 at
+    """The same as an example: 20 sampled tokens, 150 of the user, 20 sampled, one reward of 1 at
     the end, V = 0. At lambda 0.95 the first token gets 0.95^39 = 0.135; decaying over what the user
     said leaves 6e-5 of it. At lambda 1, RLVER's, nobody would notice."""
     mask = torch.tensor([[True] * 20 + [False] * 150 + [True] * 20])
@@ -190,9 +190,9 @@ def test_the_reward_stands_on_the_last_policy_token():
 
 
 def test_whitening_is_over_the_whole_batch():
-    """Pitfall 4.10. Against numpy, over the policy's tokens of all micro-batches together: a mean
-    and a spread for each would tell every micro-batch that it was average. What stands elsewhere
-    does not count, be it NaN."""
+    """Whitening by micro-batch. Against numpy, over the policy's tokens of all micro-batches
+    together: a mean and a spread for each would tell every micro-batch that it was average. What
+    stands elsewhere does not count, be it NaN."""
     masks = [ragged(1), ragged(2, length=9)]
     tensors = [normal(6, 14, seed=1) + 5, 3 * normal(6, 9, seed=2)]
     tensors = [t.masked_fill(~m, NAN) for t, m in zip(tensors, masks)]
@@ -229,8 +229,8 @@ def test_whitened_numbers_have_mean_0_and_spread_1():
 
 
 def test_whitening_of_next_to_nothing():
-    """Pitfall 4.10. The spread of one number is NaN and of none the mean is too: such a batch stays
-    as it is. Equal numbers have no spread to divide by, and become 0."""
+    """The smallest batches. The spread of one number is NaN and of none the mean is too: such a
+    batch stays as it is. Equal numbers have no spread to divide by, and become 0."""
     x = torch.tensor([[0.3, NAN, 0.7]])
     for kept in ([False] * 3, [False, False, True]):
         mask = torch.tensor([kept])
@@ -252,8 +252,8 @@ def test_whitening_of_next_to_nothing():
     # but one that became more likely is pushed back without limit
     (-2, 1.3, +2.6, +2.6, 0), (-2, 9.0, +18.0, +18.0, 0)])
 def test_the_clip(advantage, ratio, loss, gradient, clipped):
-    """Pitfall 4.15: min for both signs of the advantage. The loss and its gradient by log pi,
-    worked out by hand, clip 0.2; the gradient is rho times the advantage, or nothing."""
+    """The side that is clipped: min for both signs of the advantage. The loss and its gradient by
+    log pi, worked out by hand, clip 0.2; the gradient is rho times the advantage, or nothing."""
     log_probs = torch.tensor([[math.log(ratio) - 1.5]], dtype=torch.float64, requires_grad=True)
     got, count = policy_loss(log_probs, torch.tensor([[-1.5]]), torch.tensor([[float(advantage)]]),
                              torch.tensor([[True]]), 0.2)
@@ -263,10 +263,10 @@ def test_the_clip(advantage, ratio, loss, gradient, clipped):
 
 
 def a_sum_over_the_policys_tokens(loss, x, mask):
-    """Pitfalls 4.4 and 4.6: the user's tokens and the padding add nothing to a loss, nor to its
-    gradient by `x`, nor to a count; and the sums of two halves are the sum of the whole, which no
-    mean of means is. `loss(rows, dress)` returns the loss and counts, of some rows, `dress` put on
-    everything that has a value off the mask. Returns what it is of the whole."""
+    """A leaking mask, a mean of means: the user's tokens and the padding add nothing to a loss, nor
+    to its gradient by `x`, nor to a count; and the sums of two halves are the sum of the whole,
+    which no mean of means is. `loss(rows, dress)` returns the loss and counts, of some rows,
+    `dress` put on everything that has a value off the mask. Returns what it is of the whole."""
     hide = lambda t: t.masked_fill(~mask, 30.0)                             # e^30 would show
 
     def look(rows, dress=lambda t: t):
@@ -300,14 +300,14 @@ def test_the_value_loss_is_a_sum_over_the_policys_tokens():
     """What the critic says of the user's tokens is nobody's error."""
     mask, old, returns = ragged(5), *(normal(6, 14, seed=s) for s in (1, 3))
     values = (old + normal(6, 14, seed=6, scale=0.5)).requires_grad_()
-    a_sum_over_the_policys_tokens(lambda rows, dress: [value_loss(dress(values)[rows], old[rows],
-                                                                  dress(returns)[rows], mask[rows],
-                                                                  0.5)], values, mask)
+    loss = lambda rows, dress: [value_loss(dress(values)[rows], old[rows], dress(returns)[rows],
+                                           mask[rows], 0.5)]
+    a_sum_over_the_policys_tokens(loss, values, mask)
 
 
 def test_each_token_has_its_own_weight():
-    """Pitfall 4.1: an importance weight is a factor of its token's part of the loss, and of nothing
-    else; the clip does not see it."""
+    """An importance weight is a factor of its token's part of the loss, and of nothing else; the
+    clip does not see it."""
     new, old = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2))
     advantages, w, mask = (normal(1, 4, seed=3), torch.tensor([[2.0, 0.5, 0.0, 1.0]]),
                            torch.ones(1, 4, dtype=torch.bool))
@@ -377,9 +377,9 @@ def two_distributions():
     ("k1", "loss", "none"), ("k1", "reward", "KL(pi, ref)"), ("k2", "loss", "KL(pi, ref)"),
     ("k3", "loss", "KL(ref, pi)"), ("k3-ratio", "loss", "KL(pi, ref)")])
 def test_which_gradient_each_kl_estimator_has(estimator, place, direction):
-    """Pitfall 4.5: an unbiased estimate of the KL need not have its gradient. The exact expectation
-    over samples of pi: in the loss the estimate itself is differentiated, in the reward it weighs
-    grad log pi. What the docstring claims, and nothing else, is true."""
+    """An unbiased estimate of the KL need not have its gradient. The exact expectation over samples
+    of pi: in the loss the estimate itself is differentiated, in the reward it weighs grad log pi.
+    What the docstring claims, and nothing else, is true."""
     logits, log_pi, log_ref = two_distributions()
     penalty = kl_penalty(log_pi, log_ref, estimator)
     per_sample = penalty if place == "loss" else penalty.detach() * log_pi
@@ -436,9 +436,9 @@ def every_outcome(reward=0.0):
 @pytest.mark.parametrize("estimator, direction",
                          [("k1", "pi"), ("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")])
 def test_the_kl_gradient_that_ppo_takes(estimator, direction):
-    """Pitfall 4.5 through `ppo_update`, where the rewards are equal and the KL is all that is left:
-    the step is against the gradient of the KL, not along it, k1 through the reward (whitened, hence
-    on another scale) and the others in the loss."""
+    """The KL's direction through `ppo_update`, where the rewards are equal and the KL is all that
+    is left: the step is against the gradient of the KL, not along it, k1 through the reward
+    (whitened, hence on another scale) and the others in the loss."""
     policy, reference, batch = every_outcome()
     critic, notes = Values(scale=0, vocab=3), Notes(policy)
     ppo_update(policy, notes, critic, Notes(critic), [[batch]], clip_eps=0.2, max_grad_norm=INF,
@@ -454,8 +454,8 @@ def test_the_kl_gradient_that_ppo_takes(estimator, direction):
 # --------------------------------------------------------------------------------------- the update
 
 def test_importance_weights():
-    """Pitfall 4.1: min(pi_old / pi_engine, 2), and a constant: a weight that is differentiated is
-    another loss."""
+    """An engine that is not quite the trainer: min(pi_old / pi_engine, 2), and a constant: a weight
+    that is differentiated is another loss."""
     old = torch.tensor([-1.0, -1.0, -1.0, -3.0]).requires_grad_()
     engine = torch.tensor([-1.0, -1.5, -9.0, -1.0]).requires_grad_()
     w = importance_weights(old, engine)
@@ -464,9 +464,9 @@ def test_importance_weights():
 
 
 def test_importance_weights_are_in_the_policy_loss_only():
-    """Pitfall 4.1. An engine that is off by some e-folds weighs each token's part of the policy
-    loss, up to 2; the entropy, the KL and the critic are sums over what was sampled, whoever
-    sampled it, and stay as they are."""
+    """An engine that is off by some e-folds weighs each token's part of the policy loss, up to 2;
+    the entropy, the KL and the critic are sums over what was sampled, whoever sampled it, and stay
+    as they are."""
     policy, critic = Table(), Values()
     exact, off = (pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4)))
                   for gap in (0.0, 1.5))
@@ -495,8 +495,8 @@ def test_importance_weights_are_in_the_policy_loss_only():
 
 @pytest.mark.parametrize("cut", [[1, 1, 1, 1], [2, 2], [1, 3]])
 def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
-    """Pitfall 4.6, the example: two good dialogues of 10 tokens, two bad ones of 1000. Divided by
-    all 2020 tokens the mean advantage is -0.98; the mean of four micro-batches' own means is 0,
+    """A mean of means, by example: two good dialogues of 10 tokens, two bad ones of 1000. Divided
+    by all 2020 tokens the mean advantage is -0.98; the mean of four micro-batches' own means is 0,
     which is another opinion of the same rollout."""
     policy, critic = Table(), Values()
     advantage = [1.0, 1.0, -1.0, -1.0]
@@ -563,9 +563,9 @@ class Ranks:
 
 
 def test_two_ranks_are_one():
-    """Pitfalls 4.6 and 4.10: every rank whitens with everybody's mean and divides by everybody's
-    tokens, so that two halves, of unequal size here, make the gradient of the whole. A sum that
-    forgets to be reduced trains two models on two opinions."""
+    """Every rank whitens with everybody's mean and divides by everybody's tokens, so that two
+    halves, of unequal size here, make the gradient of the whole. A sum that forgets to be reduced
+    trains two models on two opinions."""
     masks, tensors = [ragged(1), ragged(2, length=9)], [normal(6, 14, seed=1) + 5,
                                                         3 * normal(6, 9, seed=2)]
     wanted = masked_mean_std(tensors, masks)
@@ -657,9 +657,9 @@ def test_the_entropy_is_a_bonus():
 
 
 def test_k1_is_no_loss():
-    """Pitfall 4.5: k1 belongs in the reward, where it has been put before a step is taken. In the
-    loss its gradient is 0 on average and noise in every batch; so a step of k1 is the step without
-    it, and that of the others is not."""
+    """k1 belongs in the reward, where it has been put before a step is taken. In the loss its
+    gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
+    that of the others is not."""
     policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
     old, ref, advantages = (compute_log_probs(policy, [batch]),
                             compute_log_probs(Table(9), [batch]),
@@ -714,9 +714,9 @@ def test_what_sharding_divides_is_multiplied_back():
 
 
 def test_the_first_ratio_must_be_1():
-    """Pitfall 4.12: before the first step pi and pi_old are the same weights on the same tokens.
-    Dropout, left on, makes them two policies; the update must stop before it moves anything.
-    Afterwards the ratio may go where it wants."""
+    """Dropout that was left on: before the first step pi and pi_old are the same weights on the
+    same tokens. Dropout, left on, makes them two policies; the update must stop before it moves
+    anything. Afterwards the ratio may go where it wants."""
     batches = [pack(talk(s, 2, 5, 3, 4), talk(s + 9, 1, 6)) for s in range(2)]
     policy, critic = Table(dropout=0.5), Values()
     before, critic_before = weights(policy), weights(critic)

@@ -305,8 +305,8 @@ def test_both_hops_know_the_person_and_the_last_analysis():
         asyncio.run(user.answer())
         # the whole answer is kept: it makes the reward verifiable
         assert change == 1 and f"Activity: a{i}" in answer
-        assert json.loads(tagged(model.prompts[-1], "planning")) == {"objective": f"r{i}",
-                                                                     "subjective": f"a{i}\nx{i}"}
+        planning = json.loads(tagged(model.prompts[-1], "planning"))
+        assert planning == {"objective": f"r{i}", "subjective": f"a{i}\nx{i}"}
     for prompt in model.prompts:
         person = [tagged(prompt, tag) for tag in ("persona", "background", "hidden_theme")]
         assert person == [LIN["player"], LIN["scene"], LIN["task"]]

@@ -2,6 +2,7 @@
 policies found, each closed; the weak scorer, which has them all, shows that they are real. Tests go
 by the rules of toy.py, not by its present wording."""
 import asyncio
+import functools
 import random
 import re
 from collections import Counter
@@ -50,8 +51,8 @@ def test_profiles_are_made_by_code_and_always_the_same():
     """500 and 128 as in the paper's split, the eight needs in balance: a lopsided set would let one
     kind of reply win."""
     for split, rows in splits().items():
-        assert len(rows) == {"train": 500, "heldout": 128}[split] == len({row["id"]
-                                                                          for row in rows})
+        size = {"train": 500, "heldout": 128}[split]
+        assert len(rows) == size == len({row["id"] for row in rows})
         assert (rows == toy.profiles(split) and rows[:40] == toy.profiles(split, 40)
                 and rows != toy.profiles(split, seed=1))
         counts = Counter(read_scene(row["scene"], row["task"])[-1] for row in rows)
@@ -359,11 +360,18 @@ def candidates(rng):
     return list(dict.fromkeys(plain + named + pairs + ["", "Yes.", "I see."]))
 
 
+@functools.cache
+def scored(reply, need, person, feeling, earlier):
+    return judge(reply, need, person, feeling, list(earlier), False)[0]
+
+
 def greedy(replies, people, turns=8):
     """The best fixed sequence that a greedy search finds on `people`, by the rules: stop at 0 and
     100, goodbye below 10."""
     read = [read_scene(p.scene, p.task) for p in people]
-    score = lambda reply, r, earlier: judge(reply, r[5], r[1], r[2], earlier, False)[0]
+
+    def score(reply, r, earlier):               # said once or seven times before: it is old
+        return scored(reply, r[5], r[1], r[2], tuple(dict.fromkeys(earlier)))
     # [replies, people]
     fresh = np.array([[score(reply, r, []) for r in read] for reply in replies])
     emotion, chosen = np.full(len(people), 30), []
@@ -395,6 +403,7 @@ def held_out_score(replies, difficulty="vanilla"):
                     for p in toy_profiles("heldout")])
 
 
+@pytest.mark.slow
 def test_no_fixed_reply_wins():
     """If a policy could score without listening, it would learn just that. The best single reply,
     said eight times, and the best fixed sequence of eight, both searched for among some hundreds on
@@ -429,7 +438,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 def test_the_base_policy_is_made_once_per_recipe_and_mode(tmp_path, monkeypatch):
     """A cache that outlives an edit of the recipe trains on yesterday's policy, and one that two
-    modes share forgets to think. Making takes a minute, so here `school` only leaves a mark."""
+    modes share forgets to think. Making takes a minute, so here `sft` only leaves a mark."""
     made = []
 
     def sft(place, think, quiet=False):
