@@ -49,7 +49,8 @@ GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) for name, path in MO
 
 def test_the_test_sees_imports_and_circles():
     """Or the next two would pass on anything."""
-    text = "import toy, sys\ndef f():\n    from support import plan\n    from support.llm import Clock\n"
+    text = ("import toy, sys\n"
+            "def f():\n    from support import plan\n    from support.llm import Clock\n")
     assert imports_of(text) == {"toy", "support.plan", "support.llm"}
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
@@ -112,8 +113,8 @@ def test_what_a_student_reads_says_what_it_does(name):
 
 
 def test_comments_lead_to_lists_that_are_there():
-    """ "Pitfall 4.12" says something only to who has the list. Whoever has the repository alone must
-    be able to follow every reference; docs/differences.md numbers the defects."""
+    """ "Pitfall 4.12" says something only to who has the list. Whoever has the repository alone
+    must be able to follow every reference; docs/differences.md numbers the defects."""
     for path in [*CHAPTERS, *SUPPORT, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]:
         if path.name == "test_house.py":
             continue

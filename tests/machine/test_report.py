@@ -257,9 +257,10 @@ def test_users_with_one_dialogue_and_users_with_many():
     assert scores == sorted(scores)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", ["I hear how much this hurts. ", "我听到你有多难过。", "\ud83d"],
-                         ids=["english", "chinese", "broken"])
+@pytest.mark.parametrize("sign", [
+    pytest.param("I hear how much this hurts. ", id="english", marks=pytest.mark.soak),
+    pytest.param("我听到你有多难过。", id="chinese", marks=pytest.mark.slow),
+    pytest.param("\ud83d", id="broken", marks=pytest.mark.soak)])
 def test_200_long_dialogues_stay_below_5_megabytes(tmp_path, sign):
     """A thinking model fills thousands of tokens a turn; what is shortened says by how much."""
     path = tmp_path / "r.html"
