@@ -331,3 +331,11 @@ class VllmEngine:
         if self.cuda and not self.asleep:
             self.llm.sleep(level=2)
             self.asleep = True
+
+
+if __name__ == "__main__":
+    from support.settings import Parser
+    ABOUT = ("The two engines that sample for the policy, PyTorch and vLLM. A part of rlver.py "
+             "and evaluate.py; it prints nothing but this.")
+    Parser(description=ABOUT).parse_args()
+    print(ABOUT)

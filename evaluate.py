@@ -1,15 +1,14 @@
-"""evaluate.py - how good is this model, is it better than that one, why, and may the user that says
-so be trusted? (SAGE; RLVER 3)
+"""evaluate.py - how good is this model, is it better than that one, and may the user that says so
+be trusted? (SAGE; RLVER 3)
 
-    python evaluate.py                                      the newest run against the users that it
-                                                            never saw
-    python evaluate.py --policy P --simulator S --profiles FILE
-    python evaluate.py --score FILE...                      tables of result files, ours or SAGE's
-                                                            released ones; no model needed
-    python evaluate.py --compare A B                        paired on the users that both met
-    python evaluate.py --consistency FILE                   replay recorded dialogues: do they get
-                                                            the same scores again?
-    python evaluate.py --chat RUN                           talk to the model yourself
+    python evaluate.py                          the newest run, with users that it never saw
+    python evaluate.py --policy P               a run, a checkpoint, a model directory, toy,
+                                                openai:MODEL@URL; --step 0: where a run started
+    python evaluate.py --score FILE...          tables of result files, ours or SAGE's; no model
+    python evaluate.py --compare A B            paired on the users that both met
+    python evaluate.py --consistency FILE       replay recorded dialogues: the same scores again?
+    python evaluate.py --report RUN             write a run's report and picture once more
+    python evaluate.py --chat P                 talk to the model yourself
 
 The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 100 or below 10.
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
@@ -21,16 +20,19 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 
+import toy
 from simulator import (User, load_profiles, load_prompt, make_simulator, move_emotion,
-                       parse_emotion, refuse_foreign, replay, toy_profiles)
+                       parse_emotion, refuse_foreign, replay, toy_profiles, users_of_run)
 from support.llm import ServerModel, ask_with_retries
-from support.report import report_of_results
+from support.report import draw_run, report_of_results
 from support.results import comparison_key, describe, read_results, recorded_dialogues
-from support.rundir import checkpoints, read_json, write_json
+from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
 from support.settings import BadInput, Parser, RunError, SimulatorFailed, number, split_name
 from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
 
@@ -39,38 +41,95 @@ BENCHMARK = dict(start=INITIAL_EMOTION["benchmark"], max_turns=10, floor=9)
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
-def open_policy(name, think, lang, max_tokens, context):
-    """Whoever is to be measured. Returns (description, make_agent(seed)). name: a run directory, a
-    model directory or name, or openai:MODEL@URL. Raises BadInput or BadModel."""
+@dataclass
+class Measured:
+    """A policy as it is measured."""
+    label: str              # what results call it
+    settings: dict          # what it is measured with, as results remember it
+    run: dict               # config.json of the run that made it, {} for a foreign one
+    results: Path           # where results go by themselves
+    make_agent: Callable    # seed -> Agent
+
+
+def find_policy(name, step=None):
+    """One rule for "what is this policy": (label, directory of its weights, settings of its run).
+
+    A run is its newest checkpoint, or that of `step`; step 0 is where it started. A checkpoint has
+    the settings of its run, which stand in it (rlver.json). Whatever else has no settings: {}.
+    Raises BadInput."""
+    here = Path(name)
+    config = read_json(here / "config.json")
+    if "algo" in config:                                # a model directory has a config.json too
+        found = {int(p.name[11:]): p for p in checkpoints(here)}
+        if step == 0 and 0 not in found:                # the oldest checkpoints are not kept
+            return f"{here}/checkpoint-000000", config["model"], config
+        if not found or step is not None and step not in found:
+            there = ", ".join(map(str, found)) or "none"
+            raise BadInput(f"--policy {name}: no checkpoint of step {step or 0} here; there are: "
+                           f"{there}")
+        place = found[max(found) if step is None else step]
+        return str(place), place, config
+    if step is not None:
+        raise BadInput(f"--step {step}: a run has steps, {name} is none")
+    if (here / "state.json").is_file():
+        return (str(here), here, read_json(here / "rlver.json")
+                or read_json(here.parent / "config.json"))
+    if not here.exists() and (here.parts[0] == "runs"
+                              or here.parent != Path() and here.parent.is_dir()):
+        runs = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))
+        raise BadInput(f"--policy {name}: no such run or directory; there are: "
+                       f"{', '.join(runs[-8:]) or 'no runs yet'}")
+    return name, name, {}
+
+
+def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, context=None):
+    """Whoever is to be measured, ready to talk. The flags fill in what the policy's own run does
+    not say. Returns a Measured. Raises BadInput or BadModel."""
     from engine import TorchEngine
     from policy import Agent, ChatFormat, best_device, load_model
-    kind, model, url = split_name(name)
+    kind, model_name, url = split_name(name)
     if kind == "openai":
-        if not model or not url.startswith("http"):
+        if not model_name or not url.startswith("http"):
             raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
-        server = ServerModel(model, url, temperature=1.0, max_tokens=max_tokens or 2048)
-        system = load_prompt("policy_think" if think else "policy_direct", lang)
-        return {"policy": f"openai:{model}",
-                "think": think}, lambda seed: ServerAgent(server, system, think)
-    config = read_json(Path(name) / "config.json")
-    # a model directory has a config.json too
-    run, found = (config, checkpoints(name)) if "algo" in config else ({}, [])
-    if run:
-        if (not found
-                or not json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))["step"]):
-            raise BadInput(f"--policy {name}: this run never finished a step; there is nothing to "
-                           "be measured but where it started")
-        think, lang = run["think"], run["lang"]
-    model, tokenizer = load_model(found[-1] if found else name, best_device(), flag="--policy")
-    prompt = "policy_think" if think else "policy_direct"
-    system = "" if run.get("model") == "toy" else load_prompt(prompt, lang)
+        settings = dict(think=think, policy_lang=lang or "en", temperature=1.0,
+                        max_tokens=max_tokens or 2048)
+        server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
+        system = load_prompt(f"policy_{'think' if think else 'direct'}", settings["policy_lang"])
+        return Measured(f"openai:{model_name}", settings, {}, results_of(f"openai:{model_name}"),
+                        lambda seed: ServerAgent(server, system, think))
+    label, place, run = find_policy(name, step)
+    if think and not run.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    think = run.get("think", think)
+    mode = "think" if think else "direct"
+    of_toy = run.get("model", name) == "toy"
+    if place == "toy":
+        place, label = toy.base_policy(think), label if run else f"toy, {mode}"
+    model, tokenizer = load_model(place, best_device(), flag="--policy")
+    settings = dict(think=think, policy_lang=run.get("lang", lang or "en"),
+                    temperature=run.get("temperature", 1.0),
+                    max_tokens=max_tokens or run.get("max_tokens", 48 if of_toy else 2048),
+                    context=context or run.get("context") or model.config.max_position_embeddings)
+    if not run and not of_toy:
+        print(f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
+              f"{settings['policy_lang']} (--lang), temperature 1, at most "
+              f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
+              "dialogue (--context)")
+    # as in training: the toy knows its job without a system prompt
+    system = "" if of_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
     chat = ChatFormat(tokenizer, system)
-    temperature = run.get("temperature", 1.0)
-    engine = TorchEngine(model, chat.stop_id, temperature)
-    limits = dict(max_tokens=max_tokens or run.get("max_tokens", 2048),
-                  context=context or run.get("context") or model.config.max_position_embeddings)
-    return ({"policy": str(name) + (f"/{found[-1].name}" if found else ""), "think": think},
-            lambda seed: Agent(engine, chat, think=think, seed=seed, **limits))
+    engine = TorchEngine(model, chat.stop_id, settings["temperature"])
+    make_agent = lambda seed: Agent(engine, chat, think=think, seed=seed,
+                                    max_tokens=settings["max_tokens"], context=settings["context"])
+    return Measured(label, settings, run, results_of(label, run), make_agent)
+
+
+def results_of(label, run=None):
+    """Where results of a policy go if nobody says: into its run, else to results/, never into a
+    model directory."""
+    if run and Path(label).parent.is_dir():
+        return Path(label).parent / "benchmark.jsonl"
+    return Path("results") / (re.sub(r"\W+", "-", label).strip("-") + ".jsonl")
 
 
 class ServerAgent:
@@ -121,50 +180,38 @@ def result_of(profile, episode, user, start, max_turns, made_by):
 
 def benchmark(args):
     """Hold the dialogues that FILE does not hold yet, appending each as it ends. Returns the path
-    of the results."""
+    of the results. Simulator, users and language are those of the policy's run, where no flag says
+    otherwise."""
     from tqdm import tqdm
     from rlver import converse
-    name = args.policy or newest_run()
-    run = read_json(Path(name) / "config.json")
-    lang, difficulty = (args.lang or run.get("lang", "en"),
-                        args.difficulty or run.get("difficulty", "vanilla"))
-    simulator_name = args.simulator or "toy"
-    people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout")
-    refuse_foreign(simulator_name, people)
-    people = people[:args.limit]
+    policy = open_policy(args.policy or newest_run(), step=args.step, think=args.think,
+                         lang=args.lang, max_tokens=args.max_tokens, context=args.context)
+    run = policy.run
+    lang = args.lang or run.get("lang", "en")
+    difficulty = args.difficulty or run.get("difficulty", "vanilla")
+    simulator_name = args.simulator or run.get("simulator", "toy")
+    people = held_out_users(args.profiles, run, simulator_name)[:args.limit]
     simulator = make_simulator(simulator_name, lang, difficulty,
                                temperature=args.simulator_temperature)
-    who, make_agent = open_policy(name, args.think, args.lang or "en",
-                                  args.max_tokens, args.context)
-    made_by = {**who, "simulator": user_label(simulator_name), "difficulty": difficulty,
-               "lang": lang, "start": args.start, "max_turns": args.max_turns, "seed": args.seed}
-    default = (Path(name) / "benchmark.jsonl" if Path(name).is_dir()
-               else Path("results") / (re.sub(r"\W+", "-", who["policy"]) + ".jsonl"))
-    path = Path(args.out or default)
-    done = set()
-    if path.exists():
-        rows, problems = read_results(path)
-        for row in rows:
-            if {key: row["made_by"].get(key) for key in made_by} != made_by:
-                raise BadInput(f"--out {path}: holds results of {describe(row['made_by'])}; choose "
-                               "another file, or remove it")
-        done = {row["id"] for row in rows}
-        keep_whole_lines(path)
+    made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(simulator_name),
+               "difficulty": difficulty, "lang": lang, "start": args.start,
+               "max_turns": args.max_turns, "seed": args.seed}
+    path, done = place_for_results(args.out, policy.results, made_by)
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
     bar = tqdm(total=len(people), initial=len(people) - len(todo), desc="benchmark",
                unit="dialogue")
     lost = []
 
-    async def one(i, profile, file):
+    async def run_dialogue(i, profile, file):
         user = User(simulator, profile, args.start, f"benchmark {profile.id}")
         try:
             line = profile.first_talk or await user.answer()
             if profile.first_talk:
                 user.dialogue.append({"speaker": "me", "text": line})
             user.thoughts.clear()
-            episode = await converse(make_agent([args.seed, 3, i]), user, line, args.max_turns,
-                                     floor=BENCHMARK["floor"])
+            episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
+                                     args.max_turns, floor=BENCHMARK["floor"])
             file.write(json.dumps(result_of(profile, episode, user, args.start, args.max_turns,
                                             made_by), ensure_ascii=False) + "\n")
             file.flush()
@@ -174,13 +221,47 @@ def benchmark(args):
 
     async def all_of_them():
         with open(path, "a", encoding="utf-8") as file:
-            await asyncio.gather(*[one(i, profile, file) for i, profile in todo])
+            await asyncio.gather(*[run_dialogue(i, profile, file) for i, profile in todo])
     asyncio.run(all_of_them())
     bar.close()
     for profile_id, error in lost:
         print(f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
               "to fill it in", file=sys.stderr)
     return path
+
+
+def held_out_users(profiles, run, simulator):
+    """The users to measure with: those of --profiles; else those that the policy's run held out;
+    else the toy's. Raises BadInput."""
+    if profiles:
+        people = load_profiles(profiles)
+        refuse_foreign(simulator, people)
+        return people
+    if run.get("profiles"):
+        return users_of_run(run["profiles"], sys.maxsize, simulator)[1]
+    return users_of_run(None, 128, simulator)[1]
+
+
+def place_for_results(asked, default, made_by):
+    """The file that results go to, and the ids that it holds already. A file of other settings is
+    refused if it was asked for; else the next free name is taken. Raises BadInput."""
+    path, number = Path(asked or default), 1
+    while path.exists() and path.stat().st_size:
+        rows, _ = read_results(path)
+        other = next((row["made_by"] for row in rows
+                      if any(row["made_by"].get(key) != made_by[key] for key in made_by)), None)
+        if other is None:
+            keep_whole_lines(path)
+            return path, {row["id"] for row in rows}
+        differs = ", ".join(f"{key} {other.get(key)} there, {value} here"
+                            for key, value in made_by.items() if other.get(key) != value)
+        if asked:
+            raise BadInput(f"--out {path}: holds results of {describe(other)} ({differs}); choose "
+                           "another file, or remove it")
+        number += 1
+        print(f"{path} holds results of other settings ({differs})")
+        path = Path(default).with_name(f"{Path(default).stem}-{number}.jsonl")
+    return path, set()
 
 
 def user_label(name):
@@ -290,7 +371,7 @@ def compare(a, b, rule=None, draws=10_000):
     of each side where there are several (a difference between two single runs says nothing about
     two methods). p: sign flips of the users' differences, two-sided; it takes the seeds as
     given."""
-    sides, keys, unusable = [], set(), []
+    sides, keys, unusable, by = [], set(), [], []
     for files in (a, b):
         tables = []
         for path in files:
@@ -302,6 +383,7 @@ def compare(a, b, rule=None, draws=10_000):
             found = rule_of(rows, rule)
             tables.append({row["id"]: final_of(row, found) for row in rows})
         sides.append(tables)
+        by.append(describe(rows[0]["made_by"]))
     if len(keys) > 1:
         raise BadInput("--compare: results of different simulators or settings "
                        f"({'; '.join(sorted(keys))}) do not compare")
@@ -327,9 +409,10 @@ def compare(a, b, rule=None, draws=10_000):
     else:
         better, size = ("A", (mean, low, high)) if mean > 0 else ("B", (-mean, -high, -low))
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
-    return {"a": a, "b": b, "score_a": float(x.mean()), "score_b": float(y.mean()),
-            "difference": mean, "interval": [float(low), float(high)], "p": float(p), "n": n,
-            "seeds": [len(x), len(y)], "sentence": sentence, "problems": unusable}
+    return {"a": a, "b": b, "a_by": by[0], "b_by": by[1], "score_a": float(x.mean()),
+            "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
+            "p": float(p), "n": n, "seeds": [len(x), len(y)], "sentence": sentence,
+            "problems": unusable}
 
 
 # ------------------------------------------------------------------------- may the user be trusted?
@@ -402,27 +485,38 @@ def arithmetic(dialogue, turns):
 
 # --------------------------------------------------------------------------------------- talk to it
 
-def chat(name, think, lang, max_tokens, context):
+def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     import secrets
-    who, make_agent = open_policy(name, think, lang, max_tokens, context)
-    agent = make_agent(secrets.randbits(32))
+    policy = open_policy(args.chat, step=args.step, think=args.think, lang=args.lang,
+                         max_tokens=args.max_tokens, context=args.context)
+    agent = policy.make_agent(secrets.randbits(32))
     dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "")
-    print(f"You talk to {who['policy']}. An empty line ends.")
-    if read_json(Path(name) / "config.json").get("model") == "toy":
+    print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
+    if policy.run.get("model", args.chat) == "toy":
         print("It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
               "Nobody knows how it feels.")
     with asyncio.Runner() as runner:
-        while (line := input("you> ").strip()):
+        while line := ask_line("you> "):
             reply = runner.run(agent.reply(line))
             if reply is None:
                 print("(its context is full)")
                 break
             if reply.thought:
                 print(f"{dim}({reply.thought}){plain}")
-            print(f"it>  {reply.visible if not reply.malformed else '(malformed) ' + reply.text}")
+            print(f"it>  {'(malformed) ' + reply.text if reply.malformed else reply.visible}")
             if reply.malformed:
                 break
+    return 0
+
+
+def ask_line(prompt):
+    """A line from the terminal; "" at its end (Ctrl-D)."""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        print()
+        return ""
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -431,11 +525,15 @@ def make_parser():
     """The flags of evaluate.py."""
     parser = Parser(prog="evaluate.py",
                     description="Measure, compare, verify, and talk to a policy.")
-    parser.add_argument("--policy", metavar="P", help="a run, a model directory or name, or "
-                        "openai:MODEL@URL (default: the newest run)")
-    parser.add_argument("--simulator", metavar="S", help="as in rlver.py (default: toy)")
-    parser.add_argument("--profiles", metavar="FILE",
-                        help="users as JSONL (default: the toy's held-out users)")
+    parser.add_argument("--policy", metavar="P", help="a run, a checkpoint, a model directory or "
+                        "name, toy, or openai:MODEL@URL (default: the newest run)")
+    parser.add_argument("--step", type=number(int, lambda x: x >= 0, "a whole number from 0"),
+                        help="of a run, the checkpoint of this step; 0: where it started "
+                        "(default: the newest)")
+    parser.add_argument("--simulator", metavar="S",
+                        help="as in rlver.py (default: the run's own, else toy)")
+    parser.add_argument("--profiles", metavar="FILE", help="users as JSONL (default: those that "
+                        "the run held out, else the toy's)")
     parser.add_argument("--difficulty", choices=["vanilla", "challenging"],
                         help="(default: the run's own, else vanilla)")
     parser.add_argument("--lang", choices=["en", "zh"],
@@ -450,7 +548,7 @@ def make_parser():
     parser.add_argument("--max-turns", type=whole(1), default=BENCHMARK["max_turns"],
                         help="replies, at most (default: 10)")
     parser.add_argument("--max-tokens", type=whole(1),
-                        help="tokens of a reply (default: the run's own, else 2048)")
+                        help="tokens of a reply (default: the run's own; toy 48, else 2048)")
     parser.add_argument("--context", type=whole(1),
                         help="tokens of a dialogue (default: the model's)")
     parser.add_argument("--simulator-temperature",
@@ -474,7 +572,9 @@ def make_parser():
                         help="replay the dialogues of a log or a result file")
     parser.add_argument("--times", type=whole(1), default=1,
                         help="how often to replay (default: 1)")
-    parser.add_argument("--chat", metavar="RUN", help="talk to a policy")
+    parser.add_argument("--report", metavar="RUN",
+                        help="write a run's report and picture once more")
+    parser.add_argument("--chat", metavar="P", help="talk to a policy; P as for --policy")
     parser.add_argument("--json", metavar="FILE", help="write the tables here too")
     return parser
 
@@ -487,7 +587,7 @@ def main(argv=None):
     except RunError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, EOFError):
+    except KeyboardInterrupt:
         print("\nstopped; the same command goes on where it was", file=sys.stderr)
         return 130
     except OSError as error:
@@ -498,53 +598,13 @@ def main(argv=None):
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     if args.chat:
-        chat(args.chat, args.think, args.lang or "en", args.max_tokens, args.context)
-        return 0
+        return chat(args)
+    if args.report:
+        return report_again(args.report)
     if args.compare:
-        result = compare(*map(seeds_of, args.compare), rule=args.rule)
-        print(f"A {result['score_a']:.1f}, B {result['score_b']:.1f}, difference "
-              f"{result['difference']:.1f} (95 % {result['interval'][0]:.1f} to "
-              f"{result['interval'][1]:.1f}, p = {result['p']:.4f}, n = {result['n']}, "
-              f"seeds {result['seeds'][0]} and {result['seeds'][1]}): {result['sentence']}")
-        write(args.json, result)
-        return complain(result["problems"])
+        return print_comparison(args)
     if args.consistency:
-        if not Path(args.consistency).is_file():
-            raise BadInput(f"--consistency {args.consistency}: no such file")
-        # of a run; a result file says it in each line
-        made_by = read_json(Path(args.consistency).parent / "config.json")
-        with open(args.consistency, "rb") as file:
-            first = file.readline()
-        if b'"history"' in first:
-            made_by = {**{"profiles": made_by.get("profiles")},
-                       **json.loads(first).get("rlver", {})}
-        name = args.simulator or made_by.get("simulator", "toy")
-        settings = (args.lang or made_by.get("lang", "en"),
-                    args.difficulty or made_by.get("difficulty", "vanilla"))
-        recorded = (user_label(made_by.get("simulator", "toy")), made_by.get("lang", "en"),
-                    made_by.get("difficulty", "vanilla"))
-        other = (user_label(name), *settings) != recorded
-        simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
-        names = [args.profiles] if args.profiles else made_by.get("profiles") or []
-        people = ([p for n in names for p in load_profiles(n)]
-                  or toy_profiles("heldout", 1000) + toy_profiles("train"))
-        result = consistency(args.consistency, simulator, {p.id: p for p in people}, args.times)
-        print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f}"
-              f" %, the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} "
-              f"dialogues: the same final score in {100 * result['final']:.1f} %")
-        for step, (recorded, again) in result["scores"].items():
-            print(f"held-out users, step {step}: score {recorded:.1f} as recorded, "
-                  f"{again:.1f} again")
-        if other:
-            print("(another user than the one that was recorded: that numbers differ is no "
-                  "fault of the log)")
-            return write(args.json, result)
-        for line in result["found"][:20]:
-            print(f"not as recorded: {line}")
-        if len(result["found"]) > 20:
-            print(f"... and {len(result['found']) - 20} more")
-        write(args.json, result)
-        return 1 if result["found"] else 0
+        return print_consistency(args)
     files = args.score or [benchmark(args)]
     results = [score(path, args.rule, args.anyway) for path in files]
     for result in results:
@@ -553,6 +613,67 @@ def run(args):
         print(f"results: {files[0]}; to look at: {report_of_results(files[0], results[0])}")
     write(args.json, results[0] if len(results) == 1 else results)
     return complain([problem for result in results for problem in result["problems"]])
+
+
+def print_comparison(args):
+    """--compare."""
+    result = compare(*map(seeds_of, args.compare), rule=args.rule)
+    one, two = result["seeds"]
+    seeds = f"{one} seed{'s' * (one > 1)} each" if one == two else f"{one} and {two} seeds"
+    print(f"A: {result['a_by']}\nB: {result['b_by']}")
+    print(f"A {result['score_a']:.1f}, B {result['score_b']:.1f}, difference "
+          f"{result['difference']:.1f} (95 % {result['interval'][0]:.1f} to "
+          f"{result['interval'][1]:.1f}, p = {result['p']:.4f}, n = {result['n']}, {seeds}): "
+          f"{result['sentence']}")
+    write(args.json, result)
+    return complain(result["problems"])
+
+
+def print_consistency(args):
+    """--consistency: the recorded replies put to their own user, or to another one."""
+    log = Path(args.consistency)
+    if not log.is_file():
+        raise BadInput(f"--consistency {log}: no such file")
+    made_by = read_json(log.parent / "config.json")     # of a run; a result file says it by line
+    first = next((row for _, row, _ in read_jsonl(log)), None)
+    if isinstance(first, dict) and "history" in first:
+        made_by = {"profiles": made_by.get("profiles"), **first.get("rlver", {})}
+    name = args.simulator or made_by.get("simulator", "toy")
+    recorded = [user_label(made_by.get("simulator", "toy")), made_by.get("lang", "en"),
+                made_by.get("difficulty", "vanilla")]
+    settings = [args.lang or recorded[1], args.difficulty or recorded[2]]
+    simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
+    names = [args.profiles] if args.profiles else made_by.get("profiles") or []
+    people = ([p for n in names for p in load_profiles(n)]
+              or toy_profiles("heldout", 1000) + toy_profiles("train"))
+    result = consistency(log, simulator, {p.id: p for p in people}, args.times)
+    write(args.json, result)
+    print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
+          f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
+          f"same final score in {100 * result['final']:.1f} %")
+    for step, (before, again) in result["scores"].items():
+        print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
+    if [user_label(name), *settings] != recorded:
+        print("(another user than the one that was recorded: that numbers differ is no fault of "
+              "the log)")
+        return 0
+    for line in result["found"][:20]:
+        print(f"not as recorded: {line}")
+    if len(result["found"]) > 20:
+        print(f"... and {len(result['found']) - 20} more")
+    return 1 if result["found"] else 0
+
+
+def report_again(run):
+    """--report: report.html and learning_curve.png of a run, from its logs."""
+    config = read_json(Path(run) / "config.json")
+    if "algo" not in config:
+        raise BadInput(f"--report {run}: there is no run here")
+    state = newest_state(Path(run))
+    people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])[1]
+    draw_run(Path(run), state, people)
+    print(f"written: {Path(run) / 'report.html'}, {Path(run) / 'learning_curve.png'}")
+    return 0
 
 
 def complain(problems):

@@ -73,6 +73,8 @@ def grpo_update(policy, optimizer, minibatches, *, reference=None, kl_coef=0.0, 
 
 
 if __name__ == "__main__":
+    from support.settings import Parser
+    Parser(description="Prints the advantages of five dialogues in three groups.").parse_args()
     rewards, groups = [0.0, 1.0, 0.5, 0.5, 0.9], [0, 0, 1, 1, 2]
     print("rewards   ", rewards, "\ngroups    ", groups)
     advantages = group_advantages(torch.tensor(rewards), torch.tensor(groups))

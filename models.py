@@ -184,3 +184,11 @@ class Models:
 def adamw(module, lr):
     """The released script's optimizer."""
     return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
+
+
+if __name__ == "__main__":
+    from support.settings import Parser
+    ABOUT = ("What one rank of a run trains and samples with: policy, critic, reference, "
+             "optimizers, engine. A part of rlver.py; it prints nothing but this.")
+    Parser(description=ABOUT).parse_args()
+    print(ABOUT)

@@ -52,6 +52,9 @@ def load_model(path, device="cpu", flag="--model"):
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     here = Path(path).is_dir()
+    if here and not (Path(path) / "config.json").is_file():
+        raise BadModel(f"{flag} {path}: this directory holds no config.json; one is "
+                       "needed that holds config.json, weights and a tokenizer")
     if not here and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, "
                        "weights and a tokenizer")
@@ -456,6 +459,7 @@ class Policy(nn.Module):
         self.model, self.temperature, self.logits = model, temperature, logits
 
     def forward(self, batch):
+        """(log pi of the sampled tokens, entropy), each [B, L]."""
         hidden = hidden_at_actions(self.model.base_model, batch)                         # [N, H]
         targets = batch.ids[batch.action_mask]                                               # [N]
         head = self.model.get_output_embeddings()
@@ -486,17 +490,38 @@ class Critic(nn.Module):
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
+        """V before each sampled token, [B, L]."""
         return scatter_to_actions(self.head(hidden_at_actions(self.body, batch)).float()[:, 0],
                                   batch)
 
 
 if __name__ == "__main__":
+    from support.settings import Parser
+    Parser(description="Packs a small dialogue with two thoughts into one row, and prints the row "
+           "and who sees whom in it.").parse_args()
+    print("""A dialogue of two turns in one row. 10 to 13 are the trunk: the user's lines, and what
+later turns remember of the replies. 20 21 and 30 are what the policy sampled, each turn's thought
+and reply on a branch of its own: thoughts are branches, and nothing grows on them.
+
+  ids          the tokens
+  positions    where each stands in its own history: a branch goes on where the trunk was left,
+               and so does the trunk behind it
+  branch       0: trunk; 1, 2: the branch of this turn
+  action_mask  1: sampled by the policy, so trained
+""")
     example = Episode("example", 0, "")
     example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
                         Segment([12]), Segment([13]), Segment([30], branch=2, log_probs=[0.0])]
     batch = pack([example])
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
-    print("\nwho sees whom (row: query, column: key)")
-    for token, row in zip(batch.ids[0].tolist(), tree_mask(batch.branch)[0, 0].tolist()):
-        print(f"{token:<10}", *("  x" if seen else "  ." for seen in row))
+    print("""
+Who sees whom: x sees, . does not. A row is the token that looks (the query), a column the one that
+is looked at (the key): nothing later, and of what is earlier the trunk and its own branch.
+""")
+    branches, mask = batch.branch[0].tolist(), tree_mask(batch.branch)[0, 0].tolist()
+    print(" " * 12, *(f"{token:3}" for token in batch.ids[0].tolist()))
+    for token, branch, row in zip(batch.ids[0].tolist(), branches, mask):
+        print(f"{token:<12}", *("  x" if seen else "  ." for seen in row),
+              "  " + (f"on branch {branch}: sees the trunk before it, and branch {branch} so far"
+                      if branch else "on the trunk: sees the trunk so far, and no thought"))

@@ -329,6 +329,9 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
 
 
 if __name__ == "__main__":
+    from support.settings import Parser
+    Parser(description="Prints GAE's advantages and returns for a dialogue of five "
+           "tokens.").parse_args()
     mask = torch.tensor([[True, True, False, False, True]])
     print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at "
           "the end; V = 0.5 everywhere.")

@@ -39,7 +39,7 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
                            rank, wait_for_all, world)
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
-                              make_parser)
+                              read_flags)
 from support.signs import INITIAL_EMOTION, score_summary, signs
 
 
@@ -187,6 +187,7 @@ class Trainer:
                     else None),
             "tokens_sampled": sampled, "seconds": done - began}
         self.run.append("metrics.jsonl", metrics)
+        self.run.log_numbers("train", metrics)
         return metrics
 
     def train(self):
@@ -231,6 +232,7 @@ class Trainer:
             self.tell(f"evaluation at step {step}: the simulator failed in {dropped} "
                       "dialogues, which do not count")
         self.state["evaluations"].append({"step": step, **summarise(episodes)})
+        self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
 
     def hold_dialogues(self, people, group_size, kind, step, title=None):
@@ -238,8 +240,8 @@ class Trainer:
         dropped ones over all ranks).
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
-        batch): resumed or not, on however many ranks, the same numbers are drawn. (So there is no
-        other state of randomness to be saved.) Raises TooManyLost."""
+        batch): resumed or not, on however many ranks, the same numbers are drawn, and no state of
+        randomness need be saved. Raises TooManyLost."""
         cfg = self.cfg
         self.models.engine.forget()
         own = range(rank(), len(people), world())       # whole groups, so that each rank has theirs
@@ -281,11 +283,12 @@ class Trainer:
 
     # --------------------------------------------------------------------- what a run is made of
 
-    def __init__(self, cfg, out):
+    def __init__(self, cfg, out, new=False):
         """cfg: Settings; out: the run's directory. Goes on from its newest checkpoint, if there is
-        one. Raises BadInput or BadModel before anything is left behind."""
+        one and the run is not `new`. Raises BadInput or BadModel before anything is left behind."""
         check_world()
-        self.cfg, self.first, self.run = cfg, rank() == 0, RunDir(out, rank() == 0)
+        self.cfg, self.first = cfg, rank() == 0
+        self.run = RunDir(out, self.first, cfg.tensorboard)
         self.start = self.run.path / "start.json"       # a few dialogues of the starting policy
         self.clock, self.runner = Clock(), asyncio.Runner()
         self.state = new_state()
@@ -297,7 +300,11 @@ class Trainer:
             timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
             temperature=cfg.simulator_temperature, log=self.calls, clock=self.clock)
         self.people, self.heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+        if cfg.simulator.startswith("openai"):
+            broadcast(lambda: self.runner.run(self.simulator.check()))
         self.run.lock()
+        if new:
+            self.run.clear()
         checkpoint = self.run.agree_on_checkpoint(broadcast, all_gather_list)
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must
         # leave a run that can be resumed.
@@ -357,11 +364,14 @@ class Trainer:
             [(p.name, p.stat().st_size) for p in [self.calls.path] if p and p.exists()]))
         write = self.models.gather()
         if self.first:
-            self.run.save_checkpoint(self.state, write, self.cfg.keep)
+            self.run.save_checkpoint(self.state, write, self.cfg)
+            report.draw_run(self.run.path, self.state, self.heldout)
 
     def close(self):
-        """Give the directory free, and end the dialogues that are still open."""
+        """Give the directory free, and end the dialogues that are still open: silently, each would
+        tell of its end in ten lines."""
         self.run.close()
+        self.runner.get_loop().set_exception_handler(lambda loop, context: None)
         with contextlib.suppress(KeyboardInterrupt):    # an interrupted dialogue tells it once more
             self.runner.close()
 
@@ -384,38 +394,38 @@ def summarise(episodes):
 # --------------------------------------------------------------------------------------------- main
 
 def interrupt(*_):
-    """Ctrl-C at once. asyncio would rather cancel its main task, and forgets about it where that
-    task is just done."""
+    """Ctrl-C at once: asyncio would cancel its main task, and forget it where that is just done."""
     raise KeyboardInterrupt
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    first, trainer, out = os.environ.get("RANK", "0") == "0", None, None
-    quiet = contextlib.nullcontext() if first else contextlib.redirect_stderr(open(os.devnull, "w"))
-    with quiet:                             # one complaint, not eight
-        given = vars(make_parser().parse_args(argv))
-    usual = signal.signal(signal.SIGINT, interrupt)
+    number = int(os.environ.get("RANK", 0))         # of this process, before the ranks have met
+    given, trainer, out = read_flags(argv, quiet=number > 0), None, None
+    usual, code, words = signal.signal(signal.SIGINT, interrupt), 0, ""
     try:
         if given["plan"]:
-            print(plan.report(open_run(given)[0]))
+            print(plan.report(open_run(given)[0], given["price"]))
             return 0
         join_ranks(cuda=gpu_is_there() and model_of(given) != "toy")
-        cfg, out = broadcast(lambda: open_run(given))
-        trainer = Trainer(cfg, out)
-        if first:
+        cfg, out, finished = broadcast(lambda: open_run(given))
+        if finished:
+            report.print_finished(out, number == 0)
+            return 0
+        trainer = Trainer(cfg, out, new=given["resume"] is None)
+        if trainer.first:
             report.print_settings(cfg, out, len(trainer.people), len(trainer.heldout), world())
+            print(end=plan.calls_of(cfg, given["price"]) if trainer.calls.path else "")
         trainer.train()
-        return 0
     except (Exception, KeyboardInterrupt) as error:
-        code, words = explain(error, out, int(os.environ.get("RANK", 0)), world())
-        if words:
-            print(words, file=sys.stderr, flush=True)
-        return code
+        code, words = explain(error, out, number, world())
     finally:
         signal.signal(signal.SIGINT, usual)
         if trainer:
             trainer.close()
+    if words:
+        print(words, file=sys.stderr, flush=True)
+    return code
 
 
 if __name__ == "__main__":

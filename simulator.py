@@ -27,12 +27,13 @@ from pathlib import Path
 import toy
 from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
 from support.rundir import read_jsonl
-from support.settings import (BadInput, Parser, SimulatorFailed, SimulatorRefused, natural,
-                              positive, split_name)
+from support.settings import (BadInput, Parser, SimulatorFailed, SimulatorRefused, TooManyLost,
+                              natural, positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10             # SAGE: one reply moves the emotion by 10 at most
+CHECK = "Answer with one word: yes."
 LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched
 
 
@@ -50,6 +51,7 @@ class Profile:
     task: str
     topic: str = ""
     first_talk: str = ""    # a fixed first line (the benchmark's profiles have one)
+    need: str = ""      # which of the eight `task` words: analyse, ..., side; released files: none
 
 
 ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group",
@@ -84,7 +86,7 @@ def parse_profile(row, where):
     values = {}
     for name in Profile.__dataclass_fields__:
         value = row.get(name, row.get(ENGLISH.get(name)))
-        optional = name in ("topic", "first_talk")
+        optional = name in ("topic", "first_talk", "need")
         kind = list if name == "cha_group" else str
         if value is None and not optional:
             english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
@@ -94,6 +96,8 @@ def parse_profile(row, where):
                            f"{type(value).__name__}")
         if not value and not optional and name != "cha_group":
             raise BadInput(f"{where}: field {name!r} is empty")
+        if name == "need" and value and value not in toy.NEEDS:
+            raise BadInput(f"{where}: need {value!r} is unknown; there are {', '.join(toy.NEEDS)}")
         if value is not None:
             values[name] = value
     return Profile(**values)
@@ -103,6 +107,7 @@ def users_of_run(names, held_out, simulator):
     """The users to train on and those held out, at most `held_out`: of one file of profiles the
     last fifth, of two files the second, of none the toy's. Raises BadInput."""
     if not names:
+        need_profiles(simulator)
         return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
     if len(names) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
@@ -116,6 +121,14 @@ def users_of_run(names, held_out, simulator):
                        "hold one out; name a second file")
     count = min(held_out, max(1, len(files[0]) // 5))
     return files[0][:-count], files[0][-count:]
+
+
+def need_profiles(simulator):
+    """The toy's users are for its scripted user alone. Raises BadInput for any other."""
+    if not simulator.startswith("toy"):
+        raise BadInput(f"--simulator {simulator}: name its users with --profiles; 40 people are in "
+                       "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
+                       "ones are train_profile.jsonl and test_profile.jsonl")
 
 
 def profiles_of_step(people, count, seed, step):
@@ -288,6 +301,15 @@ class Simulator:
         temperature = getattr(self.model, "temperature", 0.0)
         return digest(getattr(self.model, "name", ""), temperature, prompt,
                       dialogue if temperature else "", answered)
+
+    async def check(self):
+        """One small call before anything is paid for: a wrong key, model or address shows at once.
+        Raises SimulatorRefused, or TooManyLost if nobody answers."""
+        try:
+            await ask_with_retries("a first call to the simulator", lambda n: self.model(CHECK),
+                                   lambda text: (), self.retries, self.wait)
+        except SimulatorFailed as error:
+            raise TooManyLost(str(error)) from None
 
     async def call(self, prompt, key):
         """One call to the model, logged; or the answer that the log holds to the same `key`."""
@@ -482,11 +504,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
+        if not args.profiles:
+            need_profiles(args.simulator)
         people = (load_profiles(args.profiles) if args.profiles
                   else toy_profiles("heldout", 1000) + toy_profiles("train"))
         refuse_foreign(args.simulator, people)
         if not 0 <= args.profile < len(people):
-            raise BadInput(f"--profile {args.profile}: there are {len(people)}, counted from 0")
+            raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "
+                           f"{len(people) - 1}")
         play(User(simulator, people[args.profile]), args.max_turns)
     except (BadInput, SimulatorFailed, SimulatorRefused) as error:
         print(f"simulator.py: {error}", file=sys.stderr)

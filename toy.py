@@ -504,6 +504,9 @@ def sft(place, think, quiet=False, batch_size=4):
 
 
 if __name__ == "__main__":
+    from support.settings import Parser
+    Parser(description="Prints eight held-out users of the toy: their need, what they tell, and a "
+           "reply that helps.").parse_args()
     for profile in profiles("heldout", 8):
         story, person, feeling, _, cues, need = read_scene(profile["scene"], profile["task"])
         print(f"{profile['id']}  {need:<9}  {story} {cues[0]}")

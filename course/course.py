@@ -31,6 +31,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -317,8 +318,8 @@ def describe(name, exercise):
          f"Check: `{check(name, exercise)}`\n"])
 
 
-def plural(count):
-    return f"{count} exercise{'s' * (count != 1)}"
+def plural(count, what="exercise"):
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def handout(target, chosen):
@@ -373,10 +374,21 @@ def workers():
             pool.shutdown()
 
 
+@functools.cache
+def about(test):
+    """What the test of that name is about, as its docstring begins, in part of a line."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        node = find(ast.parse(path.read_text(encoding="utf-8")), test)
+        if node:
+            first = (ast.get_docstring(node) or "").split("\n\n")[0]
+            return textwrap.shorten(first, 110, placeholder=" ...")
+    return ""
+
+
 def run_tests(place, limit):
     """Run the tests of the copy at `place` in a process of its own. Returns "" if all of them
-    passed, else one line that says what happened. What counts is pytest's report and its exit code
-    together: a function that ends the process leaves no report."""
+    passed, else one line: the test that failed, what it is about, and what went wrong. What counts
+    is pytest's report and its exit code together: a function that ends the process leaves none."""
     report = place / "report.xml"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
                    "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
@@ -416,7 +428,9 @@ def run_tests(place, limit):
             if "collection failure" in said:
                 said = ([line[1:].strip() for line in (bad.text or "").split("\n")
                          if line.startswith("E ")] or [said])[-1]
-            return f"{case.get('name')}: {said}"[:150]
+            name = case.get("name") or ""
+            words = [name[:70], about(name.split("[")[0]), said[:90]]
+            return ": ".join(word for word in words if word)
     return "" if code == 0 and cases else f"the tests did not run (exit code {code})"
 
 
@@ -454,6 +468,7 @@ def grade_one(place, name, exercise, limit):
 def grade(places, chosen, limit, table):
     """Grade the submissions in the directories `places`: a table for each on the terminal, and all
     in the CSV file `table`."""
+    began = time.monotonic()
     for place in places:
         if not place.is_dir():
             raise BadInput(f"grade {place}: no such directory")
@@ -479,6 +494,8 @@ def grade(places, chosen, limit, table):
                 rows.writerow([place, name, points, exercise["points"], problem or "passed"])
                 file.flush()
             print(f"  {'':<12}{earned:>3} of {sum(e['points'] for e in chosen.values())}")
+    print(f"\n{plural(len(places), 'submission')}, {plural(len(chosen))} each: "
+          f"{time.monotonic() - began:.0f} s")
 
 
 # --------------------------------------------------------------------- are the tests strong enough?
@@ -529,7 +546,7 @@ def matrix(chosen, limit):
                 last = name
             right = (said == "") == (answer in (SOLVED, ALONE))
             bad += [] if right else [f"{name}, {answer}"]
-            print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:150], flush=True)
+            print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:200], flush=True)
     print(f"\n{plural(len(chosen))}, {len(todo) - 3 * len(chosen)} wrong answers: "
           + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass"))
     return not bad

@@ -41,6 +41,7 @@ RUNS = ROOT / "runs" / "labs"
 ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"
 AT_ONCE = 2                                             # runs at a time, of one thread each
 LAST = 5                # steps: a table says their mean, at the end or, `at = "start"`, the first
+SEEDS = [0, 1, 2]                       # of the runs that the words of labs.toml tell of
 SMOOTH = 3                              # steps: the thick lines of a picture are moving averages
 
 
@@ -316,6 +317,20 @@ def draw(lab, found, path):
     plt.close(fig)
 
 
+def elsewhere(lab, seeds, steps):
+    """A warning in front of a lab's words where its runs are not those that were measured, or "".
+    seeds, steps: of the runs made now; steps None: the lab's own."""
+    words = lab["flags"].split()
+    measured = int(words[words.index("--steps") + 1])
+    if seeds == SEEDS and steps in (None, measured):
+        return ""
+    said = lambda steps, seeds: (f"{steps} step{'s' * (steps != 1)} and seed"
+                                 f"{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    return (f"(The text below was written about {said(measured, SEEDS)}. These runs have "
+            f"{said(steps or measured, seeds)}:\nits numbers are not theirs, and what it describes "
+            "may not show in them.)\n\n")
+
+
 def perform(lab, seeds, steps, picture):
     """One lab: its runs, its picture, its table, its words."""
     began = time.monotonic()
@@ -343,7 +358,8 @@ def perform(lab, seeds, steps, picture):
         for arm, lines in found[panel["show"]].items():
             means = [np.mean(line[:LAST] if early else line[-LAST:]) for line in lines]
             print(f"  {arm:<12}" + "".join(f"{x:>10.3g}" for x in [*means, np.mean(means)]))
-    print(f"\nWhat to see\n{lab['see'].strip()}\n\nWhy\n{lab['why'].strip()}\n\nTo think about")
+    print(f"\n{elsewhere(lab, seeds, steps)}What to see\n{lab['see'].strip()}\n\nWhy\n"
+          f"{lab['why'].strip()}\n\nTo think about")
     print("".join(f"- {question}\n" for question in lab["questions"]), end="")
     print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
 
@@ -358,7 +374,7 @@ def main(argv):
                         help="labs, or all (default: list them)")
     parser.add_argument("--seeds",
                         type=lambda text: list(dict.fromkeys(natural(s) for s in text.split(","))),
-                        default=[0, 1, 2], metavar="S,S", help="seeds of the runs (default: 0,1,2)")
+                        default=SEEDS, metavar="S,S", help="seeds of the runs (default: 0,1,2)")
     parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"),
                         metavar="N", help="training steps of each run (default: the lab's own)")
     parser.add_argument("--out", type=Path, metavar="PICTURE",

@@ -10,9 +10,12 @@ import hashlib
 import json
 import os
 import random
+import sys
 import time
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+
+from tqdm import tqdm
 
 from support.rundir import read_jsonl
 from support.settings import BadInput, SimulatorFailed, SimulatorRefused
@@ -48,6 +51,7 @@ class ServerModel:
         self.openai, self.name, self.url = openai, name, url
         self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
         self.key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+        self.told = False           # that it cannot be reached
         self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0,
                                          timeout=timeout)
 
@@ -76,6 +80,10 @@ class ServerModel:
             raise SimulatorRefused(said) from None
         except openai.APIConnectionError as error:
             said = self.quote(error.__cause__ or error)
+            if not self.told:
+                self.told = True
+                tqdm.write(f"{self.url} cannot be reached ({said}); waiting, and trying again",
+                           file=sys.stderr)
             raise RetryableError(f"{self.url} cannot be reached: {said}", AWAY) from None
         except (openai.APIError, ValueError) as error:  # an answer of no protocol, no JSON perhaps
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None

@@ -12,6 +12,7 @@ cache. Fragmentation, NCCL's buffers and CUDA itself want a few GB more; nothing
 on a GPU (BENCHMARKS.md says what was).
 """
 import math
+import re
 from pathlib import Path
 
 from support.settings import BadInput, resolve_settings
@@ -38,11 +39,18 @@ def config_of(name):
                            num_hidden_layers=layers, num_attention_heads=heads,
                            num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied,
                            max_position_embeddings=32768)
+    here = Path(name).is_dir()
+    if not here and (Path(name).parts[0] == "runs" or Path(name).parent != Path()
+                     and Path(name).parent.is_dir()
+                     or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+        raise BadInput(f"--model {name}: no such directory; name one that holds a "
+                       f"config.json, or one of {', '.join(KNOWN)}")
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+        return AutoConfig.from_pretrained(name, local_files_only=here)
     except Exception as error:
-        raise BadInput(f"--model {name}: no config to plan with: "
-                       f"{' '.join(str(error).split())[:160]}") from None
+        where = "in this directory" if here else "to be had from the hub"
+        raise BadInput(f"--model {name}: no config {where}: "
+                       f"{' '.join(str(error).split())[:120]}") from None
 
 
 def sizes_of(config):
@@ -102,14 +110,13 @@ def dialogue_tokens(cfg):
     return 300 + cfg.max_turns * (reply + 60)
 
 
-def report(cfg):
-    """The plan as text. Raises BadInput if there is no config."""
+def report(cfg, price=None):
+    """The plan as text. price: as for `calls_of`. Raises BadInput if there is no config."""
     if cfg.model == "toy":
-        return "the toy runs on a laptop: about 1 GB of memory, minutes, no calls to any server"
+        calls = calls_of(cfg, price) or "no calls to any server"
+        return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}".rstrip()
     config = config_of(cfg.model)
     p, reply = sizes_of(config), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
-    groups, turns, steps = cfg.batch_size // cfg.group_size, cfg.max_turns, cfg.steps
-    calls = groups + cfg.batch_size * (2 * turns - 1)
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
     lines = [f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters"
              + (", and a critic of about as many" if cfg.algo == "ppo" else ""), "",
@@ -118,16 +125,49 @@ def report(cfg):
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
                      + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
-    lines.append("at the peak  (estimate)".ljust(28)
-                 + "".join(f"{peak(c) / GB:>9.1f}" for c in columns))
-    lines += ["", f"a step: {cfg.batch_size} dialogues, at most {calls:,} calls to the simulator, "
-              f"and {cfg.batch_size * turns * cfg.max_tokens:,} tokens sampled; about "
-              f"{cfg.batch_size * turns * reply:,} with replies of {reply} tokens  (estimate)",
-              f"in all: {steps} steps, at most {steps * calls:,} calls, about "
-              f"{steps * cfg.batch_size * turns * reply / 1e6:,.0f} million tokens  (estimate); "
-              "evaluations come on top", "The peak is the larger of rollout (engine cache) and "
-              "update (gradients, activations). Left out: fragmentation, NCCL, CUDA itself."]
+    replies = cfg.batch_size * cfg.max_turns
+    lines += ["at the peak  (estimate)".ljust(28)
+              + "".join(f"{peak(c) / GB:>9.1f}" for c in columns), "",
+              f"a step: {cfg.batch_size} dialogues, {replies * cfg.max_tokens:,} tokens sampled "
+              f"at most, about {replies * reply:,} with replies of {reply} tokens  (estimate)",
+              f"in all: {cfg.steps} steps, about {cfg.steps * replies * reply / 1e6:,.0f} million "
+              "tokens  (estimate)", calls_of(cfg, price).rstrip(),
+              "The peak is the larger of rollout (engine cache) and update (gradients, "
+              "activations). Left out: fragmentation, NCCL, CUDA itself."]
     return "\n".join(lines)
+
+
+PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
+PROFILE_TOKENS, ANSWER_TOKENS = 700, 250    # of a released profile; of an answer in its sections
+
+
+def calls_of(cfg, price=None):
+    """What the simulator's server is asked, as text; "" for the toy's scripted user.
+
+    At most: nobody takes leave. A dialogue of T turns is 2 T - 1 calls, and a group one more for
+    its first line; each evaluation is one dialogue a user. price: (of a million prompt tokens, of a
+    million answer tokens), or None."""
+    if cfg.simulator.startswith("toy") and cfg.model == "toy":
+        return ""
+    turns, groups = cfg.max_turns, cfg.batch_size // cfg.group_size
+    step = groups + cfg.batch_size * (2 * turns - 1)
+    evaluations = 2 + ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
+    held_out = cfg.eval_size * 2 * turns
+    every = cfg.steps * step + (evaluations if cfg.steps else 1) * held_out
+    # a prompt is the file, the person, and on average half a dialogue; a token is 4 letters or
+    # 1.5 # signs
+    texts = [(PROMPTS / cfg.lang / cfg.difficulty / f"{name}.txt").read_text(encoding="utf-8")
+             for name in ("emotion", "reply")]
+    letters = sum(map(len, texts)) / 2 / (4 if cfg.lang == "en" else 1.5)
+    reply = min(cfg.max_tokens, REPLY_TOKENS["direct"])         # thoughts are never sent
+    prompt = letters + PROFILE_TOKENS + turns / 2 * (reply + 60)
+    text = (f"calls to the simulator, at most: {step:,} a step, {every:,} in all, with "
+            f"evaluations; about {every * prompt / 1e6:,.1f} million tokens to it and "
+            f"{every * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)")
+    if price:
+        cost = every * (prompt * price[0] + ANSWER_TOKENS * price[1]) / 1e6
+        text += f"; at the given price {cost:,.2f}"
+    return text + "\n"
 
 
 def table():

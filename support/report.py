@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from support.results import GROUPS, intention_of, read_dialogues, read_results, recorded_dialogues
+from support.results import GROUPS, intention_of, read_results, recorded_dialogues
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
@@ -34,45 +34,63 @@ LONGEST = 4000                  # characters of one text; a longer one is shorte
 # of data in the page; beyond it all texts are cut at half the length, and again
 MAX_BYTES = 4_500_000
 
-# The panels of curves: section, title, unit, fixed range of the y-axis or None, and what is drawn:
-# key in metrics.jsonl, label, colour. A panel has one unit and so one axis; what is missing from
-# the metrics is left out.
+# The panels of curves: section, title, unit, usual range of the y-axis or None, what is drawn (key
+# in metrics.jsonl, label, colour) and how to read it. A panel has one unit and so one axis; what is
+# missing from the metrics is left out.
 PANELS = [
     ("Learning", "Final emotion", "0 to 100", (0, 100),
-     [("emotion", "training users, mean", "blue")]),
+     [("emotion", "training users, mean", "blue")],
+     "How users feel at the end; the band is one standard deviation, so it may pass 100."),
     ("Learning", "How dialogues end", "% of dialogues", (0, 100),
      [("success", "success (100)", "green"), ("failure", "failure (below 10)", "red"),
-      ("malformed", "malformed", "grey")]),
+      ("malformed", "malformed", "grey")],
+     "Success should climb and failure fall; a malformed reply ends its dialogue at a score of 0."),
     ("Learning", "Length of a reply", "tokens", None,
-     [("reply_tokens", "tokens per reply", "purple")]),
+     [("reply_tokens", "tokens per reply", "purple")],
+     "A steep climb may be padding, a steep fall may be silence: read dialogues of both ends."),
     ("Learning", "Length of a dialogue", "turns", None,
-     [("turns", "turns per dialogue", "orange")]),
+     [("turns", "turns per dialogue", "orange")],
+     "Users leave early when they despair, and when they are content: read it with the scores."),
     ("Learning", "Entropy", "nats per token", None,
-     [("entropy", "entropy of the policy", "orange")]),
+     [("entropy", "entropy of the policy", "orange")],
+     "A slow fall is learning; near 0 the policy always says the same."),
     ("Learning", "KL within the update", "nats per token", None,
-     [("kl", "KL(pi_old, pi)", "blue")]),
+     [("kl", "KL(pi_old, pi)", "blue")],
+     "How far one update moves the policy: jumps mean that the learning rate is too high."),
     ("Signs of failure", "Repetition", "share of replies", None,
      [("repeat_within", "said before to the same user", "red"),
-      ("repeat_across", "said to another user too", "blue")]),
+      ("repeat_across", "said to another user too", "blue")],
+     "A climb means that a formula takes the place of listening."),
     ("Signs of failure", "Variety", "share of word pairs that differ", (0, 1),
-     [("distinct_2", "distinct-2", "green")]),
+     [("distinct_2", "distinct-2", "green")],
+     "Distinct-2, different pairs of neighbouring words per pair: it falls as replies grow alike."),
     ("Signs of failure", "Talk of the reward", "share of replies", None,
-     [("reward_talk", "names its own reward", "red")]),
+     [("reward_talk", "names its own reward", "red")],
+     "Replies that speak of scores or points: what is well above 0 plays to the judge."),
     ("Signs of failure", "KL from the start", "nats per token", None,
-     [("kl_start", "KL(pi, pi at step 0)", "purple")]),
+     [("kl_start", "KL(pi_0, pi), sampled from pi_0", "purple")],
+     "How strange the replies of the starting policy pi_0 have become to the trained one, pi: a "
+     "slow climb is learning, above 5 is a warning."),
     ("Signs of failure", "Gap", "points of emotion", None,
-     [("gap", "training users above held-out ones", "blue")]),
+     [("gap", "training users above held-out ones", "blue")],
+     "Near 0 what is learned holds for strangers too; a climb means learning by heart."),
     ("Signs of failure", "Dropped", "dialogues", None,
-     [("dropped", "given up by the simulator", "grey")]),
+     [("dropped", "given up by the simulator", "grey")],
+     "Dialogues in which the user's model failed: they do not count, and should be few."),
     ("The update", "Clipped", "share of tokens", None,
-     [("clipfrac", "tokens at the clip", "blue")]),
+     [("clipfrac", "tokens at the clip", "blue")],
+     "The clip fraction: tokens that moved so far that they push no further; usually below 0.1."),
     ("The update", "Gradient", "norm before clipping", None,
-     [("grad_norm", "norm of the gradient", "purple")]),
+     [("grad_norm", "norm of the gradient", "purple")],
+     "How hard the update pulls at the weights: a steady level is usual, a spike is unrest."),
     ("The update", "Explained variance", "1 is all", None,
-     [("explained_variance", "of the returns, by the critic", "green")]),
+     [("explained_variance", "of the returns, by the critic", "green")],
+     "How much the critic foresees: 1 all of it, 0 no more than a constant guess, below 0 less."),
     ("The update", "Engine against trainer", "nats per token", None,
-     [("logp_gap", "gap of log-probs", "orange")]),
-    ("The update", "Time", "seconds per step", None, [("seconds", "a whole step", "grey")]),
+     [("logp_gap", "gap of log-probs", "orange")],
+     "Tokens scored in sampling and in training: more than rounding means stale weights."),
+    ("The update", "Time", "seconds per step", None, [("seconds", "a whole step", "grey")],
+     "Dialogues and update together; longer replies or a slow user's model make it climb."),
 ]
 TURN = ("reply", "thought", "user", "analysis", "change", "emotion")
 SIDES = {"before": 0, "": 1, "after": 2}
@@ -89,12 +107,16 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
     dialogues: [{"id", "side" ("before", "after" or ""), "step", "intention", "kind", "group",
         "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
         "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
-    tables: [{"title", "columns": [..], "rows": [[..]]}]. notes: warnings, shown on top.
+    tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
+    warnings, shown on top.
     """
     picked = choose(dialogues, limit)
     shown = sum(map(len, picked))
     left = len(dialogues) - shown
-    page = {"title": title, "notes": list(notes), "panels": panels(curves, evaluations),
+    page = {"title": title, "headline": headline(curves, evaluations, settings.get("steps")),
+            "notes": list(notes), "steps": len(curves),
+            "panels": [panel for panel in panels(curves, evaluations)     # one point is no curve
+                       if panel["lines"] or len(panel["points"]) > 1],
             "settings": {key: v if isinstance(v, str) else json.dumps(clean(v), ensure_ascii=False)
                          for key, v in settings.items()},
             "tables": [table(t) for t in [evaluation_table(evaluations), *tables] if t["rows"]],
@@ -144,6 +166,36 @@ def user(own):
                                      for t in d.get("turns") or []]} for d in own]}
 
 
+def headline(curves, evaluations, steps=None):
+    """The answer in one line of plain words, and in a second one how far the run is. steps: those
+    that it shall have."""
+    if not evaluations:
+        return []
+    first, last = ({key: told(e.get(key)) for key in ("score", "stderr", "success", "failure", "n")}
+                   for e in (evaluations[0], evaluations[-1]))
+    at, done = evaluations[-1].get("step"), curves[-1].get("step", len(curves)) if curves else 0
+    who = f"({last['n']} {'held-out ' * (at is not None)}users, standard error {last['stderr']})"
+    over, alone = done == at == (at if steps is None else steps), len(evaluations) == 1
+    answer = (f"Final emotion {last['score']}{' before training' * (at == 0 and not over)} {who}, "
+              f"{last['failure']} % failures, {last['success']} % successes" if alone else
+              f"Final emotion {first['score']} to {last['score']} {who}, {first['failure']} % "
+              f"failures to {last['failure']} %")
+    if at is None:
+        return [answer]
+    if over:
+        return [answer, f"Before and after {done} training steps." if done else
+                "An evaluation alone: no training step was made."]
+    status = ("Only the evaluation before training is there so far" if alone
+              else f"The last evaluation so far is that at step {at}")
+    status += f"; {done}{f' of {steps}' if steps else ''} training steps are done."
+    if curves:
+        emotion, success, failure, malformed = (
+            told(curves[-1].get(key)) for key in ("emotion", "success", "failure", "malformed"))
+        status += (f" Latest training numbers (step {done}): final emotion {emotion}, success "
+                   f"{success} %, failure {failure} %, malformed {malformed} %.")
+    return [answer, status]
+
+
 def panels(curves, evaluations):
     """The panels that have something to show. Numbers with five digits: no screen shows more, and
     long runs stay small."""
@@ -152,7 +204,7 @@ def panels(curves, evaluations):
         return [None if v is None else float(f"{v:.5g}") for v in values]
 
     steps, result = [row.get("step", i + 1) for i, row in enumerate(curves)], []
-    for section, title, unit, span, series in PANELS:
+    for section, title, unit, span, series, reading in PANELS:
         lines = [{"label": label, "colour": colour, "values": column(key)}
                  for key, label, colour in series]
         lines = [line for line in lines if any(v is not None for v in line["values"])]
@@ -164,9 +216,9 @@ def panels(curves, evaluations):
                 lines[0]["spread"] = column("emotion_std")
         if title == "Dropped" and not any(any(line["values"]) for line in lines):
             continue
-        if lines or len(points) > 1:                    # one evaluation alone is a number, no curve
+        if lines or points:
             result.append({"section": section, "title": title, "unit": unit, "span": span,
-                           "steps": steps, "lines": lines, "points": points})
+                           "steps": steps, "lines": lines, "points": points, "reading": reading})
     return result
 
 
@@ -175,21 +227,24 @@ def evaluation_table(evaluations):
                "success": "success %", "failure": "failure %", "malformed": "malformed %",
                "n": "dialogues"}
     return {"title": "Evaluations on held-out users", "columns": list(columns.values()),
-            "rows": [[e.get(key) for key in columns] for e in evaluations]}
+            "rows": [[e.get(key) for key in columns] for e in evaluations],
+            "reading": "Users never trained on; gaps below three standard errors may be luck."}
+
+
+def told(value):
+    """A number as a reader wants it: one decimal, "–" for none."""
+    value = clean(value)
+    return ("–" if value is None else f"{value:z.1f}".replace("-", "−")
+            if isinstance(value, float) else str(value))
 
 
 def table(t):
     """Cells as text, because JSON does not know 85.0 from 85; and which columns hold numbers and so
     stand to the right."""
-    def text(value):
-        value = clean(value)
-        return ("–" if value is None else f"{value:z.1f}".replace("-", "−")
-                if isinstance(value, float) else str(value))
-
     number = (lambda v: hasattr(v, "tolist") or isinstance(v, (int, float))
               and not isinstance(v, bool))
-    return {"title": t["title"], "columns": t["columns"],
-            "rows": [[text(v) for v in row] for row in t["rows"]],
+    return {"title": t["title"], "columns": t["columns"], "reading": t.get("reading"),
+            "rows": [[told(v) for v in row] for row in t["rows"]],
             "right": [any(number(row[i]) for row in t["rows"] if i < len(row))
                       for i in range(len(t["columns"]))]}
 
@@ -233,15 +288,21 @@ def tables_by_part(sides):
     """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score":
     [dialogues of the report]}."""
     tables = []
-    for name, title in (("intention", "By hidden intention"), ("kind", "Rational or emotional"),
-                        ("group", "By persona group")):
+    for name, title, reading in (
+            ("intention", "By hidden intention", "What the user wants without saying so, one of "
+             "SAGE's eight; a low row is a comfort not learned yet, few users (n) prove little."),
+            ("kind", "Rational or emotional", "Rational users want help to think (advise, analyse, "
+             "explain, reflect), emotional ones want to be felt with."),
+            ("group", "By persona group", "How the user behaves when hurt: avoidant ones evade, "
+             "negative ones complain, passive ones say little; equal rows are best.")):
         rows = []
         for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
             parts = [[d["score"] for d in dialogues if d[name] == value]
                      for dialogues in sides.values()]
             rows.append([value, *[score_summary(part)["score"] if part else None for part in parts],
                          *[len(part) for part in parts[-1:]]])
-        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows})
+        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows,
+                       "reading": reading})
     return tables
 
 
@@ -250,17 +311,20 @@ def report_of_run(out, people, rows, evaluations, warnings):
     metrics.jsonl; warnings: of signs.py."""
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
-    for d in read_dialogues(out / "dialogues.jsonl"):
+    with open(out / "dialogues.jsonl", "rb") as log:    # the most are of training: left unparsed
+        found = [json.loads(line) for line in log if b'"heldout"' in line and line.endswith(b"\n")]
+    for d in found:
         if d["split"] == "heldout" and d["step"] in (0, last):
             profile = people[d["profile_id"]]
-            intention, kind = intention_of(profile.task)
+            intention, kind = intention_of(profile.task, profile.need)
             dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before",
                               "step": d["step"], "intention": intention,
                               "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha),
                               "persona": profile.player, "first_line": d["first_line"],
                               "start": INITIAL_EMOTION["training"], "ended": d["ended"],
                               "score": round(100 * d["reward"]), "turns": d["turns"]})
-    sides = {side: [d for d in dialogues if d["side"] == side] for side in ("before", "after")}
+    sides = {side: [d for d in dialogues if d["side"] == side]
+             for side in ("before", "after")[:1 + bool(last)]}
     write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"),
                  curves=rows, evaluations=evaluations, dialogues=dialogues,
                  tables=tables_by_part(sides), notes=warnings)
@@ -279,7 +343,9 @@ def report_of_results(path, result):
                                             "malformed", "n")}
     path = Path(path).with_suffix(".html")
     counted = {"title": "Signs of failure", "columns": ["sign", "value"],
-               "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()]}
+               "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()],
+               "reading": "Repeats and talk of the reward are shares of replies and best near 0; "
+               "distinct-n, the share of n words in a row that differ, is low where all is alike."}
     write_report(path, title=result["by_whom"],
                  settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[],
                  evaluations=[{"step": None, **numbers}], dialogues=dialogues,
@@ -333,6 +399,15 @@ def dialogue_text(title, episode):
     return "\n".join(lines) + "\n"
 
 
+def print_finished(out, shown):
+    """What is said of a run that is resumed after its end."""
+    summary = read_json(out / "summary.json")
+    if shown:
+        print(f"{out} is finished: {summary['steps']} steps, held-out score "
+              f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
+              f"go on: python rlver.py --resume {out} --steps MORE")
+
+
 def print_summary(summary, out):
     print(f"\n{'held-out users':<16}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}"
           f"{'malformed':>11}{'n':>6}")
@@ -350,6 +425,17 @@ def print_summary(summary, out):
           + ", ".join(sorted(p.name for p in out.iterdir() if not p.name.startswith("."))))
 
 
+def draw_run(out, state, people):
+    """Write the picture and the report of a run as far as it is. Returns what there is to be warned
+    of."""
+    path = out / "metrics.jsonl"
+    rows = [row for _, row, _ in read_jsonl(path) if row] if path.exists() else []
+    warnings = hacking_warnings(rows, state["evaluations"])
+    learning_curve(out, rows, state["evaluations"])
+    report_of_run(out, people, rows, state["evaluations"], warnings)
+    return warnings
+
+
 def finish(out, state, people):
     """What a run leaves when it is over: summary.json, the picture, the report, a table on the
     terminal. state: as in state.json; people: the held-out profiles. Returns the summary."""
@@ -359,55 +445,51 @@ def finish(out, state, people):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     summary = {"before": before, "after": after, "steps": state["step"],
                "seconds": state["seconds"], "tokens": state["tokens"],
-               "peak_rss_mb": round(peak, 1), "warnings": []}
-    if state["step"]:
-        rows = [row for _, row, _ in read_jsonl(out / "metrics.jsonl")]
-        summary["warnings"] = hacking_warnings(rows, evaluations)
-        learning_curve(out, rows, evaluations)
-        report_of_run(out, people, rows, evaluations, summary["warnings"])
+               "peak_rss_mb": round(peak, 1), "warnings": [], "evaluations": evaluations}
+    summary["warnings"] = draw_run(out, state, people)
     write_json(out / "summary.json", summary)
     print_summary(summary, out)
     return summary
 
 
 def learning_curve(out, rows, evaluations):
-    """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users, as four
-    panels over the training steps."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    x = [r["step"] for r in rows]
-    get = lambda key: np.array([r[key] for r in rows], dtype=float)
-    fig, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
-    a, b, c, d = axes.flat
-    mean, spread = get("emotion"), get("emotion_std")
-    a.plot(x, mean, color="tab:blue", label="training users, mean")
-    a.fill_between(x, np.clip(mean - spread, 0, 100), np.clip(mean + spread, 0, 100),
-                   color="tab:blue", alpha=0.2, label="their spread, ± 1 std")
-    a.errorbar([e["step"] for e in evaluations], [e["score"] for e in evaluations],
-               [e["stderr"] for e in evaluations], fmt="o", color="black", capsize=3,
-               label="held-out users, ± standard error")
-    a.set(title="final emotion", ylim=(0, 102))
-    b.plot(x, get("success"), color="tab:green", label="success (100)")
-    b.plot(x, get("failure"), color="tab:red", label="failure (< 10)")
-    b.plot(x, get("malformed"), color="tab:gray", label="malformed")
-    b.set(title="dialogues, %", ylim=(-2, 102))
-    c.plot(x, get("reply_tokens"), color="tab:purple", label="tokens per reply")
-    c.plot(x, get("turns"), color="tab:brown", label="turns per dialogue")
-    c.set(title="length", ylim=(0, None))
-    d.plot(x, get("entropy"), color="tab:orange", label="entropy per token, nats (left)")
-    # room for the legend
-    d.set(title="entropy and KL", ylim=(0, 1.5 * max(get("entropy").max(), 1e-9)))
-    right = d.twinx()
-    right.plot(x, get("kl"), color="tab:cyan", label="KL(pi_old, pi) in the update (right)")
-    right.set_ylim(0, 1.5 * max(get("kl").max(), 1e-9))
-    for axis in axes.flat:
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-        lines = axis.get_legend_handles_labels()
-        if axis is d:
-            lines = [p + q for p, q in zip(lines, right.get_legend_handles_labels())]
-        axis.legend(*lines, fontsize=8, loc="best")
-    fig.suptitle(out.name)
-    fig.savefig(out / "learning_curve.png", dpi=110)
-    plt.close(fig)
+    """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users: the panels of
+    the page's section "Learning". Each axis holds all that is drawn on it, whatever it is.
+
+    A Figure of its own: pyplot would keep it, and a laid-out one is drawn twice."""
+    from matplotlib.figure import Figure
+    drawn = [p for p in panels(rows, evaluations) if p["section"] == "Learning"]
+    wide, high = min(3, len(drawn)), -(-len(drawn) // 3)
+    width, height = 4 * wide + 0.4, 3 * high + 0.7
+    fig = Figure(figsize=(width, height))
+    for k, panel in enumerate(drawn, 1):
+        axis = fig.add_subplot(high, wide, k)
+        for line in panel["lines"]:
+            values = np.array(line["values"], dtype=float)
+            colour = "tab:gray" if line["colour"] == "grey" else f"tab:{line['colour']}"
+            axis.plot(panel["steps"], values, color=colour, label=line["label"],
+                      marker="." if len(values) == 1 else None)
+            if "spread" in line:
+                spread = np.array(line["spread"], dtype=float)
+                axis.fill_between(panel["steps"], values - spread, values + spread, color=colour,
+                                  alpha=0.2, linewidth=0, label="± 1 standard deviation")
+        if panel["points"]:
+            axis.errorbar(*zip(*[(step, score, error or 0) for step, score, error
+                                 in panel["points"]]), fmt="o", color="black", capsize=3,
+                          label="held-out users, ± standard error")
+        low, top = axis.get_ylim()              # fitted to the data, with a margin
+        axis.set_ylim(min(low, 0), max(top, *(panel["span"] or [0])))
+        axis.set_title(f"{panel['title']}, {panel['unit']}", fontsize=10)
+        axis.grid(alpha=0.3, axis="y")
+        axis.tick_params(labelsize=8)
+        # steps are whole; a tick with its label is the dearest thing to draw
+        axis.locator_params("x", nbins=4, integer=True)
+        axis.locator_params("y", nbins=5)
+        if axis.dataLim.width == 0:             # one step alone stands in the middle
+            axis.set(xticks=[axis.dataLim.x0], xlim=axis.dataLim.x0 + np.array([-1, 1]))
+        if len(panel["lines"]) > 1 or panel["points"]:
+            axis.legend(fontsize=7)
+    fig.suptitle(f"{out.name}, over the training steps", fontsize=11)
+    fig.subplots_adjust(left=0.6 / width, right=1 - 0.2 / width, bottom=0.35 / height,
+                        top=1 - 0.75 / height, wspace=0.2, hspace=0.28)
+    fig.savefig(out / "learning_curve.png", dpi=90, pil_kwargs={"compress_level": 1})

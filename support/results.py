@@ -26,9 +26,11 @@ GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidan
 
 
 @functools.cache
-def intention_of(task):
-    """(intention, "rational" | "emotional"), both "other" where the text is none of SAGE's
-    eight."""
+def intention_of(task, need=""):
+    """(intention, "rational" | "emotional") of a profile: its `need`, which our profiles carry,
+    else by the words of its `task`; both "other" where that is none of SAGE's eight."""
+    if need in INTENTIONS:
+        return need, INTENTIONS[need][0]
     return next(((name, kind) for name, (kind, words) in INTENTIONS.items()
                  if re.search(words, task or "", re.I)), ("other", "other"))
 
@@ -89,7 +91,8 @@ def parse_result(raw):
         if not isinstance(value, (int, float)) or not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
     made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
-    intention, kind = intention_of(raw["task"])
+    need = raw.get("need")
+    intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
     group = raw.get("character") or raw.get("main_cha") or "other"
     return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies,
             "intention": intention, "kind": kind,
@@ -106,8 +109,14 @@ def comparison_key(row):
 
 
 def describe(made_by):
-    return (f"policy {made_by.get('policy', '?')} with user {made_by.get('simulator', '?')}"
-            if made_by else "a SAGE result file")
+    """Who made a result, with all that tells it from another one of the same weights."""
+    if not made_by:
+        return "a SAGE result file"
+    told = [f"{key.replace('_', ' ')} {made_by[key]}" for key in ("policy_lang", "temperature",
+            "max_tokens", "context") if made_by.get(key) is not None]
+    mode = ["thinking" if made_by["think"] else "direct"] if "think" in made_by else []
+    more = f" ({', '.join(mode + told)})" if mode + told else ""
+    return (f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}")
 
 
 

@@ -78,12 +78,13 @@ def checkpoints(out):
 
 def open_run(given):
     """Decide between a new run and a resumed one. given: the flags, None where not given. Returns
-    (Settings, directory); raises BadInput, writes nothing."""
+    (Settings, directory, is all of it done already?); raises BadInput, writes nothing."""
     if given["resume"] is not None:
         out = Path(given["resume"])
         try:
             config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            return resumed_settings(config, given), out
+            settings = resumed_settings(config, given)
+            return settings, out, is_finished(out, settings)
         except BadInput:
             raise
         except (OSError, ValueError, TypeError):
@@ -94,10 +95,39 @@ def open_run(given):
     while Path(default).exists():           # two runs that were started in the same second
         default += "x"
     out = Path(given["out"] or default)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not has_no_step(out)):
         raise BadInput(f"--out {out}: exists and is not empty; choose another, or "
                        f"continue that run with --resume {out}")
-    return settings, out
+    return settings, out, False
+
+
+def newest_state(out):
+    """What a run knows of itself: at its end summary.json, before that its newest checkpoint's
+    state.json. Raises BadInput if there is neither."""
+    found = checkpoints(out)
+    state = read_json(out / "summary.json") or (read_json(found[-1] / "state.json")
+                                                if found else {})
+    if "evaluations" not in state:
+        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    return state
+
+
+def is_finished(out, settings):
+    """Has the run in `out` done all of its steps, and been evaluated after them?"""
+    return read_json(out / "summary.json").get("steps") == settings.steps
+
+
+def has_no_step(out):
+    """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
+    if another one is started in its place; its calls.jsonl, which was paid for, is kept."""
+    names = {p.name for p in out.iterdir()}
+    known = {"config.json", ".config.json", "dialogues.jsonl", "start.json", ".start.json",
+             "checkpoint-000000", ".checkpoint-000000", "metrics.jsonl", "report.html",
+             "learning_curve.png"}
+    logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
+    return (not logged and "summary.json" not in names
+            and bool(names & {"config.json", ".config.json"})
+            and all(n in known or n.startswith("calls") for n in names))
 
 
 def model_of(given):
@@ -118,8 +148,9 @@ def new_state():
 class RunDir:
     """The directory of one run. Every rank has one; what is written, the first rank writes."""
 
-    def __init__(self, path, first=True):
-        self.path, self.first, self.unlock = Path(path), first, None
+    def __init__(self, path, first=True, tensorboard=False):
+        self.path, self.first, self.tensorboard = Path(path), first, tensorboard
+        self.unlock, self.writer = None, None
 
     def lock(self):
         """Nobody else may be at work in this directory: two runs would undo each other's files. The
@@ -158,9 +189,29 @@ class RunDir:
                            "this directory, by a shared file system or as a copy")
         return self.path / name if name else None
 
+    def clear(self):
+        """Remove what a start that came to no step has left, but not the calls that were
+        paid for."""
+        for path in self.path.iterdir() if self.first and self.path.exists() else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif not path.name.startswith("calls"):
+                path.unlink()
+
     def append(self, name, row):
+        """One more line of a log."""
         if self.first:
             append_line(self.path / name, row)
+
+    def log_numbers(self, prefix, numbers):
+        """The numbers of a step for TensorBoard too, if that was asked for."""
+        if self.first and self.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+            self.writer = self.writer or SummaryWriter(self.path / "tensorboard")
+            for key, value in numbers.items():
+                if isinstance(value, (int, float)):
+                    self.writer.add_scalar(f"{prefix}/{key}", value, numbers["step"])
+            self.writer.flush()
 
     def cut_logs(self, sizes):
         """Cut off what was logged after the checkpoint that knows these sizes: it will be done
@@ -174,11 +225,12 @@ class RunDir:
             if there:
                 os.truncate(path, size)
 
-    def save_checkpoint(self, state, write, keep):
+    def save_checkpoint(self, state, write, settings):
         """Write a checkpoint beside and rename it: whoever looks finds the old ones or the new one,
-        never half of one. Then remove all but the newest `keep`.
+        never half of one. Then remove all but the newest `settings.keep`.
 
-        state: what state.json will hold; write(directory): puts everything else there."""
+        state: what state.json will hold; write(directory): puts everything else there. The settings
+        stand in it too (rlver.json): a checkpoint that is copied elsewhere says what it is."""
         name = f"checkpoint-{state['step']:06d}"
         scratch = self.path / f".{name}"
         shutil.rmtree(scratch, ignore_errors=True)
@@ -186,11 +238,12 @@ class RunDir:
         state["log_bytes"] = {log: size(self.path / log) for log in state["log_bytes"]}
         try:
             write(scratch)
+            write_json(scratch / "rlver.json", dataclasses.asdict(settings))
             write_json(scratch / "state.json", state)
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)
             raise SelfCheckFailed(f"{name} could not be written ({error}); the "
                                   "checkpoint before it is whole. Is the disk full?") from None
         os.rename(scratch, self.path / name)
-        for old in checkpoints(self.path)[:-keep]:
+        for old in checkpoints(self.path)[:-settings.keep]:
             shutil.rmtree(old)

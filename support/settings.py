@@ -6,10 +6,11 @@ real model want different numbers both stand side by side, the toy's first, with
 toy's; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
 """
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import re
-import sys
 from dataclasses import dataclass, field
 
 
@@ -19,8 +20,9 @@ class RunError(Exception):
     """What ends a program with words instead of a traceback.
 
     exit_code: of the process. everywhere: found alike by all ranks, so told by the first alone.
-    advice: what to do next; {out} is the run's directory."""
-    exit_code, everywhere, advice = 1, False, ""
+    advice: what to do next; {out} is the run's directory; advice_at_start: as long as there is no
+    file `resumed_from` there."""
+    exit_code, everywhere, advice, advice_at_start, resumed_from = 1, False, "", "", ""
 
 
 class BadInput(RunError, ValueError):
@@ -43,12 +45,14 @@ class SimulatorRefused(RunError):
     run stops with its words."""
     exit_code = 2
     advice = "; when that is mended: python rlver.py --resume {out}"
+    advice_at_start, resumed_from = "; when that is mended, start it again", "metrics.jsonl"
 
 
 class TooManyLost(RunError):
     """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end.
     75 is EX_TEMPFAIL."""
     exit_code, everywhere = 75, True
+    advice_at_start, resumed_from = "; start the run again when it is well", "config.json"
     advice = ("\nthe run is saved; when the simulator is well again: "
               "python rlver.py --resume {out}")
 
@@ -65,8 +69,10 @@ def explain(error, out=None, rank=0, world=1):
     if isinstance(error, SelfCheckFailed):
         return error.exit_code, f"{name}: stopped by a self-check: {error}"
     if isinstance(error, RunError):
+        started = out and (out / error.resumed_from).exists()
+        advice = error.advice if started else error.advice_at_start
         told = rank == 0 or not error.everywhere
-        return error.exit_code, f"rlver.py: {error}{error.advice.format(out=out)}" if told else ""
+        return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}" if told else ""
     if isinstance(error, KeyboardInterrupt):
         started = out and (out / "config.json").exists()
         return 130, "\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started)
@@ -100,6 +106,18 @@ def number(kind, test, what):
             raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
         return value
     return check
+
+
+def price(text):
+    """A type for argparse: two numbers with a comma between."""
+    try:
+        prompt, answer = (float(part) for part in text.split(","))
+        if prompt < 0 or answer < 0:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError("two prices are needed, as 0.27,1.10, "
+                                         f"not {text!r}") from None
+    return prompt, answer
 
 
 GROUP_TIMEOUT = 7200    # seconds a rank waits for another in a collective call; a rollout must be
@@ -152,6 +170,8 @@ class Settings:
     seed: int = flag("seed of all randomness", 0, type=natural)
     save_every: int = flag("steps between checkpoints", toy=5, real=5, type=positive,
                            resumable=True)
+    tensorboard: bool = flag("write the metrics for TensorBoard too (a package of its own)",
+                             action="store_const", const=True, resumable=True)
     keep: int = flag("checkpoints that are kept, the newest", 2, type=positive, resumable=True)
 
     # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy:
@@ -256,7 +276,15 @@ def make_parser():
                                "simulator's address, memory, saving, waiting")
             group.add_argument("--plan", action="store_true", help="say what the run would need, "
                                "from the model's config alone, and load nothing")
+            group.add_argument("--price", metavar="IN,OUT", type=price, help="of the simulator's "
+                               "server, per million tokens: --plan and the start say the cost")
     return parser
+
+
+def read_flags(argv, quiet=False):
+    """The flags as {name: value}, None where not given. quiet: eight ranks need one complaint."""
+    with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+        return vars(make_parser().parse_args(argv))
 
 
 # ----------------------------------------------------------------------------------------- settings
@@ -288,11 +316,16 @@ def resolve_settings(given):
     if cfg.algo == "grpo" and cfg.batch_size % cfg.group_size:
         raise BadInput(f"--batch-size {cfg.batch_size} is not a multiple of --group-size "
                        f"{cfg.group_size}: groups must be whole")
+    if cfg.algo == "grpo" and cfg.group_size == 1:
+        raise BadInput("--group-size 1: a group of one has no mean to be compared with, and GRPO "
+                       "would learn nothing; take 2 or more, or --algo ppo")
     if cfg.algo == "grpo" and cfg.kl_coef and cfg.kl_estimator == "k1":
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; "
                        "use k2, k3 or k3-ratio")
     if cfg.algo == "ppo":
         cfg.group_size = 1
+    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
+        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
     need_vllm(cfg.engine)
     if not cfg.engine:
         cfg.engine = "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
@@ -324,7 +357,7 @@ def resumed_settings(config, given):
     if not isinstance(config, dict) or set(config) != set(names):
         raise ValueError
     changed = {key: value for key, value in given.items() if value is not None
-               and key not in ("resume", "plan") and value != config.get(key)}
+               and key not in ("resume", "plan", "price") and value != config.get(key)}
     for key, value in changed.items():
         moved = (key == "simulator"
                  and split_name(value)[:2] == split_name(config["simulator"])[:2])

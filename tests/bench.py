@@ -40,7 +40,7 @@ from engine import TorchEngine
 from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
 from ppo import policy_loss
 from rlver import rollout
-from server import start, steady
+from server import start, steady, toy_people
 from simulator import Simulator, make_simulator, toy_profiles
 
 DEFAULTS = resolve_settings({})
@@ -182,7 +182,8 @@ def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
                 out = Path(place) / name
                 subprocess.run([sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out",
                                 str(out), "--simulator", f"openai:scripted@{url}",
-                                "--simulator-timeout", "2", "--simulator-retries", "8"], check=True,
+                                *toy_people(out.parent), "--simulator-timeout", "2",
+                                "--simulator-retries", "8"], check=True,
                                cwd=Path(__file__).resolve().parent.parent,
                                stdout=subprocess.DEVNULL, env=os.environ)
             finally:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import toy
+from simulator import CHECK
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", "{\"change\": 5}"]
 
@@ -69,12 +70,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server, request = (self.server,
                            json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        first = request["messages"][0]["content"] == CHECK      # a run's first small call: free
         with server.lock:
-            server.calls += 1
+            server.calls += not first
             server.active += 1
             server.most = max(server.most, server.active)
-            server.prompts.append(request["messages"][0]["content"])
-            server.times.append(time.monotonic())
+            if not first:
+                server.prompts.append(request["messages"][0]["content"])
+                server.times.append(time.monotonic())
             if server.outage and server.calls == server.outage[0]:
                 server.down_until = time.monotonic() + server.outage[1]
             draw, edge, fault = server.rng.random(), 0.0, None
@@ -105,8 +108,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` "
                                                      "does not exist."}})
             prompt = request["messages"][0]["content"]
-            text = (garbage if fault == "garbage" else server.answer(prompt) if server.answer
-                    else asyncio.run(server.model(prompt)))
+            text = ("yes" if first else garbage if fault == "garbage" else server.answer(prompt)
+                    if server.answer else asyncio.run(server.model(prompt)))
             self.send(200, {}, completion(text))
         finally:
             with server.lock:
@@ -120,6 +123,16 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+
+def toy_people(directory):
+    """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
+    the flags."""
+    paths = [Path(directory) / f"toy-{split}.jsonl" for split in ("train", "heldout")]
+    for path, split in zip(paths, ("train", "heldout")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split)))
+    return ["--profiles", *map(str, paths)]
 
 
 async def steady(prompt):

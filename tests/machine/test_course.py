@@ -296,6 +296,33 @@ def test_a_function_that_is_gone_is_named():
             course.transplant(OURS, theirs, ["one"])
 
 
+def test_every_test_that_grades_says_what_it_is_about():
+    """The grader quotes it, as the title of an exercise's result."""
+    for exercise in ALL.values():
+        for test in exercise["tests"]:
+            said = course.about(test.split("::")[1])
+            assert 20 < len(said) <= 110 and "\n" not in said, test
+    assert course.about("test_that_is_not_there") == ""
+
+
+def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
+    """ "Tensor-likes are not close" tells a student nothing. On the terminal and in the CSV stand
+    the test's name, what it is about, and what went wrong; at the end, how long it all took."""
+    place, table = tmp_path / "anna", tmp_path / "grades.csv"
+    assert course.main(["handout", str(place), "--only", "groups"]) == 0
+    wrong = ("def group_advantages(rewards, groups, eps=1e-6):\n"
+             "    return rewards - rewards.mean()\n")
+    (place / "grpo.py").write_text(wrong, encoding="utf-8")
+    assert course.main(["grade", str(place), "--only", "groups", "--csv", str(table)]) == 0
+    told = capsys.readouterr().out
+    with open(table, newline="", encoding="utf-8") as file:
+        row, = csv.DictReader(file)
+    assert row["points"] == "0" and row["result"] in told and len(row["result"]) < 280
+    assert row["result"].startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
+    assert row["result"].endswith(": AssertionError: Tensor-likes are not close!")
+    assert re.search(r"\n1 submission, 1 exercise each: \d+ s\n$", told)
+
+
 @pytest.mark.soak
 def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     """An endless loop, one that eats memory, two ways to end the process, a syntax error, a missing
@@ -312,7 +339,7 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
         (place / file).write_text(text, encoding="utf-8")
     write("policy.py", split_thought="    x = []\n    while True:\n"
           "        x.append(bytes(10 ** 9))")
-    write("ppo.py", whitening="    import os\n    os._exit(0)", value_loss="    while True:\n"
+    write("ppo.py", whiten="    import os\n    os._exit(0)", value_loss="    while True:\n"
           "        pass", policy_loss="    raise SystemExit(0)", gae="    return rewards[")
     (place / "grpo.py").unlink()
     (place / "simulator.py").write_bytes(b"\xff\xfe\x00")
@@ -359,6 +386,24 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert "{{" not in readme and f"### {name}: {lab['title']}" in readme, name
         assert all(f"* {question} " in " ".join(readme.split()) + " "
                    for question in lab["questions"]), name
+
+
+@pytest.mark.parametrize("flags, told", [
+    ([], ""), (["--steps", "20", "--seeds", "0,1,2"], ""),
+    (["--steps", "2"], "2 steps and seeds 0, 1, 2"), (["--seeds", "7"], "20 steps and seed 7"),
+    (["--steps", "1", "--seeds", "1,0"], "1 step and seeds 1, 0")])
+def test_a_labs_words_are_about_the_runs_that_were_measured(flags, told, tmp_path, capsys,
+                                                            monkeypatch):
+    """At another length, or with other seeds, its numbers are not to be looked for: it says so, in
+    front of them. (No run is made here.)"""
+    monkeypatch.setattr(labs, "RUNS", tmp_path)
+    monkeypatch.setattr(labs, "make_runs", lambda runs: None)
+    monkeypatch.setattr(labs, "series", lambda run, what: [1.0, 2.0])
+    monkeypatch.setattr(labs, "draw", lambda *_: None)
+    assert course.main(["lab", "k1-loss", *flags]) == 0
+    above, _, below = capsys.readouterr().out.partition("What to see\n")
+    assert "k2 holds the policy near its start" in below
+    assert ("written about 20 steps and seeds 0, 1, 2" in above) == bool(told) and told in above
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@ files are made here, in SAGE's format."""
 import asyncio
 import json
 import random
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -323,9 +324,12 @@ def test_a_policy_behind_a_server(tmp_path):
 def test_a_run_that_never_finished_a_step(tiny_dir, tmp_path, capsys):
     assert rlver.main(["--model", str(tiny_dir), "--steps", "0", "--eval-size", "2", "--max-tokens",
                        "4", "--max-turns", "1", "--out", str(tmp_path / "run")]) == 0
+    assert evaluate.main(["--policy", str(tmp_path / "run"), "--limit", "1", "--out",
+                          str(tmp_path / "r.jsonl")]) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoint-000000")
     assert evaluate.main(["--policy", str(tmp_path / "run"), "--out",
                           str(tmp_path / "r.jsonl")]) == 2
-    assert "never finished a step" in capsys.readouterr().err
+    assert "no checkpoint" in capsys.readouterr().err
     assert evaluate.main(["--policy", str(tiny_dir), "--limit", "1", "--max-tokens", "4",
                           "--max-turns", "1", "--out", str(tmp_path / "b.jsonl"),
                           "--json", str(tiny_dir / "config.json" / "b.json")]) == 2

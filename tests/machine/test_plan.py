@@ -65,11 +65,11 @@ def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, m
     assert rlver.main(["--plan", "--algo", "grpo", "--think", "--model", "model",
                        "--out", "out"]) == 0
     text = capsys.readouterr().out
-    assert (f"at most {32 + 128 * 15:,} calls" in text and "activations  (estimate)" in text
+    assert (f"at most: {32 + 128 * 15:,} a step" in text and "activations  (estimate)" in text
             and "0.49 billion" in text)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
     assert rlver.main(["--plan", "--model", "nowhere"]) == 2
-    with pytest.raises(BadInput, match="no config to plan with"):
+    with pytest.raises(BadInput, match="no such directory"):
         plan.config_of("nowhere")
 
 

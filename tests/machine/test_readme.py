@@ -1,10 +1,12 @@
 """What the README and docs/ say: every command parses, and those of the toy run; every function,
 file, flag, key and link that they name is there."""
+import ast
 import dataclasses
 import functools
 import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -203,9 +205,11 @@ def test_every_file_that_is_named_is_there():
                        ("BENCHMARKS.md", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8"))]:
         words = text.split() if page == ".ci/run" else " ".join(quoted(text)).split()
         for word in words:
-            if re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word) and not word.startswith("runs/"):
+            if (re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word)
+                    and not word.startswith(("runs/", "results/"))):
                 at = [ROOT / word, ROOT / "support" / word]
-                assert any(p.exists() for p in at) or word == "checkpoint-000050/", (page, word)
+                of_a_run = word in ("checkpoint-000050/", "tensorboard/")
+                assert any(p.exists() for p in at) or of_a_run, (page, word)
 
 
 def test_the_readme_is_short_enough_to_be_read():
@@ -229,6 +233,35 @@ def test_the_docs_name_what_a_resumed_run_may_change():
     for setting in dataclasses.fields(Settings):
         if setting.metadata["resumable"]:
             assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name
+
+
+def test_the_defects_are_listed_by_number_with_tests_that_are_there():
+    """All 28, in order. A test that is named for one is there; and where docstrings name a defect,
+    one of those tests is."""
+    about = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        about |= {node.name: ast.get_docstring(node) or "" for node in tree.body
+                  if isinstance(node, ast.FunctionDef)}
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", PAGES["docs/differences.md"], re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 29))
+    for number, cell in rows:
+        tests = quoted(cell)
+        assert set(tests) <= set(about) and (tests or cell == "-"), (number, cell)
+        named = {name for name, text in about.items()
+                 if re.search(rf"\bdefect {number}\b", text, re.I)}
+        assert not named or named & set(tests), (number, named)
+
+
+def test_references_explain_every_name_with_a_year():
+    """ "Shao 2024" says nothing to who has not read it."""
+    explained = set(re.findall(r"^\| ([A-Z]\w+ \d{4}) \|", PAGES["docs/references.md"], re.M))
+    chapters = [path.read_text(encoding="utf-8") for path in
+                [*ROOT.glob("*.py"), *ROOT.glob("support/*.py"), *ROOT.glob("course/*.md")]]
+    named = re.findall(r"\b(Schulman|Shao|Yao et al\.|Gao|Li) (\d{4})",
+                       " ".join([*PAGES.values(), *chapters]))
+    named = {f"{name.removesuffix(' et al.')} {year}" for name, year in named}
+    assert len(named) >= 7 and named <= explained
 
 
 def test_every_defect_that_tests_name_is_in_the_table():
@@ -271,10 +304,28 @@ def test_the_toy_commands_run(flags, tmp_path):
     assert evaluate.main(["--consistency", str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
 
-@pytest.mark.parametrize("script", ["toy.py", "policy.py", "ppo.py", "grpo.py"])
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
+def test_each_script_answers_help(script, monkeypatch, capsys):
+    """--help says in words what the script does; a flag that it does not know is one line. (In this
+    process: nine starts of torch would take half a minute.)"""
+    for flag in ("--help", "--no-such-flag"):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / script), flag])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        told = capsys.readouterr()
+        if flag == "--help":
+            assert end.value.code == 0 and told.out.startswith(f"usage: {script}")
+            assert re.search(r"^[A-Z].{40}", told.out, re.M) and not told.err
+        else:
+            assert end.value.code == 2 and told.err.count("\n") == 1 and not told.out
+
+
+@pytest.mark.parametrize("script", ["toy.py", "policy.py", "ppo.py", "grpo.py", "models.py",
+                                    "engine.py"])
 @pytest.mark.slow
 def test_each_script_can_be_run_alone(script):
-    """`python ppo.py` prints the smallest example of what the file is about."""
+    """`python ppo.py` prints the smallest example of what the file is about; of a part that has
+    none, what it is."""
     done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True,
                           text=True, timeout=120)
     assert done.returncode == 0 and done.stdout and not done.stderr

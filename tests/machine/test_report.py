@@ -15,6 +15,7 @@ import shutil
 import numpy as np
 import pytest
 
+from simulator import toy_profiles
 from support import report
 from support.report import PANELS, choose, write_report
 
@@ -155,7 +156,7 @@ def test_tables_say_what_is_a_number(tmp_path):
         {"title": "by kind", "columns": ["kind", "users", "score", "odd"],
          "rows": [["rational", 64, 85.0, "n/a"], ["emotional", 64, -0.04, -3.26]]}])
     assert data["tables"][1] == {"title": "by kind", "columns": ["kind", "users", "score", "odd"],
-                                 "right": [False, True, True, True],
+                                 "reading": None, "right": [False, True, True, True],
                                  "rows": [["rational", "64", "85.0", "n/a"],
                                           ["emotional", "64", "0.0", "−3.3"]]}
     assert [t["title"] for t in data["tables"]] == ["Evaluations on held-out users", "by kind"]
@@ -171,7 +172,7 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
     assert titles() == titles(curves=[curve(1, explained_variance=None, dropped=0)]) == basic
     panel, = written(tmp_path / "r.html", curves=[{"step": 1, "emotion": 30.0}])[1]["panels"]
     assert panel["title"] == "Final emotion" and "spread" not in panel["lines"][0]
-    every = {key: 0.5 for panel in PANELS for key, *_ in panel[-1]}
+    every = {key: 0.5 for panel in PANELS for key, *_ in panel[4]}
     assert titles(curves=[{**curve(1), **every}]) == [panel[1] for panel in PANELS]
     _, data = written(tmp_path / "r.html", curves=[curve(1, repeat_within=0.1), curve(3)])
     assert data["panels"][-1]["lines"] == [{"label": "said before to the same user",
@@ -188,6 +189,7 @@ def test_an_evaluation_has_no_curves_and_a_fresh_run_no_dialogues(tmp_path):
     assert data["tables"][0]["rows"] == [["–", "66.6", "1.0", "–", "–", "–", "100"]]
     _, data = written(tmp_path / "r.html", curves=[], evaluations=[], dialogues=[], settings={})
     assert data["tables"] == []
+    assert data["headline"] == []
     # measured at no step
     _, data = written(tmp_path / "r.html", curves=[],
                       evaluations=[dict(score=66.6), dict(score=70.0)])
@@ -215,6 +217,110 @@ def test_the_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (written(path, title="new")[1]["title"] == "new"
             and [p.name for p in path.parent.iterdir()] == ["r.html"])
+
+
+# ------------------------------------------------------------------------- the answer, and how far
+
+BEFORE = dict(step=0, score=21.06, stderr=1.3, success=0.0, failure=36.72, malformed=1.0, n=128)
+AFTER = dict(step=50, score=85.0, stderr=1.42, success=30.5, failure=0.78, malformed=0.8, n=128)
+
+
+@pytest.mark.parametrize("evaluations, steps, done, lines", [
+    ([BEFORE, AFTER], 50, 50,
+     ["Final emotion 21.1 to 85.0 (128 held-out users, standard error 1.4), 36.7 % failures to "
+      "0.8 %", "Before and after 50 training steps."]),
+    ([BEFORE, AFTER], None, 50,
+     ["Final emotion 21.1 to 85.0 (128 held-out users, standard error 1.4), 36.7 % failures to "
+      "0.8 %", "Before and after 50 training steps."]),
+    ([BEFORE], 0, 0,
+     ["Final emotion 21.1 (128 held-out users, standard error 1.3), 36.7 % failures, 0.0 % "
+      "successes", "An evaluation alone: no training step was made."]),
+    ([BEFORE], 50, 0,
+     ["Final emotion 21.1 before training (128 held-out users, standard error 1.3), 36.7 % "
+      "failures, 0.0 % successes",
+      "Only the evaluation before training is there so far; 0 of 50 training steps are done."]),
+    ([BEFORE], 50, 15,
+     ["Final emotion 21.1 before training (128 held-out users, standard error 1.3), 36.7 % "
+      "failures, 0.0 % successes",
+      "Only the evaluation before training is there so far; 15 of 50 training steps are done. "
+      "Latest training numbers (step 15): final emotion 35.0, success 1.5 %, failure 30.0 %, "
+      "malformed 2.0 %."]),
+    ([BEFORE, AFTER], 80, 55,
+     ["Final emotion 21.1 to 85.0 (128 held-out users, standard error 1.4), 36.7 % failures to "
+      "0.8 %",
+      "The last evaluation so far is that at step 50; 55 of 80 training steps are done. Latest "
+      "training numbers (step 55): final emotion 75.0, success 1.5 %, failure 30.0 %, "
+      "malformed 2.0 %."]),
+    ([{**AFTER, "step": None, "stderr": math.nan, "n": 16}], None, 0,
+     ["Final emotion 85.0 (16 users, standard error –), 0.8 % failures, 30.5 % successes"]),
+    ([], 50, 3, [])], ids="finished unplanned alone fresh midway resumed file nothing".split())
+def test_the_answer_comes_first_in_plain_words(evaluations, steps, done, lines):
+    """A run that is not over says so, and what its training shows so far."""
+    curves = [curve(s, emotion=20.0 + s) for s in range(1, done + 1)]
+    assert report.headline(curves, evaluations, steps) == lines
+
+
+def test_every_panel_and_every_table_says_how_to_read_it(tmp_path):
+    """A plain sentence each. What of KL is measured is named as the code measures it: on samples of
+    the starting policy."""
+    every = {key: 0.5 for panel in PANELS for key, *_ in panel[4]}
+    _, data = written(tmp_path / "r.html", curves=[{**curve(1), **every}],
+                      tables=report.tables_by_part({"before": [dialogue()], "after": [dialogue()]}))
+    readings = [one["reading"] for one in data["panels"] + data["tables"]]
+    assert len(readings) == len(set(readings)) == len(PANELS) + 4
+    assert all(30 < len(r) < 180 and r.endswith(".") and r[0].isupper() for r in readings)
+    assert "KL(pi_0, pi), sampled from pi_0" in [p["lines"][0]["label"] for p in data["panels"]]
+
+
+def a_run(out, steps, evaluations):
+    """The directory of a run as draw_run finds it, and its one held-out user."""
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps({"algo": "grpo", "steps": 4}))
+    (out / "metrics.jsonl").write_text("".join(json.dumps(curve(s)) + "\n"
+                                               for s in range(1, steps + 1)))
+    person, = toy_profiles("heldout", 1)
+    row = {"profile_id": person.id, "first_line": "Hm.", "turns": [turn()], "ended": "turn_limit",
+           "reward": 0.35, "group": 0}
+    (out / "dialogues.jsonl").write_text("".join(
+        json.dumps({**row, "step": step, "split": split}) + "\n"
+        for step, split in [(e["step"], "heldout") for e in evaluations] + [(1, "train")])
+        + '{"split": "heldout", "st')           # a process that was killed as it wrote
+    return {"step": steps, "evaluations": evaluations}, [person]
+
+
+@pytest.mark.parametrize("steps, evaluations, titles, sides", [
+    (0, [BEFORE], [], ["before"]), (2, [BEFORE], 6, ["before"]),
+    (4, [BEFORE, {**AFTER, "step": 4}], 6, ["before", "after"])], ids=["none", "midway", "over"])
+def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, sides):
+    """With no step there is one point for the picture and no empty panel in the page."""
+    out = tmp_path / "run"
+    assert report.draw_run(out, *a_run(out, steps, evaluations)) == []
+    assert (out / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>',
+                                (out / "report.html").read_text(), re.DOTALL).group(1))
+    assert len(data["panels"]) == (titles or 0) and len(data["headline"]) == 2
+    assert [d["side"] for d in data["users"][0]["dialogues"]] == sides
+    assert data["tables"][1]["columns"] == ["intention", *sides, "n"]
+
+
+@pytest.mark.parametrize("rows", [
+    [], [curve(1)], [curve(s, emotion=98.0, emotion_std=30.0, entropy=-0.1 * s, kl=-2e-4,
+                           turns=None, success=100.0) for s in (1, 2, 3)]],
+    ids=["no step", "one step", "odd"])
+def test_the_pictures_axes_hold_all_that_is_drawn(tmp_path, monkeypatch, rows):
+    """A spread above 100, an error bar at 100, a KL below 0; and no panel without anything."""
+    from matplotlib.figure import Figure
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    report.learning_curve(tmp_path, rows, [dict(step=0, score=99.0, stderr=4.0)])
+    axes, = (figure.axes for figure in figures)
+    assert len(axes) == (1 if not rows else 6 if len(rows) == 1 else 5)
+    for axis in axes:
+        (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+        box = axis.dataLim
+        assert left < box.x0 <= box.x1 < right and low <= box.y0 <= box.y1 <= high
+        assert low <= 0 <= high and axis.has_data()
+    assert axes[0].get_ylim()[1] >= (128 if len(rows) == 3 else 103)
 
 
 # ---------------------------------------------------------------------------------- which are shown
@@ -338,6 +444,9 @@ class Page:
         box.clear()
         box.send_keys(words or " ")
 
+    def sort(self, by):
+        self.one(f"#sort option[value={by}]").click()
+
     def complaints(self):
         return self.driver.get_log("browser")
 
@@ -371,8 +480,10 @@ def test_the_page_shows_the_run(page):
     assert not page.one("#settings dl").is_displayed()
     page.one("#settings summary").click()
     assert page.one("#settings dl").text.split("\n") == ["algo", "grpo", "lr", "0.0003"]
-    page.open(curves=[], dialogues=[], evaluations=[])
+    page.open(curves=[curve(s) for s in range(5)])
     assert page.one("#notes").text == "No sign of failure was found."
+    page.open(curves=[], dialogues=[], evaluations=[])      # where nobody looked, none was found
+    assert page.one("#notes").text == page.one("#curves").text == ""
     assert (page.one("#count").text == "0 of 0 dialogues, none left out."
             and not page.all("#user, .list, table"))
 
@@ -415,8 +526,10 @@ def test_before_and_after_stand_side_by_side(page):
     before = dialogue("u-1", "before", 12,
                       [turn("Cheer up. " * 99, -9, 21), turn("Cheer up.", -9, 12)])
     page.open(dialogues=[dialogue("u-1", "after", 80), before, dialogue("alone", "", 5)])
-    assert page.texts(".list .ends") == ["5", "12 → 80"] and len(page.all(".side")) == 1
+    assert page.texts(".list .ends") == ["12 → 80 (+68)", "5"] and len(page.all(".side")) == 2
     page.all(".list button")[1].click()
+    assert len(page.all(".side")) == 1
+    page.all(".list button")[0].click()
     before, after = page.all(".side")
     assert (before.text.startswith("Before training, step 0\nscore 12")
             and after.text.startswith("After training, step 50\nscore 80"))
@@ -436,10 +549,73 @@ def test_before_and_after_stand_side_by_side(page):
 
 
 @pytest.mark.slow
+def test_before_and_after_alternate_on_a_narrow_screen(page):
+    """Side by side does not fit; one below the other, nobody compares turns. Each says whose it
+    is, and the later side stands on a ground of its own."""
+    short, long = [turn()], [turn(), turn("Take your time.", -3, 32)]
+    page.open(400, dialogues=[dialogue("u-1", "before", 12, short), dialogue("u-1", turns=long)])
+    seen = sorted((t.rect["y"], t.text.split("\n")[0]) for t in page.all(".turn"))
+    assert [text for _, text in seen] == [
+        "Before: User", "After: User", "Before: Model, turn 1", "After: Model, turn 1",
+        "After: Model, turn 2"]
+    assert [h.text.split(",")[0] for h in sorted(page.all(".side h4"), key=lambda e: e.rect["y"])
+            ] == ["Before training", "After training"]
+    assert max(h.rect["y"] for h in page.all(".head")) < seen[0][0]
+    assert page.js("document.documentElement.scrollWidth") <= 400
+    page.open(1280, dialogues=pairs(1))
+    assert "Before: " not in page.one("#user").text
+    page.open(400, dialogues=[dialogue(side="")])
+    assert page.all(".turn")[0].text.startswith("User")
+
+
+@pytest.mark.slow
+def test_the_median_gain_is_shown_first_and_users_can_be_sorted(page):
+    """Not the worst loss: what training does to most. Who was met only once has no gain and comes
+    last."""
+    gains = {"u-0": -20, "u-1": 0, "u-2": 50, "u-3": 10, "u-4": 60}
+    people = [dialogue(id, side, 30 + i + gain * (side == "after"))
+              for i, (id, gain) in enumerate(gains.items()) for side in ("before", "after")]
+    page.open(dialogues=people + [dialogue("alone", "after", 99)])
+    assert page.one("#user h3").text == "u-3" and "median gain" in page.one("#count").text
+    assert page.one("#place").text == "3 of 6"
+    ends = {b: e for b, e in zip(page.texts(".list b"), page.texts(".list .ends"))}
+    assert ends["u-0"] == "30 → 10 (−20)" and ends["u-4"] == "34 → 94 (+60)"
+    assert page.texts("#sort option") == ["gain, largest first", "loss, largest first",
+                                          "score, lowest first", "score, highest first"]
+    for by, ids in (("gain", "u-4 u-2 u-3 u-1 u-0 alone"), ("loss", "u-0 u-1 u-3 u-2 u-4 alone"),
+                    ("score", "u-0 u-1 u-3 u-2 u-4 alone"), ("best", "alone u-4 u-2 u-3 u-1 u-0")):
+        page.sort(by)
+        if by == "gain":                        # it was chosen already: nothing happens
+            page.sort("score")
+            page.sort("gain")
+        assert page.texts(".list b") == ids.split(), by
+        assert page.texts("#user h3") == page.texts(".list [aria-current] b") == ids.split()[:1]
+    page.search("u-")
+    assert page.one("#hits").text == "5 of 6 users" and page.texts("#user h3") == ["u-4"]
+    page.open(dialogues=[dialogue(f"u-{i}", "", i) for i in range(5)])     # of an evaluation
+    assert page.texts("#user h3") == ["u-2"] and len(page.all("#sort option")) == 2
+
+
+@pytest.mark.slow
+def test_the_page_opens_with_the_answer_and_explains_itself(page):
+    page.open(tables=[{"title": "t", "columns": ["a"], "rows": [[1]], "reading": "One is one."}])
+    assert page.one("body").text.split("\n")[:3] == [
+        "a run", "Final emotion 20.0 to 23.0 (128 held-out users, standard error 1.5), 3.0 % "
+        "failures to 3.0 %", "Before and after 3 training steps."]
+    assert (len(page.all("figure .reading")) == len(page.all("figure"))
+            and all(e.is_displayed() for e in page.all("figure .reading")))
+    assert page.texts("#tables .reading")[1] == "One is one." and page.all("#reading > .reading")
+    page.open(curves=[], evaluations=[BEFORE], dialogues=[dialogue(side="before")],
+              settings={"steps": 0})
+    assert not page.all("figure, #curves h2") and "nothing to draw" not in page.one("body").text
+
+
+@pytest.mark.slow
 def test_stepping_from_user_to_user(page):
     """By the buttons and by the keys, and not past the ends; keys that belong to the search box
     stay there."""
     page.open(dialogues=pairs(4))
+    page.sort("score")
     name = lambda: page.one("#user h3").text
     assert ((name(), page.one("#place").text) == ("u-0", "1 of 4")
             and not page.one("#previous").is_enabled())
@@ -484,6 +660,7 @@ def test_search_counts_its_hits(page):
               dialogue("u-12", turns=[turn(thought="a rare THOUGHT about Lighthouses")]),
               dialogue("u-13", turns=[turn(analysis="zebra")])]
     page.open(dialogues=people)
+    page.all(".list button")[0].click()
     everybody = page.texts(".list b")
     # lowest score first
     assert page.one("#hits").text == "4 users" and everybody == ["u-11", "u-10", "u-12", "u-13"]
@@ -518,7 +695,7 @@ def test_hostile_text_shows_as_text_and_runs_nothing(page):
     marks = {"\u2028": "‹U+2028›", "\u2029": "‹U+2029›", "\0": "‹U+0000›", "\x1b": "‹U+001B›",
              "\u202e": "‹U+202E›", "\u202c": "‹U+202C›", "\u200f": "‹U+200F›", "\ud83d": "‹U+D83D›"}
     for i, text in enumerate(HOSTILE):
-        page.all(".list button")[i].click()
+        page.all(".list button")[i].click()         # one dialogue each: lowest score first
         visible = "".join(marks.get(c, c) for c in text)
         # first line; thought, reply, analysis and user
         assert page.texts(".said .text") == [visible] * 5, visible
@@ -558,7 +735,7 @@ def test_nothing_runs_out_at_the_side(page, width):
     assert page.js("document.documentElement.scrollWidth") <= width == page.js("innerWidth")
     scrolling = page.all(".scroll")[-1]
     assert page.js("arguments[0].scrollWidth > arguments[0].clientWidth", scrolling)
-    before, after = (e.rect for e in page.all(".side"))
+    before, after = (e.rect for e in page.all(".side .head:first-child"))
     assert (after["x"] > before["x"]) == (width > 360) == (after["y"] == before["y"])
 
 
@@ -605,7 +782,7 @@ def test_in_print_folds_are_open_and_the_paper_is_white(page):
 def test_everything_can_be_reached_by_keyboard_and_has_a_name(page):
     page.open(dialogues=pairs(2), tables=[{"title": "t", "columns": ["a"], "rows": [[1]]}])
     unnamed = """[...document.querySelectorAll(
-        "button, input, svg[role=img], nav, [role=region]")].filter(e => !(
+        "button, input, select, svg[role=img], nav, [role=region]")].filter(e => !(
             e.getAttribute("aria-label") || e.labels?.[0]?.textContent
             || e.textContent.trim())).length"""
     assert page.js(unnamed) == 0
@@ -613,7 +790,9 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(page):
                      "Number(e.tagName[1]))")
     assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1
                                                            for a, b in zip(levels, levels[1:]))
-    page.one("#search").send_keys("\ue004")         # tab: from the search box to the list of users
+    # tab: from the search box to the order, and to the list of users
+    for field in ("#search", "#sort"):
+        page.one(field).send_keys("\ue004")
     assert page.js("document.activeElement.closest('.list') !== null")
     assert page.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 

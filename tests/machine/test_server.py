@@ -13,7 +13,7 @@ import pytest
 
 import rlver
 from rlver import rollout
-from server import Loopback, completion
+from server import Loopback, completion, toy_people
 from support import llm
 from support.llm import CallLog, RetryableError, ServerModel, backoff, seconds_to_wait
 from support.rundir import open_run
@@ -50,7 +50,7 @@ def user_at(server, retries=8, timeout=5.0, **more):
 
 def run(model, url, out, *flags):
     return rlver.main(["--model", str(model), "--simulator", f"openai:scripted@{url}", *SMALL,
-                       "--out", str(out), *map(str, flags)])
+                       *toy_people(out.parent), "--out", str(out), *map(str, flags)])
 
 
 def rows(path):
@@ -387,7 +387,7 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
 def test_an_unknown_model_stops_the_run_in_the_servers_words(tiny_dir, tmp_path, capfd):
     with Loopback() as server:
         assert rlver.main(["--model", str(tiny_dir), "--simulator", f"openai:gpt-9@{server.url}",
-                           *SMALL, "--out", str(tmp_path / "out")]) == 2
+                           *SMALL, *toy_people(tmp_path), "--out", str(tmp_path / "out")]) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlver.py:")]
     assert len(lines) == 1 and "The model `gpt-9` does not exist." in lines[0]
 
@@ -398,7 +398,7 @@ def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
     """The same engine code serves it. A random model knows no sections, so every dialogue is lost,
     which is told; what it is asked, and that it answers greedily, is seen in the log."""
     code = rlver.main(["--model", str(tiny_dir), "--simulator", f"local:{tiny_dir}", *SMALL,
-                       "--out", str(tmp_path / "out")])
+                       *toy_people(tmp_path), "--out", str(tmp_path / "out")])
     assert code == 2 and "does not fit its context of 512" in capfd.readouterr().err
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bench
-from server import start
+from server import start, toy_people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 5))
@@ -51,7 +51,8 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
     that was let alone, dialogue by dialogue. (RLVER_KILLS=20 for a longer night.)"""
     server, url = start("--latency", 0.02)
     try:
-        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN]
+        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN,
+                  *toy_people(tmp_path)]
         whole = torchrun(*policy, "--out", tmp_path / "whole")
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
         rng, out, kills = random.Random(), tmp_path / "out", 0

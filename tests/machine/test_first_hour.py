@@ -1,0 +1,337 @@
+"""What a newcomer, a researcher with a key and a teacher stumbled over: wrong numbers without a
+word, runs that could not go on, complaints in another program's language. Each test is one of
+them."""
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import evaluate
+import rlver
+import simulator
+import toy
+from server import Loopback
+from support import plan
+from support.results import intention_of
+from support.settings import resolve_settings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ("--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 "
+         "--save-every 1 --temperature 0.9 --difficulty challenging --lr 0.05 --warmup 0 "
+         "--entropy-coef 0.1").split()
+
+
+def go(model, out, *flags):
+    return rlver.main(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)])
+
+
+def said(capfd, code, main, *argv):
+    """`main(argv)` ends with `code`. Returns what it said, errors last."""
+    capfd.readouterr()
+    assert main([str(word) for word in argv]) == code
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+    return out + err
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def people(path, split="train", count=12):
+    path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split, count)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tiny_dir, tmp_path_factory, no_pictures):
+    """A finished run of two steps, with settings that are nobody's default."""
+    out = tmp_path_factory.mktemp("first") / "run"
+    assert go(tiny_dir, out, "--keep", 1) == 0
+    return out
+
+
+# ------------------------------------------------------------------------ what is this policy?
+
+def measured(path, *flags):
+    assert evaluate.main([*map(str, flags), "--limit", "4", "--max-turns", "2", "--out",
+                          str(path)]) == 0
+    return rows(path)
+
+
+def test_the_same_weights_are_the_same_policy_however_they_are_named(run, tmp_path):
+    """A checkpoint was once measured without the settings of its run: 5 in place of 97, under the
+    same name. A run, its newest checkpoint and a copy of that elsewhere are one policy; only the
+    copy has another name."""
+    newest = run / "checkpoint-000002"
+    copied = shutil.copytree(newest, tmp_path / "copied")
+    found = [measured(tmp_path / f"{i}.jsonl", "--policy", name)
+             for i, name in enumerate((run, newest, copied))]
+    for rows_of_one in found:
+        made_by = rows_of_one[0]["rlver"]
+        assert made_by["temperature"] == 0.9 and made_by["max_tokens"] == 6
+        assert made_by["difficulty"] == "challenging"
+        assert ([row["history"] for row in rows_of_one] == [row["history"] for row in found[0]])
+    labels = [rows_of_one[0]["rlver"]["policy"] for rows_of_one in found]
+    assert labels == [str(newest), str(newest), str(copied)]
+
+
+def test_a_foreign_directory_says_what_was_assumed(tiny_dir, tmp_path, capsys):
+    measured(tmp_path / "r.jsonl", "--policy", tiny_dir, "--max-tokens", 6)
+    told = capsys.readouterr().out
+    assert "no run of this project; assumed: direct" in told and "temperature 1" in told
+
+
+def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
+    """The first thing to measure is before against after. The checkpoint of the start is not kept
+    for long; the run knows where it came from. A run of no steps is a policy as well."""
+    before = measured(tmp_path / "before.jsonl", "--policy", run, "--step", 0)
+    after = measured(tmp_path / "after.jsonl", "--policy", run)
+    assert before[0]["rlver"]["policy"].endswith("checkpoint-000000")
+    assert not (run / "checkpoint-000000").exists()
+    assert [r["history"] for r in before] != [r["history"] for r in after]
+    text = said(capfd, 0, evaluate.main, "--compare", tmp_path / "after.jsonl",
+                tmp_path / "before.jsonl")
+    assert "A: policy" in text and "checkpoint-000002" in text and "1 seed each" in text
+    assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
+    measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
+    assert "no checkpoint of step 7" in said(capfd, 2, evaluate.main, "--policy", run, "--step", 7)
+
+
+def test_a_run_is_measured_with_its_own_user_and_its_own_people(tiny_dir, tmp_path):
+    """Those that it held out, not those that it was trained on, and not the toy's."""
+    own = people(tmp_path / "own.jsonl", count=10)
+    assert go(tiny_dir, tmp_path / "run", "--profiles", own) == 0
+    found = measured(tmp_path / "r.jsonl", "--policy", tmp_path / "run")
+    assert [row["id"] for row in found] == ["toy-train-0008", "toy-train-0009"]
+
+
+def test_results_of_other_settings_are_never_mixed(run, tiny_dir, tmp_path, monkeypatch, capfd):
+    """With --out the differing settings are named; without it the next free name is taken. Nothing
+    is written into a model directory."""
+    monkeypatch.chdir(tmp_path)
+    copied = shutil.copytree(run, tmp_path / "run")
+    short = ["--limit", 2, "--max-turns", 2]
+    measured(tmp_path / "r.jsonl", "--policy", copied)
+    text = said(capfd, 2, evaluate.main, "--policy", copied, *short, "--max-tokens", 5, "--out",
+                tmp_path / "r.jsonl")
+    assert "max_tokens 6 there, 5 here" in text
+    for tokens, name in ((6, "benchmark.jsonl"), (5, "benchmark-2.jsonl"),
+                         (5, "benchmark-2.jsonl")):
+        said(capfd, 0, evaluate.main, "--policy", copied, *short, "--max-tokens", tokens)
+        assert rows(copied / name)[0]["rlver"]["max_tokens"] == tokens
+    before = sorted(p.name for p in tiny_dir.iterdir())
+    said(capfd, 0, evaluate.main, "--policy", tiny_dir, *short, "--max-tokens", 5)
+    assert sorted(p.name for p in tiny_dir.iterdir()) == before
+    assert len(list((tmp_path / "results").glob("*.jsonl"))) == 1
+
+
+def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, capfd):
+    """Not in twelve lines of a download library's retries."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, tmp_path / "runs" / "mine")
+    text = said(capfd, 2, evaluate.main, "--policy", "runs/TYPO")
+    assert text.count("\n") == 1 and "no such run" in text and "runs/mine" in text
+    (tmp_path / "empty").mkdir()
+    for flags in (["--policy", "empty"], ["--policy", "runs/mine", "--think"]):
+        assert said(capfd, 2, evaluate.main, *flags).count("\n") == 1
+    assert "no such directory" in said(capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere")
+    assert "no config.json" in said(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
+    assert "from 0 to 1499" in said(capfd, 2, simulator.main, "--profile", 99999)
+
+
+def test_a_chat_ends_politely(run, tmp_path):
+    """Ctrl-D is the end of a conversation, no interruption."""
+    done = subprocess.run([sys.executable, ROOT / "evaluate.py", "--chat", run], input="",
+                          capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
+
+
+# ------------------------------------------------------------------------------ who are the users?
+
+def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, capfd):
+    """It would play people of forty words from a grammar, with Chinese prompts even, and the run
+    would look like any other."""
+    for main, flags in ((rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
+                        (simulator.main, []), (evaluate.main, ["--policy", tiny_dir])):
+        text = said(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
+        assert text.count("\n") == 1 or main is evaluate.main
+        assert "prompts/profiles/" in text and "train_profile.jsonl" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_shipped_person_has_a_named_need():
+    """Chinese tasks in words of our own were "other" in 12 of 16 cases, so that the tables by
+    intention were empty. The field decides; the words of the task are for released files."""
+    for path in sorted((ROOT / "prompts" / "profiles").glob("*.jsonl")):
+        for profile in simulator.load_profiles(path):
+            assert profile.need in toy.NEEDS, profile.id
+            assert intention_of(profile.task, profile.need)[0] == profile.need
+            assert intention_of(profile.task)[0] in (profile.need, "other"), profile.id
+
+
+def test_an_unknown_need_is_refused(tmp_path, capfd):
+    path = tmp_path / "people.jsonl"
+    path.write_text(json.dumps({**toy.profiles("train", 1)[0], "need": "money"}) + "\n")
+    assert "need 'money' is unknown" in said(capfd, 2, simulator.main, "--profiles", path)
+
+
+def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
+    """Its advantage is 0, always: the run would train nothing and end with exit code 0."""
+    text = said(capfd, 2, rlver.main, "--model", tiny_dir, "--algo", "grpo", "--group-size", 1,
+                "--out", tmp_path / "out")
+    assert "--group-size 1" in text and text.count("\n") == 1
+    assert resolve_settings({"algo": "ppo", "group_size": 1}).group_size == 1
+
+
+# ---------------------------------------------------------------------- interrupted and resumed
+
+def test_a_start_that_came_to_no_step_can_be_started_again(tiny_dir, tmp_path, capfd):
+    """A kill leaves .config.json, or more, and --resume may not change the mistyped model that was
+    the reason. Calls that were paid for stay. What has a finished step is somebody's work."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for leftover in (".config.json", "config.json", "start.json", "dialogues.jsonl"):
+        (out / leftover).write_text("{")
+    (out / "calls.jsonl").write_text("")
+    (out / ".checkpoint-000000").mkdir()
+    assert go(tiny_dir, out) == 0 and len(rows(out / "metrics.jsonl")) == 2
+    assert (out / "calls.jsonl").exists()
+    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", out)
+    (out / "summary.json").unlink()
+    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", out)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    (other / "config.json").write_text("{}")
+    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", other)
+
+
+def go_main(model):
+    return lambda argv: rlver.main(["--model", str(model), *SMALL, *argv])
+
+
+def test_a_finished_run_says_so(run, tmp_path, capfd):
+    """It was evaluated a second time, and its last evaluation cut from the log before."""
+    out = shutil.copytree(run, tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    text = said(capfd, 0, rlver.main, "--resume", out)
+    assert "is finished: 2 steps" in text and "--steps MORE" in text
+    assert before == {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    assert rlver.main(["--resume", str(out), "--steps", "3"]) == 0
+    assert len(rows(out / "metrics.jsonl")) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0.3, 1.5])
+def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
+    """Ctrl-C in the middle of a rollout: 64 dialogues each told of their end, in 83 lines, below
+    the only line that mattered."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "rlver.py"), "--algo", "grpo", "--think", "--eval-size", "64",
+         "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "checkpoint-000000").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(wait)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "never retrieved" not in err
+    last = [line for line in re.split(r"[\r\n]+", err) if line.strip()][-1]
+    assert last == f"stopped; go on with: python rlver.py --resume {tmp_path / 'out'}"
+
+
+# --------------------------------------------------------------------- before anything is paid for
+
+def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monkeypatch, capfd):
+    """One small call, before the model is loaded. The run leaves nothing, so it can be started
+    again with another model name or key."""
+    monkeypatch.setenv("RLVER_API_KEY", "wrong")
+    flags = ["--profiles", people(tmp_path / "p.jsonl"), "--out", tmp_path / "out"]
+    with Loopback(key="right") as server:
+        text = said(capfd, 2, rlver.main, "--model", tiny_dir, *flags, "--simulator",
+                    f"openai:scripted@{server.url}")
+    assert "401" in text and "start it again" in text and "--resume" not in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
+    """The first refusal says that it waits, and for whom; a newcomer took the silence for a
+    hang."""
+    monkeypatch.setattr("support.llm.AWAY", 0.01)
+    monkeypatch.setattr("support.llm.backoff", lambda *_: 0.01)
+    text = said(capfd, 75, rlver.main, "--model", tiny_dir, "--profiles",
+                people(tmp_path / "p.jsonl"), "--out", tmp_path / "out", "--simulator",
+                "openai:m@http://127.0.0.1:9/v1")
+    assert text.count("cannot be reached") == 2 and "waiting, and trying again" in text
+    assert "start the run again when it is well" in text
+
+
+def test_the_plan_counts_calls_tokens_and_money():
+    """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
+    4 dialogues of 4 calls each."""
+    cfg = resolve_settings(dict(algo="grpo", batch_size=4, group_size=2, max_turns=2, steps=10,
+                                eval_size=4, simulator="openai:m@http://h/v1"))
+    text = plan.calls_of(cfg, (1.0, 2.0))
+    calls = 10 * (2 + 4 * 3) + 2 * 4 * 4
+    assert f"14 a step, {calls} in all" in text
+    tokens_in, tokens_out = map(float,
+                                re.search(r"about ([\d.]+) million tokens to it and ([\d.]+)",
+                                          text).groups())
+    cost = float(re.search(r"price ([\d.]+)", text).group(1))
+    assert cost == pytest.approx(tokens_in + 2 * tokens_out, abs=0.2)
+    assert plan.calls_of(resolve_settings({})) == ""
+
+
+@pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3"])
+def test_a_price_is_two_numbers(price, capfd):
+    with pytest.raises(SystemExit) as stop:
+        rlver.main(["--price", price])
+    assert stop.value.code == 2 and capfd.readouterr().err.count("\n") == 1
+
+
+def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd):
+    """Missing: one line. There: the numbers of metrics.jsonl, under its directory."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec",
+                        lambda name, *more: None if name == "tensorboard" else find(name, *more))
+    text = said(capfd, 2, rlver.main, "--model", tiny_dir, "--tensorboard", "--out",
+                tmp_path / "out")
+    assert "pip install tensorboard" in text and text.count("\n") == 1
+    monkeypatch.undo()
+    pytest.importorskip("tensorboard")
+    assert go(tiny_dir, tmp_path / "out", "--tensorboard") == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    logged = [row["emotion"] for row in rows(tmp_path / "out" / "metrics.jsonl")]
+    assert [e.value for e in events.Scalars("train/emotion")] == pytest.approx(logged)
+
+
+# ---------------------------------------------------------------------------- report and picture
+
+def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypatch, no_pictures):
+    """A run of 350 steps is looked at on its first evening, also one that was interrupted."""
+    seen, step = [], rlver.Trainer.train_step
+
+    def watched(self, number):
+        seen.append((self.run.path / "report.html").exists())
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(self, number)
+    monkeypatch.setattr(rlver.Trainer, "train_step", watched)
+    assert go(tiny_dir, tmp_path / "out") == 130
+    assert seen == [True, True]
+    (tmp_path / "out" / "report.html").unlink()
+    assert evaluate.main(["--report", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+    assert evaluate.main(["--report", str(tiny_dir)]) == 2
