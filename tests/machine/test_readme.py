@@ -296,7 +296,7 @@ def test_the_glossary_has_every_key(tiny_dir, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [f for f in of("rlver.py") if is_toy(f)], ids=" ".join)
-def test_the_toy_commands_run(flags, tmp_path):
+def test_the_toy_commands_run(flags, tmp_path, base_policies):
     """As they stand in the README and in docs/, but for fewer steps, dialogues and users."""
     short = ["--steps", "0" if "0" in flags else "1", "--batch-size", "16", "--eval-size", "8",
              "--out", str(tmp_path / "run")]
@@ -332,7 +332,7 @@ def test_each_script_can_be_run_alone(script):
 
 
 @pytest.mark.slow
-def test_the_benchmark_compares_like_with_like():
+def test_the_benchmark_compares_like_with_like(base_policies):
     """The ratio of packed to one row a turn means something only if both train the very same
     tokens. What one row a turn costs is the history, again and again. (How long either takes is no
     test: this machine may be busy.)"""
