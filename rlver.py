@@ -365,7 +365,10 @@ class Trainer:
         write = self.models.gather()
         if self.first:
             self.run.save_checkpoint(self.state, write, self.cfg)
-            report.draw_run(self.run.path, self.state, self.heldout)
+            try:                                    # a picture is no reason to end a run of days
+                report.draw_run(self.run.path, self.state, self.heldout)
+            except Exception as error:
+                self.tell(f"the report could not be written: {error!r}")
 
     def close(self):
         """Give the directory free, and end the dialogues that are still open: silently, each would

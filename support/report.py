@@ -311,10 +311,8 @@ def report_of_run(out, people, rows, evaluations, warnings):
     metrics.jsonl; warnings: of signs.py."""
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
-    with open(out / "dialogues.jsonl", "rb") as log:    # the most are of training: left unparsed
-        found = [json.loads(line) for line in log if b'"heldout"' in line and line.endswith(b"\n")]
-    for d in found:
-        if d["split"] == "heldout" and d["step"] in (0, last):
+    for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"heldout"'):   # most are of training
+        if d and d["split"] == "heldout" and d["step"] in (0, last) and d["profile_id"] in people:
             profile = people[d["profile_id"]]
             intention, kind = intention_of(profile.task, profile.need)
             dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before",

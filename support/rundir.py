@@ -49,15 +49,16 @@ def read_json(path):
         return {}
 
 
-def read_jsonl(path, start=0):
-    """The lines of a JSONL file from byte `start` on, as (number, row, problem): `problem` says why
-    a line is none, and is None for a good one. Empty lines are passed over. Raises OSError.
+def read_jsonl(path, start=0, only=b""):
+    """The lines of a JSONL file from byte `start` on that hold the bytes `only`, as (number, row,
+    problem): `problem` says why a line is none, and is None for a good one. Empty lines are passed
+    over. Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
         file.seek(start)
         for number, line in enumerate(file, 1):
-            if not line.strip():
+            if not line.strip() or only not in line:
                 continue
             try:
                 yield number, json.loads(line), None

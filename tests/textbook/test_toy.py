@@ -57,7 +57,8 @@ def test_profiles_are_made_by_code_and_always_the_same():
                 and rows != toy.profiles(split, seed=1))
         counts = Counter(read_scene(row["scene"], row["task"])[-1] for row in rows)
         assert set(counts) == set(NEEDS) and max(counts.values()) - min(counts.values()) <= 1
-        assert [vars(p) for p in toy_profiles(split, 8)] == [{**row, "topic": "", "first_talk": ""}
+        assert [vars(p) for p in toy_profiles(split, 8)] == [{**row, "topic": "", "first_talk": "",
+                                                              "need": ""}
                                                              for row in rows[:8]]
 
 
