@@ -231,7 +231,7 @@ def test_a_finished_run_says_so(run, tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [0.3, 1.5])
+@pytest.mark.parametrize("wait", [0.3, pytest.param(1.5, marks=pytest.mark.soak)])
 def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
     """Ctrl-C in the middle of a rollout: 64 dialogues each told of their end, in 83 lines, below
     the only line that mattered."""

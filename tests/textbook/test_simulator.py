@@ -1,7 +1,7 @@
 """The sentient user: profiles, emotion, prompts, parsed answers. The reward is made here, so here
 it could be forged.
 
-"Defect N" is a line of the README's table of what the released code does.
+"Defect N" is a line of docs/differences.md of what the released code does.
 """
 import asyncio
 import json
@@ -79,7 +79,8 @@ def test_profiles_of_the_released_files_load(tmp_path):
     field names mean the same."""
     first = write(tmp_path / "a.jsonl", LIN, "", {**LIN, "id": "p-2", "first_talk": "最近有点烦。"})
     one, two = load_profiles(first)
-    assert vars(one) == {**LIN, "topic": "", "first_talk": ""} and two.first_talk == "最近有点烦。"
+    assert vars(one) == {**LIN, "topic": "", "first_talk": "", "need": ""}
+    assert two.first_talk == "最近有点烦。"
     english = {"player": "persona", "scene": "background", "main_cha": "persona_group",
                "cha_group": "traits", "task": "intention"}
     assert load_profiles(write(tmp_path / "b.jsonl",
