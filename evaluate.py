@@ -310,6 +310,13 @@ def rule_of(rows, asked):
     return asked or "every"
 
 
+def warn_nameless(path, rows):
+    """A foreign file does not say who played the user; nor does its directory, perhaps."""
+    if not rows[0]["made_by"] and not rows[0]["simulator"]:
+        print(f"{path} names no simulator: compare its scores only with files of which "
+              "you know that they have the same one", file=sys.stderr)
+
+
 def score(path, rule=None, anyway=False):
     """Every table of one result file, as a dict. Raises BadInput for a file without a usable line,
     or with several simulators in it."""
@@ -321,6 +328,7 @@ def score(path, rule=None, anyway=False):
         raise BadInput(f"{path}: results of {len(users)} simulators or settings "
                        f"({'; '.join(users)}) cannot be averaged; their scores do not compare. "
                        "--anyway does it all the same")
+    warn_nameless(path, rows)
     rule = rule_of(rows, rule)
     finals = [final_of(row, rule) for row in rows]
     replies = [reply for row in rows for reply in row["replies"]]
@@ -379,6 +387,7 @@ def compare(a, b, rule=None, draws=10_000):
             if not rows:
                 raise BadInput(problems[0])
             keys |= {comparison_key(row) for row in rows}
+            warn_nameless(path, rows)
             unusable += problems
             found = rule_of(rows, rule)
             tables.append({row["id"]: final_of(row, found) for row in rows})

@@ -168,7 +168,8 @@ class Models:
         Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
         of a 7B model with its moments are a terabyte."""
         first = rank() == 0
-        weights = {name: w.cpu() for name, w in iter_full_weights(self.policy.model) if first}
+        weights = {name: w.cpu() for name, w in iter_full_weights(self.policy.model)
+                   if first and name not in second_names(self.policy.model)}
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
@@ -179,6 +180,15 @@ class Models:
             self.tokenizer.save_pretrained(directory)
             torch.save(saved, directory / "trainer.pt")
         return write
+
+
+def second_names(model):
+    """The names under which a tied tensor stands in the state_dict a second time (lm_head.weight of
+    a small Qwen). A checkpoint holds it once, from any number of ranks; transformers ties it
+    again."""
+    first = {}
+    return {name for name, p in model.named_parameters(remove_duplicate=False)
+            if first.setdefault(id(p), name) != name}
 
 
 def adamw(module, lr):

@@ -29,6 +29,9 @@ from support.settings import BadModel
 
 # ------------------------------------------------------------------------------ model and tokenizer
 
+SENTENCE = "My sister forgot my birthday."       # what every tokenizer must give back
+
+
 def best_device():
     """This rank's GPU, if there is one."""
     return (torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available()
@@ -63,6 +66,10 @@ def load_model(path, device="cpu", flag="--model"):
         if not tokenizer.chat_template:
             raise BadModel("its tokenizer has no chat template; take an instruct model, or add "
                            "chat_template.jinja")
+        back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
+        if back.strip() != SENTENCE:    # without tokenizer.json transformers makes up a vocabulary
+            raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is "
+                           "tokenizer.json there?")
         model, found = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=here,
             output_loading_info=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import toy
 from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
-from support.rundir import read_jsonl
+from support.rundir import read_jsonl, whole_letters
 from support.settings import (BadInput, Parser, SimulatorFailed, SimulatorRefused, TooManyLost,
                               natural, positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level
@@ -99,7 +99,7 @@ def parse_profile(row, where):
         if name == "need" and value and value not in toy.NEEDS:
             raise BadInput(f"{where}: need {value!r} is unknown; there are {', '.join(toy.NEEDS)}")
         if value is not None:
-            values[name] = value
+            values[name] = whole_letters(value) if kind is str else value
     return Profile(**values)
 
 

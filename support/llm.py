@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 
 from tqdm import tqdm
 
-from support.rundir import read_jsonl
+from support.rundir import read_jsonl, whole_letters
 from support.settings import BadInput, SimulatorFailed, SimulatorRefused
 
 AWAY = 5.0          # seconds to wait at least where no server listens: it does not restart in less
@@ -50,14 +50,18 @@ class ServerModel:
         import openai
         self.openai, self.name, self.url = openai, name, url
         self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
-        self.key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+        self.key = read_key()
         self.told = False           # that it cannot be reached
         self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0,
                                          timeout=timeout)
 
+    def clean(self, text):
+        """The server's words without the key, which some echo, and without half letters."""
+        return whole_letters(text if self.key == "none" else text.replace(self.key, "***"))
+
     def quote(self, error):
-        """The server's words in one line, without the key."""
-        return " ".join(str(error).replace(self.key, "***").split())[:300]
+        """The server's complaint in one line."""
+        return " ".join(self.clean(str(error)).split())[:300]
 
     async def __call__(self, prompt):
         return await self.chat([{"role": "user", "content": prompt}])
@@ -88,13 +92,25 @@ class ServerModel:
         except (openai.APIError, ValueError) as error:  # an answer of no protocol, no JSON perhaps
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
         try:
-            text = Answer(answer.choices[0].message.content or "")
+            text = Answer(self.clean(answer.choices[0].message.content or ""))
             if answer.usage:
                 text.tokens = {"prompt": answer.usage.prompt_tokens,
                                "completion": answer.usage.completion_tokens}
             return text
         except (AttributeError, IndexError, TypeError):
             raise RetryableError(f"{self.url}: an answer without choices") from None
+
+
+def read_key():
+    """$RLVER_API_KEY, else $OPENAI_API_KEY, else "none", without white space around it: a key that
+    was read from a file ends in a newline. Raises BadInput for other signs that no header can
+    hold."""
+    name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
+    key = os.environ.get(name, "").strip() or "none"
+    if not all(" " < sign < "\x7f" for sign in key):
+        raise BadInput(f"${name}: the key holds a sign that no key has (a space, a line "
+                       "end, a letter that is not ASCII); set it again")
+    return key
 
 
 class LocalModel:

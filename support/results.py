@@ -42,12 +42,15 @@ def read_results(path):
     with file and line, and counted.
 
     Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention",
-    "kind", "group", "made_by", "ended", "raw"}."""
+    "kind", "group", "made_by", "ended", "raw", "simulator" (of a SAGE file, by its directory)}."""
     rows, problems, line_of = [], [], {}
+    # SAGE's released files say only by their directory who played the user
+    world = next((part for part in Path(path).resolve().parts if part.endswith("_based_simulator")),
+                 "")
     try:
         for number, raw, problem in read_jsonl(path):
             try:
-                row = None if problem else parse_result(raw)
+                row = None if problem else {**parse_result(raw), "simulator": world}
                 if row and row["id"] in line_of:
                     raise ValueError(f"id {row['id']!r} stands in line "
                                      f"{line_of[row['id']]} already")
@@ -102,6 +105,8 @@ def parse_result(raw):
 
 def comparison_key(row):
     """What a score is measured with: only scores of the same compare."""
+    if not row["made_by"]:
+        return f"simulator {row['simulator']}, by SAGE" if row["simulator"] else "SAGE's own"
     named = {key: row["made_by"].get(key)
              for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
     return (", ".join(f"{key} {value}" for key, value in named.items() if value is not None)

@@ -36,6 +36,12 @@ def write_json(path, value):
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def whole_letters(text):
+    """`text` with every half of a surrogate pair replaced by U+FFFD: JSON may hold one ("\\ud83d",
+    half an emoji), UTF-8 cannot, so the run would end where it is written to a log."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def append_line(path, value):
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(value, ensure_ascii=False) + "\n")
@@ -45,7 +51,7 @@ def read_json(path):
     """A JSON file, or {} if there is none."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -67,6 +73,8 @@ def read_jsonl(path, start=0, only=b""):
             except json.JSONDecodeError as error:
                 yield number, None, (f"not a whole JSON object ({error.msg}, column "
                                      f"{error.colno}); is the file half-written?")
+            except RecursionError:
+                yield number, None, "brackets within brackets, too deep for a line of this kind"
 
 
 def checkpoints(out):

@@ -1,0 +1,120 @@
+"""Bytes, keys and files as the world has them: half a letter, a key with a newline, a tokenizer
+that loses all text, a file that does not say who played the user. Each ended a run with a
+traceback, or worse, did not end it."""
+import asyncio
+import json
+import shutil
+
+import pytest
+
+import evaluate
+import models
+import rlver
+import simulator
+import toy
+from conftest import make_tiny_model
+from policy import BadModel, load_model
+from safetensors import safe_open
+from server import Loopback, completion, toy_people
+from simulator import load_profiles
+from support.llm import ServerModel
+from support.results import comparison_key, read_results
+from support.rundir import read_jsonl, whole_letters
+from support.settings import BadInput
+from test_evaluate import sage_line, write
+
+SMALL = ("--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 "
+         "--eval-size 2").split()
+
+
+def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
+    """A cut emoji is good JSON and no UTF-8: the log could not be written, nor the run resumed."""
+    assert whole_letters("cut \ud83d here, whole \U0001f600") == "cut \ufffd here, whole \U0001f600"
+    body = json.dumps(completion("a cut smile \ud83d")).encode()
+    with Loopback(reply=lambda request: (200, {}, body)) as server:
+        text = asyncio.run(ServerModel("m", server.url)("Hello."))
+    assert text == "a cut smile \ufffd" and text.encode()
+    row = {**toy.profiles("train", 1)[0], "player": "* Name: Ann \ud83d"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    assert load_profiles(tmp_path / "p.jsonl")[0].player == "* Name: Ann \ufffd"
+
+
+def test_brackets_without_end_are_one_line(tmp_path):
+    """Python's JSON reader counts brackets on its own stack, and gives up with a traceback."""
+    path = tmp_path / "deep.jsonl"
+    path.write_text("[" * 200_000 + "\n{\"a\": 1}\n")
+    (_, row, problem), (_, good, none) = read_jsonl(path)
+    assert row is None and "too deep" in problem and good == {"a": 1} and none is None
+    with pytest.raises(BadInput, match="line 1: brackets"):
+        load_profiles(path)
+
+
+def test_a_key_from_a_file_ends_in_a_newline(tiny_dir, tmp_path, monkeypatch, capfd):
+    """`export RLVER_API_KEY=$(cat key)` keeps none, an .env file may; the HTTP library printed the
+    whole header in its complaint."""
+    monkeypatch.setenv("RLVER_API_KEY", "sk-secret-1\n")
+    with Loopback(key="sk-secret-1") as server:
+        assert asyncio.run(ServerModel("scripted", server.url)(simulator.CHECK)) == "yes"
+    monkeypatch.setenv("RLVER_API_KEY", "sk-sec\nret-2")
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, *toy_people(tmp_path), "--out",
+                       str(tmp_path / "out"), "--simulator", "openai:m@http://127.0.0.1:9/v1"]) == 2
+    out, err = capfd.readouterr()
+    assert "$RLVER_API_KEY" in err and err.count("\n") == 1 and "ret-2" not in out + err
+
+
+def test_an_answer_that_echoes_the_key_does_not_keep_it(monkeypatch):
+    """A 200 answer may quote the header too; it went to the calls, the dialogues and the report."""
+    monkeypatch.setenv("RLVER_API_KEY", "sk-secret-3")
+    echo = lambda request: (200, {}, completion("You sent sk-secret-3, friend."))
+    with Loopback(reply=echo) as server:
+        assert asyncio.run(ServerModel("m", server.url)("Hi.")) == "You sent ***, friend."
+
+
+def test_a_tokenizer_that_loses_the_text_is_refused(tiny_dir, tmp_path):
+    """Without tokenizer.json transformers makes up a vocabulary of a few entries: every text was
+    nothing, and the run ended with a score and exit code 0."""
+    broken = shutil.copytree(tiny_dir, tmp_path / "model")
+    data = json.loads((broken / "tokenizer.json").read_text())
+    data["model"]["vocab"] = dict(list(data["model"]["vocab"].items())[:5])
+    data["model"]["merges"] = []
+    (broken / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(BadModel, match="turns 'My sister"):
+        load_model(broken)
+    (broken / "tokenizer.json").unlink()
+    with pytest.raises(BadModel):
+        load_model(broken)
+
+
+def test_a_tied_head_is_stored_once(tiny_tokenizer, tmp_path, monkeypatch):
+    """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
+    gather = models.iter_full_weights
+    monkeypatch.setattr(models, "iter_full_weights",
+                        lambda module: ((name, w.clone()) for name, w in gather(module)))
+    model = make_tiny_model(tiny_tokenizer, tie_word_embeddings=True)
+    for part in (model, tiny_tokenizer):
+        part.save_pretrained(tmp_path / "tied")
+    assert rlver.main(["--model", str(tmp_path / "tied"), *SMALL, "--out",
+                       str(tmp_path / "out")]) == 0
+    place = tmp_path / "out" / "checkpoint-000001"
+    with safe_open(place / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys() and "model.embed_tokens.weight" in file.keys()
+    loaded, _ = load_model(place)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+
+
+def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
+    """SAGE saw the same dialogues shift by 20 points between two of them; their files of both were
+    compared, and B was better by 15.5."""
+    places = [tmp_path / f"{name}_based_simulator" / "r.jsonl" for name in ("deepseek", "gpt4o")]
+    for shift, place in enumerate(places):
+        place.parent.mkdir()
+        write(place, *[sage_line(i, [40 + 15 * shift]) for i in range(4)])
+    rows, _ = read_results(places[0])
+    assert comparison_key(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
+    assert evaluate.main(["--compare", *map(str, places)]) == 2
+    assert "do not compare" in capsys.readouterr().err
+    plain = write(tmp_path / "r.jsonl", *[sage_line(i, [40]) for i in range(4)])
+    assert evaluate.main(["--score", str(plain)]) == 0
+    assert "names no simulator" in capsys.readouterr().err
+    assert evaluate.main(["--score", str(places[0])]) == 0
+    assert "names no simulator" not in capsys.readouterr().err
