@@ -9,6 +9,7 @@ again. Nothing here knows what a policy is: who saves a checkpoint hands over wh
 """
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -75,6 +76,36 @@ def read_jsonl(path, start=0, only=b""):
                                      f"{error.colno}); is the file half-written?")
             except RecursionError:
                 yield number, None, "brackets within brackets, too deep for a line of this kind"
+
+
+def digests_of(place):
+    """{path below `place`: SHA-256} of the files of a checkpoint, and of the run's start.json."""
+    files = [p for p in sorted(place.rglob("*")) if p.is_file() and p.name != "sha256.json"]
+    files += [p for p in [place.parent / "start.json"] if p.exists()]
+    found = {}
+    for path in files:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[os.path.relpath(path, place)] = digest
+    return found
+
+
+def refuse_damaged(place):
+    """Raise BadInput if a file of the checkpoint `place` is not as it was written: a flipped bit in
+    the moments of Adam ends a run in gibberish, days later and with exit code 0."""
+    told = read_json(place / "sha256.json")
+    found = digests_of(place)
+    bad = ["sha256.json"] if not told else [name for name in told if found.get(name) != told[name]]
+    if not bad:
+        return
+    out = place.parent
+    if bad == ["../start.json"]:
+        raise BadInput(f"{out}: start.json is damaged (a few dialogues of the starting "
+                       "policy); put it back from a copy, or start a new run")
+    before = [p.name for p in checkpoints(out) if p.name < place.name]
+    go_on = (f"remove it to go on from {before[-1]}" if before
+             else "there is none before it: start anew")
+    raise BadInput(f"{out}: {place.name} is damaged ({bad[0]}); {go_on}")
 
 
 def checkpoints(out):
@@ -191,7 +222,13 @@ class RunDir:
         """The newest checkpoint of this directory as the first rank sees it, or None. Raises
         BadInput, on every rank, where one does not find it (another node without a shared file
         system)."""
-        name = broadcast(lambda: next((p.name for p in reversed(checkpoints(self.path))), None))
+        def newest():
+            found = checkpoints(self.path)
+            if found:
+                refuse_damaged(found[-1])
+            return found[-1].name if found else None
+
+        name = broadcast(newest)
         found = name is None or (self.path / name / "state.json").is_file()
         if lacking := all_gather_list([] if found else [os.uname().nodename]):
             raise BadInput(f"--resume {self.path}: {name} is not on {lacking[0]}; every node needs "
@@ -249,10 +286,13 @@ class RunDir:
             write(scratch)
             write_json(scratch / "rlver.json", dataclasses.asdict(settings))
             write_json(scratch / "state.json", state)
+            write_json(scratch / "sha256.json", digests_of(scratch))
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)
-            raise SelfCheckFailed(f"{name} could not be written ({error}); the "
-                                  "checkpoint before it is whole. Is the disk full?") from None
+            before = [p.name for p in checkpoints(self.path)[-1:]]
+            rest = f"{before[0]} is whole" if before else "there is none before it"
+            raise SelfCheckFailed(f"{name} could not be written ({error}); {rest}. Is the disk "
+                                  "full?") from None
         os.rename(scratch, self.path / name)
         for old in checkpoints(self.path)[:-settings.keep]:
             shutil.rmtree(old)

@@ -366,5 +366,22 @@ def resumed_settings(config, given):
                              if s.metadata["resumable"])
             raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has "
                            f"{config.get(key)!r}); only {free} and the simulator's address can")
+    for name, setting in names.items():
+        check_value(name, setting, config[name])
     need_vllm(config["engine"])
     return Settings(**{**config, **changed})
+
+
+def check_value(name, setting, value):
+    """Raise BadInput if `value`, of an edited config.json, is none that the flag could have."""
+    kind = setting.metadata["kind"]
+    choices = kind.get("choices")
+    if value is None or value == setting.default or choices and value in choices:
+        return
+    try:
+        if choices or isinstance(value, list) != (setting.type is list) or isinstance(value, str) != (setting.type is str):
+            raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
+        if "type" in kind and kind["type"](str(value)) != value:
+            raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
+    except argparse.ArgumentTypeError as error:
+        raise BadInput(f"config.json: {name}: {error}; put the file back as it was") from None

@@ -19,8 +19,8 @@ from server import Loopback, completion, toy_people
 from simulator import load_profiles
 from support.llm import ServerModel
 from support.results import comparison_key, read_results
-from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput
+from support.rundir import RunDir, read_jsonl, whole_letters
+from support.settings import BadInput, SelfCheckFailed, resolve_settings
 from test_evaluate import sage_line, write
 
 SMALL = ("--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 "
@@ -118,3 +118,67 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
     assert "names no simulator" in capsys.readouterr().err
     assert evaluate.main(["--score", str(places[0])]) == 0
     assert "names no simulator" not in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------- damaged checkpoints
+
+@pytest.fixture(scope="module")
+def stopped(tiny_dir, tmp_path_factory, no_pictures):
+    """A run that was stopped after its second step, with two checkpoints."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--steps", "2", "--save-every", "1",
+                       "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    return out
+
+
+def flip(data):
+    """One bit in the middle."""
+    return data[:len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:]
+
+
+@pytest.mark.parametrize("file, harm", [
+    ("state.json", lambda data: data[:20]), ("state.json", lambda data: b""),
+    ("state.json", lambda data: b"{}"), ("trainer.pt", lambda data: data[:-1000]),
+    ("trainer.pt", flip), ("model.safetensors", flip), ("tokenizer.json", lambda data: data[:99]),
+    ("sha256.json", lambda data: b"{"), ("../start.json", lambda data: data[:100])])
+def test_a_damaged_checkpoint_is_refused_in_one_line(file, harm, stopped, tmp_path, capfd):
+    """Power cuts and old disks. A flipped bit in trainer.pt made a run that ended all malformed,
+    with exit code 0. What the line advises works."""
+    out = shutil.copytree(stopped, tmp_path / "run")
+    broken = out / "checkpoint-000002" / file
+    whole = broken.read_bytes()
+    broken.write_bytes(harm(whole))
+    assert rlver.main(["--resume", str(out)]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "damaged" in err and file.removeprefix("../") in err
+    if file == "../start.json":
+        broken.write_bytes(whole)
+    else:
+        assert "remove it to go on from checkpoint-000001" in err
+        shutil.rmtree(out / "checkpoint-000002")
+    assert rlver.main(["--resume", str(out)]) == 0
+
+
+@pytest.mark.parametrize("name, value",
+                         [("lr", "fast"), ("steps", -1), ("steps", [2]), ("algo", "x"),
+                          ("profiles", 5), ("seed", 1.5), ("model", 3)])
+def test_an_edited_config_is_refused_in_one_line(name, value, stopped, tmp_path, capfd):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, name: value}))
+    assert rlver.main(["--resume", str(out)]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and f"config.json: {name}" in err
+
+
+def test_a_full_disk_says_what_there_is_to_go_on_from(tmp_path):
+    """Before the first checkpoint there is none that is whole."""
+    def full(directory):
+        raise OSError("no space left")
+    run = RunDir(tmp_path)
+    with pytest.raises(SelfCheckFailed, match="there is none before it"):
+        run.save_checkpoint({"step": 0, "log_bytes": {}}, full, resolve_settings({}))
+    (tmp_path / "checkpoint-000000").mkdir()
+    with pytest.raises(SelfCheckFailed, match="checkpoint-000000 is whole"):
+        run.save_checkpoint({"step": 1, "log_bytes": {}}, full, resolve_settings({}))

@@ -975,7 +975,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
                           cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert ("checkpoint-000002 could not be written" in done.stderr
-            and "checkpoint before it is whole" in done.stderr)
+            and "checkpoint-000000 is whole" in done.stderr)
     assert ([p.name for p in rundir.checkpoints(out)] == ["checkpoint-000000"]
             and not list(out.glob(".checkpoint*")))
     assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
