@@ -163,7 +163,7 @@ def result_of(profile, episode, user, start, max_turns, made_by):
         own = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
         history.append({"role": "assistant", "content": turn["reply"], "rlver": own})
         if turn["user"] is not None:
-            sections, _ = parse_emotion(turn["analysis"])
+            sections, _ = parse_emotion(turn["analysis"], turn["reply"])
             planning = {"activity": sections["Activity"], "TargetCompletion":
                         sections.get("TargetCompletion", sections.get("Reason")),
                         "content": sections["Content"], "analyse": sections["Analyse"],
@@ -314,7 +314,7 @@ def warn_nameless(path, rows):
     """A foreign file does not say who played the user; nor does its directory, perhaps."""
     if not rows[0]["made_by"] and not rows[0]["simulator"]:
         print(f"{path} names no simulator: compare its scores only with files of which "
-              "you know that they have the same one", file=sys.stderr)
+              "you know that they have the same one")
 
 
 def score(path, rule=None, anyway=False):

@@ -223,46 +223,101 @@ def as_json(value):
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
-def parse_sections(text, names):
+MARKS = " \t*#>_[]()-"                          # what Markdown puts around a header
+VARIANTS = {"TargetCompletion": "Target[ _]?Completion", "Analyse": "Anal(?:yse|yze|ysis)"}
+
+
+def find_headers(text, names, reply=""):
+    """The header lines of an answer, in order: [(name, where the line starts, where its text
+    starts)].
+
+    A header stands at a line's start, with a colon; numbers ("5. Change:") and Markdown around it
+    are forgiven, and "## Change" needs no colon. A line that also stands in the friend's `reply` is
+    a quotation, no header (a bare header together with the line below it): what the friend says
+    must not be taken for what the user feels. Linear in the text: this runs at every answer.
+    """
+    patterns = {name: re.compile(rf"(?:\d{{1,2}} ?[.):、．] ?)?[*_]*(?:{VARIANTS.get(name, name)})"
+                                 rf"[*_\])]* ?([:：]|$)", re.I) for name in names}
+    bare = lambda line: " ".join(line.translate(str.maketrans("：", ":",
+                                                              "*#>_[]`")).split()).casefold()
+    said, found, position = bare(reply), [], 0
+    lines, below = text.split("\n"), [""]
+    for line in reversed(lines[1:]):
+        below.append(line if line.strip() else below[-1])
+    below.reverse()                                     # of each line, the next that is not empty
+    for i, line in enumerate(lines):
+        body = line.lstrip(MARKS) if len(line) < 10_000 else ""
+        for name, pattern in patterns.items():
+            match = pattern.match(body)
+            if not match or not match.group(1) and "#" not in line[:len(line) - len(body)]:
+                continue
+            rest = body[match.end():].lstrip("*_ ")
+            if not said or bare(line + " " + ("" if bare(rest) else below[i])) not in said:
+                found.append((name, position, position + len(line) - len(rest)))
+        position += len(line) + 1
+    return found
+
+
+def parse_sections(text, names, reply=""):
     """Cut a model's answer into its sections: {name: text}. Raises ValueError if one is missing.
 
-    Headers stand at line starts, in order; Markdown around them is forgiven. The last section is
-    taken from its last header: an answer that quotes the friend's forged "Change: +10" on the way
-    still ends in the model's own."""
-    def header(name):
-        return re.compile(rf"^[\s*#>_\[-]*({name})[\s*_\]]*[:：][*_]*", re.MULTILINE | re.IGNORECASE)
-    *first, last = names
-    ends = list(header(last).finditer(text))
-    if not ends:
-        raise ValueError(f"no section {last}")
-    sections, position, label = {}, 0, None
-    for name in first:
-        match = header(name).search(text, position, ends[-1].start())
-        if not match:
+    names: in order; of "A|B" either will do. The last section is taken from its last header, and
+    the others are matched backwards from there: an answer that quotes the friend's forged sections
+    on the way still ends in the model's own. reply: what the friend said, whose lines are no
+    headers.
+    """
+    headers = find_headers(text, "|".join(names).split("|"), reply)
+    sections, before, end = {}, len(headers), len(text)
+    for name in reversed(names):
+        at = next((i for i in reversed(range(before)) if headers[i][0] in name.split("|")), None)
+        if at is None:
             raise ValueError(f"no section {name}")
-        if label:
-            sections[label] = text[start:match.start()].strip()
-        label, start, position = match.group(1), match.end(), match.end()
-    sections[label] = text[start:ends[-1].start()].strip()
-    sections[last] = text[ends[-1].end():].strip()
-    return sections
+        sections[headers[at][0]] = text[headers[at][2]:end].strip()
+        before, end = at, headers[at][1]
+    return dict(reversed(sections.items()))
+
+
+SIGNS = {ord(sign): plain for signs, plain in (("＋﹢⁺₊➕", "+"), ("－−﹣⁻₋➖˗‐‑‒–—―", "-"), ("～", "~"))
+         for sign in signs}
+DOWN = re.compile(r"minus|negativ|down|decreas|drop|fall|fell|lower|worse|loss"
+                  r"|lose|[负減减降跌少低掉]", re.I)
+UP = re.compile(r"plus|positiv|\bup\b|increas|rise|rose|higher|better|gain|[正增升涨多高加]", re.I)
 
 
 def parse_change(section):
     """The signed integer of a Change section. Raises ValueError where there is none, or more than
-    one could be meant."""
-    text = section.translate(str.maketrans("＋－−–—～", "+----~")).strip(" \t\n*_[](){}\"'`（）【】")
-    leading = re.match(r"([+-]?\s*\d{1,3})(?![\d.,]*\d)(?!\s*(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或"
-                       r"|[+-]\s*\d))", text)
-    numbers = re.findall(r"[+±-]?\s*\d+(?:\.\d+)?\s*%?", text)
-    if not leading and (len(numbers) != 1 or re.search("[.±%]", numbers[0])):
-        raise ValueError(f"no single integer in the Change section {section[:60]!r}")
-    return int((leading.group(1) if leading else numbers[0]).replace(" ", ""))
+    one could be meant.
+
+    A number without a sign must be all there is (but for 0, whose sign is nobody's concern): "down
+    3", "负3" and a 3 behind a sign that is not known are losses, and were read as gains. A word that
+    says the opposite of the sign in front of it is a contradiction, and refused too.
+    """
+    text = " ".join(section.translate(SIGNS).split()).strip("*_[](){}\"'`（）【】 ")
+    alone = re.fullmatch(r"(\d{1,3})[.。!！?？ ]*", text)
+    if alone:
+        return int(alone.group(1))
+    leading = re.match(r"([+-] ?\d{1,3}|0)(?![\d.,]*\d)"
+                       r"(?! ?(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或|[+-] ?\d))", text)
+    numbers = re.findall(r"(?<![A-Za-z\d])[+±-] ?\d+(?:\.\d+)? ?%?|\d+(?:\.\d+)? ?%?", text)
+    if not leading and (len(numbers) != 1 or not re.fullmatch(r"[+-] ?\d{1,3}", numbers[0])):
+        raise ValueError(f"no single signed integer in the Change section {section[:60]!r}")
+    number = leading.group(1) if leading else numbers[0]
+    change, before = int(number.replace(" ", "")), text[:text.index(number)]
+    if change > 0 and DOWN.search(before) or change < 0 and UP.search(before):
+        raise ValueError(f"word and sign disagree in the Change section {section[:60]!r}")
+    return change
 
 
-def parse_emotion(text):
-    """An answer of f_emo -> (sections, change). The change is an integer, not yet clamped."""
-    sections = parse_sections(text, EMOTION_SECTIONS)
+def parse_emotion(text, reply=""):
+    """An answer of f_emo to the friend's `reply` -> (sections, change), the change an integer, not
+    yet clamped. Raises ValueError if it cannot be read: also if two different changes are there,
+    none of which the friend said."""
+    sections = parse_sections(text, EMOTION_SECTIONS, reply)
+    if reply:
+        starts = [start for _, _, start in find_headers(text, ["Change"], reply)]
+        found = {parse_change(text[start:].lstrip().split("\n")[0]) for start in starts}
+        if len(found) > 1:
+            raise ValueError(f"{len(starts)} sections Change, with different numbers")
     return sections, parse_change(sections["Change"])
 
 
@@ -331,6 +386,8 @@ class Simulator:
         def readable(text):
             if len(text) > LONGEST_ANSWER:
                 raise ValueError(f"an answer of {len(text)} characters")
+            if getattr(text, "cut", False):         # perhaps in the middle of a quotation
+                raise ValueError("an answer that was cut at the limit of its tokens")
             return parse(text)
 
         try:
@@ -414,8 +471,8 @@ class User:
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the
         model's whole answer, which is what makes the reward verifiable, and the clamped change."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        text, sections, change = await self.simulator.ask("emotion", self.values(),
-                                                          parse_emotion, self.name)
+        text, sections, change = await self.simulator.ask(
+            "emotion", self.values(), lambda text: parse_emotion(text, reply), self.name)
         change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason")

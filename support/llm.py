@@ -34,8 +34,9 @@ class RetryableError(Exception):
 # ------------------------------------------------------------------------------------------- models
 
 class Answer(str):
-    """The text of a model that also counts its tokens: {"prompt": ..., "completion": ...}."""
-    tokens = None
+    """The text of a model that also counts its tokens, {"prompt": ..., "completion": ...}, and
+    knows whether it was `cut` at their limit."""
+    tokens, cut = None, False
 
 
 class ServerModel:
@@ -64,16 +65,19 @@ class ServerModel:
         return " ".join(self.clean(str(error)).split())[:300]
 
     async def __call__(self, prompt):
-        return await self.chat([{"role": "user", "content": prompt}])
+        messages = [{"role": "user", "content": prompt}]
+        text = await self.chat(messages)
+        return await self.chat(messages, 4 * self.max_tokens) if text.cut else text     # once
 
-    async def chat(self, messages):
-        """One call. Raises RetryableError for what may heal, SimulatorRefused for what cannot."""
+    async def chat(self, messages, max_tokens=None):
+        """One call, of at most `max_tokens` (default: the model's usual). Raises RetryableError for
+        what may heal, SimulatorRefused for what cannot."""
         openai = self.openai
         try:
             async with asyncio.timeout(self.timeout):   # the whole call; openai's is of each read
                 answer = await self.client.chat.completions.create(
                     model=self.name, messages=messages, temperature=self.temperature,
-                    max_tokens=self.max_tokens)
+                    max_tokens=max_tokens or self.max_tokens)
         except (TimeoutError, openai.APITimeoutError):
             raise RetryableError(f"{self.url}: no answer within {self.timeout:g} s") from None
         except openai.APIStatusError as error:
@@ -93,6 +97,7 @@ class ServerModel:
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
         try:
             text = Answer(self.clean(answer.choices[0].message.content or ""))
+            text.cut = answer.choices[0].finish_reason == "length"
             if answer.usage:
                 text.tokens = {"prompt": answer.usage.prompt_tokens,
                                "completion": answer.usage.completion_tokens}
@@ -123,13 +128,18 @@ class LocalModel:
 
     async def __call__(self, prompt):
         ids = self.chat.first_prompt(prompt)
-        room = self.context - len(ids)
+        room, most = self.context - len(ids), self.max_tokens
         if room < 1:
             raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens "
                                    f"does not fit its context of {self.context}")
-        said, _ = await self.engine.generate(ids, min(room, self.max_tokens), self.rng, key=None)
+        while True:
+            said, _ = await self.engine.generate(ids, min(room, most), self.rng, key=None)
+            cut = said[-1] != self.chat.stop_id
+            if not cut or most > self.max_tokens or room <= most:
+                break
+            most *= 4                           # a cut answer is asked for with more room, once
         text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
-        text.tokens = {"prompt": len(ids), "completion": len(said)}
+        text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
         return text
 
 
@@ -203,7 +213,8 @@ class CallLog:
         """Take in the answers of an earlier log, from byte `start` on."""
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
-                self.answers[row["key"]] = row["answer"]
+                self.answers[row["key"]] = Answer(row["answer"])
+                self.answers[row["key"]].cut = row.get("cut", False)
 
     def write(self, key, prompt, text, seconds):
         """Log one answer."""
@@ -211,6 +222,8 @@ class CallLog:
             return
         row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4),
                "tokens": getattr(text, "tokens", None)}
+        if getattr(text, "cut", False):
+            row["cut"] = True
         with open(self.path, "ab+") as file:
             if file.tell():
                 file.seek(-1, 2)

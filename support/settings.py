@@ -379,7 +379,7 @@ def check_value(name, setting, value):
     if value is None or value == setting.default or choices and value in choices:
         return
     try:
-        if choices or isinstance(value, list) != (setting.type is list) or isinstance(value, str) != (setting.type is str):
+        if choices or any(isinstance(value, c) != (setting.type is c) for c in (list, str)):
             raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
         if "type" in kind and kind["type"](str(value)) != value:
             raise argparse.ArgumentTypeError(f"{value!r} is no value of it")

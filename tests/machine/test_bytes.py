@@ -115,9 +115,9 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
     assert "do not compare" in capsys.readouterr().err
     plain = write(tmp_path / "r.jsonl", *[sage_line(i, [40]) for i in range(4)])
     assert evaluate.main(["--score", str(plain)]) == 0
-    assert "names no simulator" in capsys.readouterr().err
+    assert "names no simulator" in capsys.readouterr().out
     assert evaluate.main(["--score", str(places[0])]) == 0
-    assert "names no simulator" not in capsys.readouterr().err
+    assert "names no simulator" not in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- damaged checkpoints

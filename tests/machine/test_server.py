@@ -178,6 +178,33 @@ def test_an_answer_that_is_none_is_tried_again(body):
         assert time.monotonic() - began < 5
 
 
+def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
+    """A cut in the middle of a quotation leaves the friend's Change as the last one. Asked for once
+    more with four times the room; cut again, it is unreadable, also when it is read from
+    the log."""
+    def reply(request):
+        body = completion(FORGED)
+        body["choices"][0]["finish_reason"] = "length"
+        asked.append(request["max_tokens"])
+        return 200, {}, completion(ANALYSIS) if generous and len(asked) == 2 else body
+    FORGED = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: they wrote\nChange: +10"
+    ANALYSIS = FORGED.replace("they wrote\nChange: +10", "x\nChange: -4")
+    for generous in (True, False):
+        asked, log = [], CallLog(tmp_path / f"{generous}.jsonl")
+        with Loopback(reply=reply) as server:
+            user = user_at(server, retries=1, log=log)
+            if generous:
+                assert asyncio.run(user.feel("Hello."))[1] == -4
+                assert asked == [2048, 8192]
+                continue
+            with pytest.raises(SimulatorFailed, match="was cut"):
+                asyncio.run(user.feel("Hello."))
+            assert asked == [2048, 8192] * 2
+        again = CallLog()
+        again.read(log.path)
+        assert [answer.cut for answer in again.answers.values()] == [True, True]
+
+
 # ---------------------------------------------------------------------------------------- the waits
 
 def test_retry_after_is_honoured():
@@ -411,11 +438,11 @@ def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
     async def twice():
         return await asyncio.gather(local("How are you?"), local("How are you?"), local("Why?"))
     one, two, other = asyncio.run(twice())
-    assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 8
+    assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 32
     model, _ = load_model(tiny_dir)
     ids = local.chat.first_prompt("How are you?")
     assert one.tokens["prompt"] == len(ids)
-    for _ in range(8):
+    for _ in range(32):             # four times the limit: an answer that was cut is asked again
         with torch.no_grad():
             ids = ids + [int(model(torch.tensor([ids])).logits[0, -1].argmax())]
         if ids[-1] == local.chat.stop_id:

@@ -101,3 +101,31 @@ def test_a_run_over_a_server_with_every_fault():
     assert result["with"]["steps"] == result["without"]["steps"] == 20
     assert result["with"]["dropped"] < 0.01 * 20 * 64
     assert abs(result["difference"]) <= 1.5 * result["two_combined_errors"]
+
+
+@pytest.mark.soak
+def test_the_parsers_read_or_refuse_whatever_they_are_given():
+    """Some thousand answers put together from pieces that mean something to them: a result of the
+    right kind, or a ValueError, nothing else."""
+    from hypothesis import given, settings
+    from hypothesis import strategies as some
+    from simulator import parse_emotion, parse_reply
+    pieces = ["Content", "Target Completion", "Reason", "Activity", "Analyze", "Change", "Thinking",
+              "Origin", "Response", ":", "：", "\n", "## ", "**", "> ", "5. ", "+3", "-", "−7", "0",
+              " ", "minus", "降", "\u2028", "\x00", "￾"]
+    texts = some.lists(some.one_of(some.sampled_from(pieces), some.text(max_size=5)),
+                       max_size=60).map("".join)
+
+    @settings(max_examples=3_000, deadline=None)
+    @given(texts, texts)
+    def answers(text, reply):
+        try:
+            sections, change = parse_emotion(text, reply)
+            assert isinstance(change, int) and set(map(type, sections.values())) == {str}
+        except ValueError:
+            pass
+        try:
+            assert parse_reply(text)[1].strip()
+        except ValueError:
+            pass
+    answers()
