@@ -40,7 +40,7 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               read_flags)
-from support.signs import INITIAL_EMOTION, score_summary, signs
+from support.signs import INITIAL_EMOTION, signs, summarise
 
 
 # ------------------------------------------------------------------------------------- the dialogue
@@ -97,10 +97,8 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
 
     All users of a group open with the same first line, made once, and are separate from there on.
     make_agent(number): the policy's side of dialogue `number`. groups: the number of each of
-    `people` in the whole batch, where this rank has a part of it. name: of the rollout, in the log
-    of calls.
-    timeout: seconds after which a dialogue that is still open is given up, as if its simulator had
-    failed.
+    `people` in the whole batch. name: of the rollout, in the log of calls. timeout: seconds after
+    which a dialogue that is still open is given up, as if its simulator had failed.
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
 
@@ -139,11 +137,12 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
 
 # ------------------------------------------------------------------------------- the steps of a run
 
-class Trainer:
-    """A run: its steps, and below them what it is made of.
+LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")     # of an Episode
 
-    With many ranks each has its own dialogues, its own engine and a shard of the models; what is
-    written, rank 0 writes."""
+
+class Trainer:
+    """A run: its steps, and below them what it is made of. With many ranks each has its own
+    dialogues, its own engine and a shard of the models; what is written, rank 0 writes."""
 
     def train_step(self, step):
         """Steps 1 to 5, once. Returns the step's metrics."""
@@ -337,9 +336,8 @@ class Trainer:
     def log_dialogues(self, step, split, episodes):
         """Step 5's dialogues, word for word, with all that led to each change of emotion."""
         for e in episodes:
-            self.run.append("dialogues.jsonl", {
-                "step": step, "split": split, "profile_id": e.profile_id, "group": e.group,
-                "first_line": e.first_line, "turns": e.turns, "ended": e.ended, "reward": e.reward})
+            self.run.append("dialogues.jsonl", {"step": step, "split": split, **{
+                key: getattr(e, key) for key in LOGGED}})
 
     def tell(self, text):
         """A line above the progress bar."""
@@ -365,10 +363,7 @@ class Trainer:
         write = self.models.gather()
         if self.first:
             self.run.save_checkpoint(self.state, write, self.cfg)
-            try:                                    # a picture is no reason to end a run of days
-                report.draw_run(self.run.path, self.state, self.heldout)
-            except Exception as error:
-                self.tell(f"the report could not be written: {error!r}")
+            report.draw_while_running(self.run.path, self.state, self.heldout)
 
     def close(self):
         """Give the directory free, and end the dialogues that are still open: silently, each would
@@ -380,18 +375,9 @@ class Trainer:
 
 
 def gather_episodes(episodes):
-    """The episodes of all ranks, in the order of their numbers, for counting and for the log:
-    without their tokens."""
+    """The episodes of all ranks by their numbers, without tokens: for counting and the log."""
     bare = [dataclasses.replace(e, segments=[]) for e in episodes]
     return sorted(all_gather_list(bare), key=lambda e: e.number)
-
-
-def summarise(episodes):
-    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed
-    in percent. A malformed dialogue scores 0, so it is one of the failures too."""
-    malformed = sum(e.ended == "malformed" for e in episodes)
-    return {**score_summary([e.emotion for e in episodes]),
-            "malformed": 100 * malformed / len(episodes)}
 
 
 # --------------------------------------------------------------------------------------------- main

@@ -434,6 +434,14 @@ def draw_run(out, state, people):
     return warnings
 
 
+def draw_while_running(out, state, people):
+    """The same at a checkpoint, where a picture that fails is no reason to end a run of days."""
+    try:
+        draw_run(out, state, people)
+    except Exception as error:
+        tqdm.write(f"the report could not be written: {error!r}")
+
+
 def finish(out, state, people):
     """What a run leaves when it is over: summary.json, the picture, the report, a table on the
     terminal. state: as in state.json; people: the held-out profiles. Returns the summary."""

@@ -36,6 +36,14 @@ def score_summary(finals):
             "failure": 100 * float((x < 10).mean()), "n": len(x)}
 
 
+def summarise(episodes):
+    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed
+    in percent. A malformed dialogue scores 0, so it is one of the failures too."""
+    malformed = sum(e.ended == "malformed" for e in episodes)
+    return {**score_summary([e.emotion for e in episodes]),
+            "malformed": 100 * malformed / len(episodes)}
+
+
 def words_of(text):
     """Words; for a script without spaces, characters."""
     return WORD.findall(text.lower())
