@@ -296,6 +296,7 @@ def test_a_function_that_is_gone_is_named():
             course.transplant(OURS, theirs, ["one"])
 
 
+@pytest.mark.slow
 def test_every_test_that_grades_says_what_it_is_about():
     """The grader quotes it, as the title of an exercise's result."""
     for exercise in ALL.values():
@@ -305,6 +306,7 @@ def test_every_test_that_grades_says_what_it_is_about():
     assert course.about("test_that_is_not_there") == ""
 
 
+@pytest.mark.slow
 def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     """ "Tensor-likes are not close" tells a student nothing. On the terminal and in the CSV stand
     the test's name, what it is about, and what went wrong; at the end, how long it all took."""

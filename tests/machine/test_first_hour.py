@@ -148,6 +148,7 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     assert "from 0 to 1499" in said(capfd, 2, simulator.main, "--profile", 99999)
 
 
+@pytest.mark.slow
 def test_a_chat_ends_politely(run, tmp_path):
     """Ctrl-D is the end of a conversation, no interruption."""
     done = subprocess.run([sys.executable, ROOT / "evaluate.py", "--chat", run], input="",

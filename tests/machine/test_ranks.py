@@ -216,7 +216,7 @@ def two_nodes(places, *flags):
     return [(node.returncode, text) for node, text in zip(nodes, said)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(tiny_dir,
                                                                                  tmp_path):
     """`--out run` is another directory on each of them. The first writes everything; the second
@@ -261,7 +261,7 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
     assert code != 0 and "rank 1 fell ill" in err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_bad_input_is_told_once(tmp_path):
     code, _, err = torchrun(2, "rlver.py", "--model", tmp_path / "nowhere", "--out",
                             tmp_path / "out", timeout=120)

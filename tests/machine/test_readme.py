@@ -294,8 +294,9 @@ def test_the_glossary_has_every_key(tiny_dir, tmp_path):
 
 # --------------------------------------------------------------------------------- does it all run?
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [f for f in of("rlver.py") if is_toy(f)], ids=" ".join)
+@pytest.mark.parametrize("flags", [     # the first two are usual, their variants are soak
+    pytest.param(f, marks=pytest.mark.slow if n < 2 else pytest.mark.soak, id=" ".join(f))
+    for n, f in enumerate(f for f in of("rlver.py") if is_toy(f))])
 def test_the_toy_commands_run(flags, tmp_path, base_policies):
     """As they stand in the README and in docs/, but for fewer steps, dialogues and users."""
     short = ["--steps", "0" if "0" in flags else "1", "--batch-size", "16", "--eval-size", "8",
