@@ -33,7 +33,8 @@ from support.llm import ServerModel, ask_with_retries
 from support.report import draw_run, report_of_results
 from support.results import comparison_key, describe, read_results, recorded_dialogues
 from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
-from support.settings import BadInput, Parser, RunError, SimulatorFailed, number, split_name
+from support.settings import (BadInput, Parser, RunError, SimulatorFailed, is_beside_us, natural,
+                              number, positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
 
 # the floor: the highest emotion that ends a dialogue
@@ -74,8 +75,7 @@ def find_policy(name, step=None):
     if (here / "state.json").is_file():
         return (str(here), here, read_json(here / "rlver.json")
                 or read_json(here.parent / "config.json"))
-    if not here.exists() and (here.parts[0] == "runs"
-                              or here.parent != Path() and here.parent.is_dir()):
+    if not here.exists() and is_beside_us(name):
         runs = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))
         raise BadInput(f"--policy {name}: no such run or directory; there are: "
                        f"{', '.join(runs[-8:]) or 'no runs yet'}")
@@ -536,7 +536,7 @@ def make_parser():
                     description="Measure, compare, verify, and talk to a policy.")
     parser.add_argument("--policy", metavar="P", help="a run, a checkpoint, a model directory or "
                         "name, toy, or openai:MODEL@URL (default: the newest run)")
-    parser.add_argument("--step", type=number(int, lambda x: x >= 0, "a whole number from 0"),
+    parser.add_argument("--step", type=natural,
                         help="of a run, the checkpoint of this step; 0: where it started "
                         "(default: the newest)")
     parser.add_argument("--simulator", metavar="S",
@@ -549,22 +549,21 @@ def make_parser():
                         help="language of the prompts (default: the run's own, else en)")
     parser.add_argument("--think", action="store_true",
                         help="the policy thinks first (a run knows itself)")
-    whole = lambda low: number(int, lambda x: x >= low, f"a whole number from {low}")
     parser.add_argument("--start",
                         type=number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100"),
                         default=BENCHMARK["start"],
                         help="emotion at the start (default: 40; RLVER trains from 30)")
-    parser.add_argument("--max-turns", type=whole(1), default=BENCHMARK["max_turns"],
+    parser.add_argument("--max-turns", type=positive, default=BENCHMARK["max_turns"],
                         help="replies, at most (default: 10)")
-    parser.add_argument("--max-tokens", type=whole(1),
+    parser.add_argument("--max-tokens", type=positive,
                         help="tokens of a reply (default: the run's own; toy 48, else 2048)")
-    parser.add_argument("--context", type=whole(1),
+    parser.add_argument("--context", type=positive,
                         help="tokens of a dialogue (default: the model's)")
     parser.add_argument("--simulator-temperature",
                         type=number(float, lambda x: x >= 0, "a number from 0"), default=0.0,
                         help="(default: 0)")
-    parser.add_argument("--limit", type=whole(1), help="only so many users")
-    parser.add_argument("--seed", type=whole(0), default=0,
+    parser.add_argument("--limit", type=positive, help="only so many users")
+    parser.add_argument("--seed", type=natural, default=0,
                         help="of the policy's sampling (default: 0)")
     parser.add_argument("--out", metavar="FILE",
                         help="result file; one that a stopped evaluation left is continued")
@@ -579,7 +578,7 @@ def make_parser():
                         "several seeds, names with commas between, or patterns")
     parser.add_argument("--consistency", metavar="FILE",
                         help="replay the dialogues of a log or a result file")
-    parser.add_argument("--times", type=whole(1), default=1,
+    parser.add_argument("--times", type=positive, default=1,
                         help="how often to replay (default: 1)")
     parser.add_argument("--report", metavar="RUN",
                         help="write a run's report and picture once more")

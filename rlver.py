@@ -114,7 +114,7 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
         episode.number = number
         if episode.tokens_sampled:
             return episode
-        simulator.last_failure = ("the user's first line leaves no room in the context for a reply")
+        simulator.last_failure = "the user's first line leaves no room in the context for a reply"
 
     async def run_group(group, profile):
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
@@ -399,12 +399,14 @@ def main(argv=None):
         join_ranks(cuda=gpu_is_there() and model_of(given) != "toy")
         cfg, out, finished = broadcast(lambda: open_run(given))
         if finished:
-            report.print_finished(out, number == 0)
+            if number == 0:
+                report.print_finished(out)
             return 0
         trainer = Trainer(cfg, out, new=given["resume"] is None)
         if trainer.first:
             report.print_settings(cfg, out, len(trainer.people), len(trainer.heldout), world())
-            print(end=plan.calls_of(cfg, given["price"]) if trainer.calls.path else "")
+            if trainer.calls.path:
+                print(plan.calls_of(cfg, given["price"]))
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
         code, words = explain(error, out, number, world())

@@ -27,8 +27,8 @@ from pathlib import Path
 import toy
 from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
 from support.rundir import read_jsonl, whole_letters
-from support.settings import (BadInput, Parser, SimulatorFailed, SimulatorRefused, TooManyLost,
-                              natural, positive, split_name)
+from support.settings import (BadInput, Parser, RunError, SimulatorFailed, TooManyLost, natural,
+                              positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -224,6 +224,7 @@ def as_json(value):
 
 
 MARKS = " \t*#>_[]()-"                          # what Markdown puts around a header
+UNMARKED = str.maketrans("：", ":", "*#>_[]`")
 VARIANTS = {"TargetCompletion": "Target[ _]?Completion", "Analyse": "Anal(?:yse|yze|ysis)"}
 
 
@@ -238,8 +239,7 @@ def find_headers(text, names, reply=""):
     """
     patterns = {name: re.compile(rf"(?:\d{{1,2}} ?[.):、．] ?)?[*_]*(?:{VARIANTS.get(name, name)})"
                                  rf"[*_\])]* ?([:：]|$)", re.I) for name in names}
-    bare = lambda line: " ".join(line.translate(str.maketrans("：", ":",
-                                                              "*#>_[]`")).split()).casefold()
+    bare = lambda line: " ".join(line.translate(UNMARKED).split()).casefold()
     said, found, position = bare(reply), [], 0
     lines, below = text.split("\n"), [""]
     for line in reversed(lines[1:]):
@@ -566,11 +566,11 @@ def main(argv=None):
         people = (load_profiles(args.profiles) if args.profiles
                   else toy_profiles("heldout", 1000) + toy_profiles("train"))
         refuse_foreign(args.simulator, people)
-        if not 0 <= args.profile < len(people):
+        if args.profile >= len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "
                            f"{len(people) - 1}")
         play(User(simulator, people[args.profile]), args.max_turns)
-    except (BadInput, SimulatorFailed, SimulatorRefused) as error:
+    except RunError as error:
         print(f"simulator.py: {error}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, EOFError):

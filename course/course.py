@@ -39,7 +39,7 @@ from pathlib import Path
 
 import labs
 from patches import HERE, ROOT, kill, read_toml, replaced, terminable
-from support.settings import BadInput, Parser, number
+from support.settings import BadInput, Parser, above_zero
 
 # of the project, for a copy; tests are cut, course/ stays here
 PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "docs"]
@@ -586,8 +586,7 @@ def run(argv):
                                  help="these exercises alone (default: all)")
     for name in ("grade", "matrix"):
         tools[name].add_argument("--limit", metavar="SECONDS",
-                                 type=number(float, lambda x: 0 < x < float("inf"),
-                                             "a number above 0"), default=30.0,
+                                 type=above_zero, default=30.0,
                                  help="time limit of an exercise's tests (default: 30)")
     args = parser.parse_args(argv)
     chosen = exercises(getattr(args, "only", None))

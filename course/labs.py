@@ -34,7 +34,7 @@ import toy
 from simulator import Profile, replay
 from support.results import read_dialogues
 from support.rundir import read_jsonl
-from support.settings import BadInput, Parser, number
+from support.settings import BadInput, Parser, natural, positive
 
 RUNS = ROOT / "runs" / "labs"
 # a lab looks at the training users, step by step, and at no checkpoint
@@ -369,13 +369,12 @@ def main(argv):
     labs = load_labs()
     parser = Parser(prog="course.py lab", description="Mistakes on purpose: healthy runs beside "
                     "broken ones, and one picture.")
-    natural = number(int, lambda x: x >= 0, "a whole number from 0")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="labs, or all (default: list them)")
     parser.add_argument("--seeds",
                         type=lambda text: list(dict.fromkeys(natural(s) for s in text.split(","))),
                         default=SEEDS, metavar="S,S", help="seeds of the runs (default: 0,1,2)")
-    parser.add_argument("--steps", type=number(int, lambda x: x >= 1, "a whole number from 1"),
+    parser.add_argument("--steps", type=positive,
                         metavar="N", help="training steps of each run (default: the lab's own)")
     parser.add_argument("--out", type=Path, metavar="PICTURE",
                         help="the picture of one lab (default: runs/labs/NAME.png)")

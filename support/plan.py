@@ -15,7 +15,7 @@ import math
 import re
 from pathlib import Path
 
-from support.settings import BadInput, resolve_settings
+from support.settings import BadInput, is_beside_us, resolve_settings
 
 GB = 1e9
 # Shapes of the models that people ask for, so that planning needs no network: (hidden,
@@ -40,9 +40,7 @@ def config_of(name):
                            num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied,
                            max_position_embeddings=32768)
     here = Path(name).is_dir()
-    if not here and (Path(name).parts[0] == "runs" or Path(name).parent != Path()
-                     and Path(name).parent.is_dir()
-                     or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+    if not here and (is_beside_us(name) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
         raise BadInput(f"--model {name}: no such directory; name one that holds a "
                        f"config.json, or one of {', '.join(KNOWN)}")
     try:
@@ -114,7 +112,7 @@ def report(cfg, price=None):
     """The plan as text. price: as for `calls_of`. Raises BadInput if there is no config."""
     if cfg.model == "toy":
         calls = calls_of(cfg, price) or "no calls to any server"
-        return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}".rstrip()
+        return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}"
     config = config_of(cfg.model)
     p, reply = sizes_of(config), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
@@ -131,7 +129,7 @@ def report(cfg, price=None):
               f"a step: {cfg.batch_size} dialogues, {replies * cfg.max_tokens:,} tokens sampled "
               f"at most, about {replies * reply:,} with replies of {reply} tokens  (estimate)",
               f"in all: {cfg.steps} steps, about {cfg.steps * replies * reply / 1e6:,.0f} million "
-              "tokens  (estimate)", calls_of(cfg, price).rstrip(),
+              "tokens  (estimate)", calls_of(cfg, price),
               "The peak is the larger of rollout (engine cache) and update (gradients, "
               "activations). Left out: fragmentation, NCCL, CUDA itself."]
     return "\n".join(lines)
@@ -155,7 +153,7 @@ def calls_of(cfg, price=None):
     held_out = cfg.eval_size * 2 * turns
     every = cfg.steps * step + (evaluations if cfg.steps else 1) * held_out
     # a prompt is the file, the person, and on average half a dialogue; a token is 4 letters or
-    # 1.5 # signs
+    # 1.5 Chinese signs
     texts = [(PROMPTS / cfg.lang / cfg.difficulty / f"{name}.txt").read_text(encoding="utf-8")
              for name in ("emotion", "reply")]
     letters = sum(map(len, texts)) / 2 / (4 if cfg.lang == "en" else 1.5)
@@ -167,7 +165,7 @@ def calls_of(cfg, price=None):
     if price:
         cost = every * (prompt * price[0] + ANSWER_TOKENS * price[1]) / 1e6
         text += f"; at the given price {cost:,.2f}"
-    return text + "\n"
+    return text
 
 
 def table():

@@ -308,7 +308,7 @@ def tables_by_part(sides):
 
 def report_of_run(out, people, rows, evaluations, warnings):
     """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of
-    metrics.jsonl; warnings: of signs.py."""
+    metrics.jsonl; warnings: what `hacking_warnings` found in them."""
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
     for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"heldout"'):   # most are of training
@@ -397,13 +397,12 @@ def dialogue_text(title, episode):
     return "\n".join(lines) + "\n"
 
 
-def print_finished(out, shown):
+def print_finished(out):
     """What is said of a run that is resumed after its end."""
     summary = read_json(out / "summary.json")
-    if shown:
-        print(f"{out} is finished: {summary['steps']} steps, held-out score "
-              f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
-              f"go on: python rlver.py --resume {out} --steps MORE")
+    print(f"{out} is finished: {summary['steps']} steps, held-out score "
+          f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
+          f"go on: python rlver.py --resume {out} --steps MORE")
 
 
 def print_summary(summary, out):
@@ -451,8 +450,8 @@ def finish(out, state, people):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     summary = {"before": before, "after": after, "steps": state["step"],
                "seconds": state["seconds"], "tokens": state["tokens"],
-               "peak_rss_mb": round(peak, 1), "warnings": [], "evaluations": evaluations}
-    summary["warnings"] = draw_run(out, state, people)
+               "peak_rss_mb": round(peak, 1), "warnings": draw_run(out, state, people),
+               "evaluations": evaluations}
     write_json(out / "summary.json", summary)
     print_summary(summary, out)
     return summary

@@ -124,7 +124,6 @@ def describe(made_by):
     return (f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}")
 
 
-
 # -------------------------------------------------------------------------------- logs of dialogues
 
 def read_dialogues(path):

@@ -12,6 +12,7 @@ import importlib.util
 import io
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -293,6 +294,13 @@ def vllm_is_there():
     return importlib.util.find_spec("vllm") is not None
 
 
+def is_beside_us(name):
+    """Would `name`, if it were there, be a path here and no name on the hub? Where its parent is a
+    directory, and in runs/, a typo is meant: the hub need not be asked for it."""
+    parent = Path(name).parent
+    return Path(name).parts[0] == "runs" or parent != Path() and parent.is_dir()
+
+
 def need_vllm(engine):
     if engine == "vllm" and not vllm_is_there():
         raise BadInput("--engine vllm: vLLM is not installed; requirements-vllm.txt says what to "
@@ -379,9 +387,8 @@ def check_value(name, setting, value):
     if value is None or value == setting.default or choices and value in choices:
         return
     try:
-        if choices or any(isinstance(value, c) != (setting.type is c) for c in (list, str)):
-            raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
-        if "type" in kind and kind["type"](str(value)) != value:
+        if (choices or any(isinstance(value, c) != (setting.type is c) for c in (list, str))
+                or "type" in kind and kind["type"](str(value)) != value):
             raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
     except argparse.ArgumentTypeError as error:
         raise BadInput(f"config.json: {name}: {error}; put the file back as it was") from None

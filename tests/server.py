@@ -125,14 +125,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def people(path, split="train", count=None):
+    """The file `path`, with `count` users of the toy (default: all)."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split, count)))
+    return path
+
+
 def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
-    paths = [Path(directory) / f"toy-{split}.jsonl" for split in ("train", "heldout")]
-    for path, split in zip(paths, ("train", "heldout")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split)))
-    return ["--profiles", *map(str, paths)]
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    return ["--profiles", *[str(people(Path(directory) / f"toy-{split}.jsonl", split))
+                            for split in ("train", "heldout")]]
 
 
 async def steady(prompt):

@@ -1,10 +1,8 @@
 """evaluate.py: the Sentient Benchmark, comparisons, and whether the user may be trusted. Result
 files are made here, in SAGE's format."""
-import asyncio
 import json
 import random
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +12,8 @@ import rlver
 import toy
 from evaluate import BadInput, arithmetic, compare, consistency, final_of, score
 from server import Loopback, completion
-from simulator import load_profiles, make_simulator, toy_profiles
+from simulator import make_simulator, toy_profiles
 from support.results import intention_of, read_results
-from support.signs import score_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TASKS = [text for text, *_ in toy.NEEDS.values()]

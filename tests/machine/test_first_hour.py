@@ -18,7 +18,7 @@ import evaluate
 import rlver
 import simulator
 import toy
-from server import Loopback
+from server import Loopback, people
 from support import plan
 from support.results import intention_of
 from support.settings import resolve_settings
@@ -44,11 +44,6 @@ def said(capfd, code, main, *argv):
 
 def rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
-def people(path, split="train", count=12):
-    path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split, count)))
-    return path
 
 
 @pytest.fixture(scope="module")

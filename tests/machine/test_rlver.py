@@ -8,7 +8,6 @@ unseen. So here the checksum of a reply decides how it feels (`moods`); the prom
 answers, the clamp and the log are the real ones. The learning runs have the real judge and the
 toy's own policy.
 """
-import asyncio
 import copy
 import dataclasses
 import json
@@ -23,7 +22,6 @@ import zlib
 from pathlib import Path
 from statistics import mean, stdev
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -36,6 +34,7 @@ from grpo import check_groups
 from ppo import SelfCheckFailed
 from policy import ChatFormat, Episode
 from engine import TorchEngine
+from server import people
 from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
 from support import report, rundir
 from support.settings import Settings, make_parser, resolve_settings
@@ -125,11 +124,6 @@ def summary(out):
 def files(place):
     return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else None
             for path in sorted(Path(place).rglob("*"))}
-
-
-def people(path, count=10):
-    path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles("train", count)))
-    return path
 
 
 def refuse(capfd, *argv):
@@ -238,7 +232,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(flags, word, tiny_dir, tmp_pat
     directory, no file changed. A run that dies of bad input after an hour of setting up, or leaves
     an empty directory that the next try trips over, costs more than the mistake."""
     monkeypatch.chdir(tmp_path)
-    good = people(Path("good.jsonl")).read_text().splitlines(keepends=True)
+    good = people(Path("good.jsonl"), count=10).read_text().splitlines(keepends=True)
     Path("one.jsonl").write_text(good[0])
     Path("empty.jsonl").write_text("\n")
     Path("half.jsonl").write_text("".join(good[:3])[:-40])
@@ -465,7 +459,7 @@ def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_d
     """`--steps 0` measures a model and changes nothing. Of a single file the last fifth is held
     out: a score on people that were trained on would be no score."""
     assert go(tiny_dir, tmp_path / "out", "--steps", 0, "--profiles",
-              people(tmp_path / "people.jsonl", 10)) == 0
+              people(tmp_path / "people.jsonl", count=10)) == 0
     told = summary(tmp_path / "out")
     assert (told["before"] == told["after"] and told["before"]["n"] == 2
             and told["steps"] == told["tokens"]["sampled"] == 0)

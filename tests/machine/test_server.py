@@ -15,7 +15,7 @@ import rlver
 from rlver import rollout
 from server import Loopback, completion, toy_people
 from support import llm
-from support.llm import CallLog, RetryableError, ServerModel, backoff, seconds_to_wait
+from support.llm import CallLog, RetryableError, seconds_to_wait
 from support.rundir import open_run
 from support.settings import (GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed,
                               SimulatorRefused, split_name)

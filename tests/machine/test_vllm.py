@@ -11,7 +11,7 @@ import rlver
 from conftest import make_tiny_model
 from engine import VllmEngine
 from policy import Agent, ChatFormat, Episode, Policy, load_model, pack
-from ppo import SelfCheckFailed, logp_gap
+from ppo import logp_gap
 from models import PROBE
 from support.ranks import iter_full_weights
 from support.settings import vllm_is_there
