@@ -33,8 +33,8 @@ from support.llm import ServerModel, ask_with_retries
 from support.report import draw_run, report_of_results
 from support.results import comparison_key, describe, read_results, recorded_dialogues
 from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
-from support.settings import (BadInput, Parser, RunError, SimulatorFailed, is_beside_us, natural,
-                              number, positive, split_name)
+from support.settings import (BadInput, Parser, RunError, SimulatorFailed, is_beside_us,
+                              json_object, natural, number, positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
 
 # the floor: the highest emotion that ends a dialogue
@@ -82,11 +82,12 @@ def find_policy(name, step=None):
     return name, name, {}
 
 
-def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, context=None):
+def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, context=None,
+                template_args=None):
     """Whoever is to be measured, ready to talk. The flags fill in what the policy's own run does
     not say. Returns a Measured. Raises BadInput or BadModel."""
     from engine import TorchEngine
-    from policy import Agent, ChatFormat, best_device, load_model
+    from policy import Agent, ChatFormat, best_device, load_model, stop_ids
     kind, model_name, url = split_name(name)
     if kind == "openai":
         if not model_name or not url.startswith("http"):
@@ -110,6 +111,8 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
                     temperature=run.get("temperature", 1.0),
                     max_tokens=max_tokens or run.get("max_tokens", 48 if of_toy else 2048),
                     context=context or run.get("context") or model.config.max_position_embeddings)
+    template_args = run.get("template_args", template_args)
+    settings |= {"template_args": template_args} if template_args else {}
     if not run and not of_toy:
         print(f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
               f"{settings['policy_lang']} (--lang), temperature 1, at most "
@@ -117,7 +120,7 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
               "dialogue (--context)")
     # as in training: the toy knows its job without a system prompt
     system = "" if of_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
-    chat = ChatFormat(tokenizer, system)
+    chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(place))
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
     make_agent = lambda seed: Agent(engine, chat, think=think, seed=seed,
                                     max_tokens=settings["max_tokens"], context=settings["context"])
@@ -142,13 +145,13 @@ class ServerAgent:
 
     async def reply(self, line):
         """As policy.Agent.reply, but for the tokens."""
-        from policy import Reply, split_thought
+        from policy import Reply, split_thought, take_thoughts
         self.messages.append({"role": "user", "content": line})
         text, = await ask_with_retries("a reply of the policy's server",
                                        lambda _: self.server.chat(self.messages), lambda text: (),
                                        self.retries)
         thought, visible, malformed = (split_thought(text) if self.think
-                                       else ("", text.strip(), False))
+                                       else (*take_thoughts(text), False))
         # thoughts are not in the history that later turns see
         self.messages.append({"role": "assistant", "content": visible})
         return Reply(text, visible, thought, malformed)
@@ -185,7 +188,8 @@ def benchmark(args):
     from tqdm import tqdm
     from rlver import converse
     policy = open_policy(args.policy or newest_run(), step=args.step, think=args.think,
-                         lang=args.lang, max_tokens=args.max_tokens, context=args.context)
+                         lang=args.lang, max_tokens=args.max_tokens, context=args.context,
+                         template_args=args.template_args)
     run = policy.run
     lang = args.lang or run.get("lang", "en")
     difficulty = args.difficulty or run.get("difficulty", "vanilla")
@@ -498,6 +502,7 @@ def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     import secrets
     policy = open_policy(args.chat, step=args.step, think=args.think, lang=args.lang,
+                         template_args=args.template_args,
                          max_tokens=args.max_tokens, context=args.context)
     agent = policy.make_agent(secrets.randbits(32))
     dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "")
@@ -559,6 +564,9 @@ def make_parser():
                         help="tokens of a reply (default: the run's own; toy 48, else 2048)")
     parser.add_argument("--context", type=positive,
                         help="tokens of a dialogue (default: the model's)")
+    parser.add_argument("--template-args", type=json_object, metavar="JSON",
+                        help="for a policy that is no run: arguments of its chat template, as "
+                        "'{\"enable_thinking\": false}'")
     parser.add_argument("--simulator-temperature",
                         type=number(float, lambda x: x >= 0, "a number from 0"), default=0.0,
                         help="(default: 0)")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import toy
 from engine import TorchEngine, VllmEngine
 from policy import (Agent, ChatFormat, Critic, Episode, Policy, Segment, best_device, empty_batch,
-                    load_model, pack, recompute_activations)
+                    load_model, pack, recompute_activations, stop_ids)
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
 from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
@@ -61,7 +61,9 @@ class Models:
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
         model, self.tokenizer = load_model(checkpoint or start)
         self.context = cfg.context or model.config.max_position_embeddings
-        self.chat, self.pad = ChatFormat(self.tokenizer, system), self.tokenizer.pad_token_id or 0
+        self.chat = ChatFormat(self.tokenizer, system, cfg.think, cfg.template_args,
+                               stop_ids(checkpoint or start))
+        self.pad = self.tokenizer.pad_token_id or 0
         if len(self.chat.first_prompt("")) + 2 > self.context:
             raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens "
                            "is too short for the system prompt alone")

@@ -13,8 +13,11 @@ field are one of them broken:
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 import copy
+import itertools
+import os
 import random
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 
 from support.settings import BadModel
 
@@ -36,6 +40,17 @@ def best_device():
     """This rank's GPU, if there is one."""
     return (torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available()
             else torch.device("cpu"))
+
+
+def stop_ids(path):
+    """The tokens at which the model in `path` stops, as its generation_config.json has them; none
+    where there is no such file."""
+    from transformers import GenerationConfig
+    try:
+        found = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+    except OSError:
+        return []
+    return np.atleast_1d(found.eos_token_id or []).tolist()
 
 
 def load_model(path, device="cpu", flag="--model"):
@@ -109,50 +124,103 @@ class ChatFormat:
     what comes between two messages. So one dummy dialogue is rendered and cut at its contents. With
     ChatML ("." marks where a text goes):
 
-        head   <|im_start|>system\\n . <|im_end|>\\n<|im_start|>user\\n
-        ask    <|im_end|>\\n<|im_start|>assistant\\n    after what the user said; the reply is
+        head   <|im_start|>system\n . <|im_end|>\n<|im_start|>user\n
+        ask    <|im_end|>\n<|im_start|>assistant\n    after what the user said; the reply is
                                                       sampled behind it
         stop   <|im_end|>                             sampled by the policy, hence an action,
                                                       hence trained
-        after  \\n<|im_start|>user\\n                  behind the stop token: context, never
+        after  \n<|im_start|>user\n                  behind the stop token: context, never
                                                       sampled, never trained
 
+    Some templates open a reply that is to be sampled otherwise than one that is past. What only the
+    former has is `opening` ("<think>\n" of models that always think), which later turns do not see;
+    what only the latter has is `lead` (a newline in GLM-4), and stands before a visible reply.
+
     The scaffold is encoded with special tokens, what people say without: a user who types
-    <|im_end|> has typed ten characters.
+    <|im_end|> has typed ten characters. At the end a dialogue of two turns is glued together and
+    compared with the template's own.
+
+    think: whether replies begin with a thought. template_args: for the template, as
+    {"enable_thinking": False}. stop_ids: at which the model says that it stops, if it says so.
+    Raises BadModel for a template that cannot be cut.
     """
 
-    def __init__(self, tokenizer, system_prompt=""):
-        self.tokenizer = tokenizer
-        marks = [f"@@{i}@@" for i in range(4)]
-        messages = [{"role": "user", "content": marks[1]},
-                    {"role": "assistant", "content": marks[2]},
-                    {"role": "user", "content": marks[3]}]
-        if system_prompt:
-            messages.insert(0, {"role": "system", "content": marks[0]})
-        try:
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False,
-                                                     add_generation_prompt=True)
-        except Exception as error:
-            # a template may refuse whatever it likes, a system message for one
-            raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
-        pieces = []
-        for mark in (marks if system_prompt else marks[1:]):
+    def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
+        self.tokenizer, self.system_prompt = tokenizer, system_prompt
+        self.template_args, self.told_of_thoughts = template_args or {}, False
+        marks = ["@@1@@", "@@2@@", "@@3@@"]
+        rendered, pieces = self.render(*marks), []
+        for mark in marks:
             piece, found, rendered = rendered.partition(mark)
-            if not found:
+            if not found or system_prompt.strip() not in (pieces + [piece])[0]:
                 raise BadModel("the chat template does not show every message as it is; this code "
                                "cannot place the replies")
             pieces.append(piece)
-        before = pieces[:-3]                        # in front of the system prompt, if there is one
-        head, ask, after_reply = pieces[-3:]
-        if rendered.rstrip() != ask.rstrip():
-            raise BadModel(f"the chat template opens a first reply with {ask!r} and a later one "
-                           f"with {rendered!r}; this code needs one opening")
-        self.head = [t for piece in before for t in self.scaffold(piece)] \
-            + (self.text(system_prompt) if system_prompt else []) + self.scaffold(head)
-        self.ask = self.scaffold(rendered)
-        tail = self.scaffold(after_reply)
-        specials = (set(tokenizer.all_special_ids)
-                    | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special})
+        head, past, after_reply = pieces
+        now = rendered                      # what opens the next reply; `past`: an earlier one
+        common = min(past, now, key=len)
+        self.lead, self.opens = past[len(common):], now[len(common):]
+        if not (past.startswith(common) and now.startswith(common)) or self.lead.strip() \
+                or not re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens):
+            raise BadModel(f"the chat template opens a first reply with {past!r} and a later one "
+                           f"with {now!r}; this code needs one opening")
+        if self.opens.strip() and think != ("</think>" not in self.opens):
+            raise BadModel(f"the chat template opens every reply with {self.opens.strip()!r}; "
+                           + ("leave out --think, or change its --template-args" if think else
+                              "train it with --think"))
+        self.place_pieces(head, common, after_reply)
+        if stop_ids and self.stop_id not in stop_ids:
+            raise BadModel(f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
+                           "which is not among the tokens at which the model's generation_config "
+                           f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})")
+
+    def render(self, *said):
+        """The template's own text of a dialogue, up to where the next reply begins."""
+        messages = [{"role": "system", "content": self.system_prompt}] * bool(self.system_prompt)
+        messages += [{"role": ("user", "assistant")[i % 2], "content": text}
+                     for i, text in enumerate(said)]
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.template_args)
+        except Exception as error:
+            # a template may refuse whatever it likes, a system message for one
+            raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
+
+    def place_pieces(self, head, ask, after_reply):
+        """Encode the pieces so that they give the template's dialogue when they are glued together:
+        if possible in its ids, else in its text. Raises BadModel with the first difference.
+
+        The question is one of blanks. Some tokenizers (Llama 2, Mistral, Yi) put one in front of
+        whatever they encode, so that each piece would gain one in the middle of the dialogue. What
+        is encoded behind a newline, which is then cut off, gains none. And " My" is one token where
+        "[INST] " and "My" are three. What is right for scaffold, user and reply hangs on tokenizer
+        and template, so all ways are tried, the plain one first.
+        """
+        said = SENTENCE, "Tell me more.", "It was last Monday."
+        own, glued = self.encode(self.render(*said), False), []
+
+        def differences(way):
+            blank, *self.behind_newline = way
+            first, later = (piece.removesuffix(" " * blank) for piece in (head, after_reply))
+            self.user_leads = head[len(first):], after_reply[len(later):]
+            self.head = self.encode(first, False)
+            self.ask, self.opening = self.scaffold(ask), self.scaffold(self.opens)
+            self.close, self.stop_id, self.after = self.find_stop(self.scaffold(later))
+            glued[:] = (self.first_prompt(said[0]) + self.past_reply(said[1])
+                        + self.next_prompt(said[2]) + self.opening)
+            return self.decode(glued) != self.decode(own), glued != own
+
+        if differences(min(itertools.product((False, True), repeat=4), key=differences))[0]:
+            own, glued = self.decode(own), self.decode(glued)
+            i = len(os.path.commonprefix([own, glued]))
+            raise BadModel("the chat template cannot be cut into pieces: it writes "
+                           f"{own[max(0, i - 20):i + 20]!r}, its pieces give "
+                           f"{glued[max(0, i - 20):i + 20]!r}")
+
+    def find_stop(self, tail):
+        """Cut what follows a reply into (blanks, its stop token, the ids behind that)."""
+        specials = (set(self.tokenizer.all_special_ids) | {
+            i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special})
         special = [i for i, t in enumerate(tail) if t in specials]
         if not special:
             raise BadModel("the chat template ends a reply without a special token; the policy "
@@ -160,29 +228,50 @@ class ChatFormat:
         if self.decode(tail[:special[0]]).strip():
             raise BadModel(f"the chat template puts {self.decode(tail[:special[0]])!r} between a "
                            "reply and its end; not supported")
-        self.stop_id, self.after = tail[special[0]], tail[special[0] + 1:]
+        return tail[:special[0]], tail[special[0]], tail[special[0] + 1:]
+
+    def encode(self, text, behind_newline, **how):
+        """Ids of a text; `behind_newline`: as they are in the middle of a longer one."""
+        ids = lambda t: self.tokenizer(t, add_special_tokens=False, **how)["input_ids"]
+        if behind_newline:
+            newline, both = ids("\n"), ids("\n" + text)
+            if both[:len(newline)] == newline:
+                return both[len(newline):]
+        return ids(text)
 
     def scaffold(self, text):
         """Ids of a piece of the template: what spells a special token is one."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.encode(text, self.behind_newline[0])
 
-    def text(self, text):
+    def text(self, text, reply=False):
         """Ids of what somebody said: text only, whatever it spells."""
-        return self.tokenizer(text, add_special_tokens=False,
-                              split_special_tokens=True)["input_ids"]
+        return self.encode(text, self.behind_newline[2 if reply else 1], split_special_tokens=True)
+
+    def past_reply(self, visible):
+        """Ids of a reply as later turns see it, its stop token included."""
+        return self.text(self.lead + visible, reply=True) + self.close + [self.stop_id]
 
     def decode(self, ids):
         """The text of ids, special tokens shown."""
         return self.tokenizer.decode(ids, skip_special_tokens=False,
                                      clean_up_tokenization_spaces=False)
 
+    def tell_of_thoughts(self):
+        """Say once that there are thoughts in direct mode, and what can be done."""
+        if not self.told_of_thoughts:
+            tqdm.write("the policy thinks although it was not asked to; its thoughts are taken out "
+                       "of what the user is told (stray_thoughts in the metrics). Train it with "
+                       "--think, or turn them off by its template's own switch, for example: "
+                       "--template-args '{\"enable_thinking\": false}'", file=sys.stderr)
+        self.told_of_thoughts = True
+
     def first_prompt(self, line):
         """Ids from the beginning to where the first reply is sampled."""
-        return self.head + self.text(line) + self.ask
+        return self.head + self.text(self.user_leads[0] + line) + self.ask
 
     def next_prompt(self, line):
         """Ids from behind a reply's stop token to where the next one is sampled."""
-        return self.after + self.text(line) + self.ask
+        return self.after + self.text(self.user_leads[1] + line) + self.ask
 
 
 # ----------------------------------------------------------------------------------------- episodes
@@ -247,6 +336,17 @@ def split_thought(text):
     return thought.strip(), visible.strip(), malformed
 
 
+def take_thoughts(text):
+    """Cut the thoughts out of a reply of direct mode, where there should be none: (thought,
+    visible). One without an end goes to the end; one without a beginning began with the reply."""
+    head, end, _ = text.partition("</think>")
+    if end and "<think>" not in head:
+        text = "<think>" + text
+    pattern = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+    thoughts = [thought.strip() for thought in pattern.findall(text)]
+    return "\n".join(filter(None, thoughts)), pattern.sub("", text).strip()
+
+
 class Agent:
     """The policy's side of one dialogue. `reply` is given a line of the user and answers; the
     tokens stay here."""
@@ -274,34 +374,40 @@ class Agent:
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
         sampled its ids, the stop token among them. Direct: one sequence. Think: what is sampled is
         a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless the reply is
-        malformed. `visible` is stripped of white space in both modes.
+        malformed. So it is in direct mode for a stray thought, and wherever the template opens the
+        reply with what later turns do not see. `visible` is stripped of white space in both modes.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
+        opening = self.chat.opening             # of the template, for this reply alone; mostly none
         # one place is kept for the stop token
-        room = self.context - len(self.trunk) - len(prompt) - 1
+        room = self.context - len(self.trunk) - len(prompt) - len(opening) - 1
         if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk, min(room, self.max_tokens),
-                                                    self.rng, key=self)
+        ids, log_probs = await self.engine.generate(self.trunk + opening,
+                                                    min(room, self.max_tokens), self.rng, key=self)
         stopped = ids[-1] == self.chat.stop_id
-        text = self.chat.decode(ids[:-1] if stopped else ids)
-        if not self.think:
+        text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
+        thought, visible, malformed = (split_thought(text) if self.think
+                                       else (*take_thoughts(text), False))
+        if not self.think and not opening and visible == text.strip():
             # Direct: history and reply are one causal sequence. A reply cut by the limit gets its
             # stop token from us, and a token from us is an observation.
             self.segments.append(Segment(ids, log_probs=log_probs))
             self.trunk = self.trunk + ids
             if not stopped:
                 self.observe([self.chat.stop_id])
-            return Reply(text, text.strip(), "", False)
+            return Reply(text, visible, "", False)
+        if thought and not self.think:
+            self.chat.tell_of_thoughts()
         # Think: the sampled turn is a branch; what later turns see of it is the visible text,
         # encoded here, once. It is not a slice of the sampled ids: "</think>" and the word behind
         # it may share a token.
-        self.segments.append(Segment(ids, branch=1 + sum(s.branch > 0 for s in self.segments),
-                                     log_probs=log_probs))
-        thought, visible, malformed = split_thought(text)
+        branch = 1 + max(s.branch for s in self.segments)
+        self.segments += [Segment(opening, branch=branch)] * bool(opening)
+        self.segments.append(Segment(ids, branch=branch, log_probs=log_probs))
         if not malformed:
-            self.observe(self.chat.text(visible) + [self.chat.stop_id])
+            self.observe(self.chat.past_reply(visible))
         return Reply(text, visible, thought, malformed)
 
 
@@ -341,12 +447,13 @@ def pack(episodes, pad_id=0):
     """Lay `episodes` out as one Batch."""
     rows = []
     for episode in episodes:
-        row, trunk = [], 0
+        row, ends = [], {}                  # ends: of the trunk, 0, and of each branch so far
         for s in episode.segments:
             log_probs = s.log_probs if s.log_probs is not None else [0.0] * len(s.ids)
-            row += [(token, trunk + i, s.branch, s.log_probs is not None, log_prob)
+            start = ends.get(s.branch, ends.get(0, 0))      # a new branch goes on from the trunk
+            row += [(token, start + i, s.branch, s.log_probs is not None, log_prob)
                     for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))]
-            trunk += 0 if s.branch else len(s.ids)
+            ends[s.branch] = start + len(s.ids)
         rows.append(row)
     length = max(map(len, rows))
     rows = [row + [(pad_id, 0, -1, False, 0.0)] * (length - len(row)) for row in rows]

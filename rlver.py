@@ -40,7 +40,7 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               read_flags)
-from support.signs import INITIAL_EMOTION, signs, summarise
+from support.signs import INITIAL_EMOTION, signs, stray_thoughts, summarise
 
 
 # ------------------------------------------------------------------------------------- the dialogue
@@ -181,6 +181,7 @@ class Trainer:
             "turns": replies / len(episodes), "reply_tokens": sampled / replies, **update_metrics,
             "kl_start": self.models.kl_start(self.start),
             **signs([e.delivered_replies for e in episodes]),
+            "stray_thoughts": stray_thoughts(episodes, cfg.think),
             # training users above held-out ones, where there are evaluations on the way
             "gap": (summary["score"] - self.state["evaluations"][-1]["score"] if cfg.eval_every
                     else None),

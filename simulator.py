@@ -428,9 +428,9 @@ def load_local(path, temperature):
     """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
     import numpy as np      # late, these four: they bring torch along
     from engine import TorchEngine
-    from policy import ChatFormat, best_device, load_model
+    from policy import ChatFormat, best_device, load_model, stop_ids
     model, tokenizer = load_model(path, best_device(), flag="--simulator local")
-    chat = ChatFormat(tokenizer)
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
     return LocalModel(path, TorchEngine(model, chat.stop_id, temperature), chat,
                       model.config.max_position_embeddings, np.random.default_rng(0), temperature)
 

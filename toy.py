@@ -164,6 +164,39 @@ HABITS = ["cheer", "dismiss", "topic"]
 SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise",
                              "listen", "advise"]))
 
+# ------------------------------------------------------------------------- words of everyday talk
+# People without a trouble, who want an evening that does not bore them. The base policy meets them
+# in its supervised training and never in an RL run: whether comforting carries over to chatting is
+# a question, and it would be none if chatting were trained on.
+
+INTERESTS = ("football cooking painting hiking music chess gardening fishing films poetry dancing "
+             "sailing").split()
+# By purpose (the profile's `target`): what their thoughts call it, what helps, how they talk.
+PURPOSES = {
+    "target": ("questions", "ask",             # wants to speak of what it loves
+               ["I want to tell you about <I>.", "My week was all <I>.",
+                "I could talk about <I> for hours.", "There is news in <I>."]),
+    "no-target": ("stories", "share",          # waits for the other to bring something up
+                  ["I have a free evening for <I>.", "You choose, maybe <I>.",
+                   "I like to hear of <I>.", "Nothing new on my side."])}
+DULL = ["Please no more <I>.", "I find <I> so dull.", "I never cared for <I>."]
+# What can be said to them; <I> stands for an interest.
+SMALL_TALK = {
+    "ask": (["What do you like most about", "How did you get into", "When did you last enjoy",
+             "Who showed you", "What is next for you in"],
+            ["<I>", "this <I>", "all that <I>", "<I> at home", "<I> with friends"],
+            ["?", " these days?", ", if I may ask?"]),
+    "share": (["I once tried", "Last week I enjoyed", "My family loves", "I grew up with",
+               "On Sundays I go for"],
+              ["<I>", "some <I>", "a bit of <I>", "<I> at home", "<I> with friends"],
+              [".", " too.", " and loved it."]),
+    "switch": (["Let us talk about", "I would rather hear of", "Now on to",
+                "Enough, it is time for"],
+               ["<I>", "something like <I>", "a bit of <I>"], [".", " for a change."]),
+    "bore": (["I see", "Okay then", "That is nice"],
+             ["I guess", "and so on", "as they say"], [".", " again."]),
+}
+
 PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
 FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
 
@@ -212,37 +245,29 @@ def split_sentences(text):
 
 
 def abstract(words):
-    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS else w for w in words]
-
-
-def trigrams(words):
-    padded = ["^", "^", *words, "$"]
-    return list(zip(padded, padded[1:], padded[2:]))
+    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS
+            else "<i>" if w in INTERESTS else w for w in words]
 
 
 @cache
-def grammar():
-    """act -> the set of word trigrams that its sentences contain."""
-    return {act: {t for o, b, e in product(*parts)
-                  for t in trigrams(abstract(
-                      tokens_of(f"{o} {b}{e}".replace("<P>", "sister").replace("<F>", "hurt"))))}
-            for act, parts in ACTS.items()}
+def legal_sentences():
+    """Every sentence that can be said here, persons, feelings and interests aside, as a tuple of
+    words -> its act."""
+    return {tuple(abstract(tokens_of(f"{opening} {body}{ending}".replace("<P>", "sister").replace(
+                "<F>", "hurt").replace("<I>", "chess")))): act
+            for act, parts in {**ACTS, **SMALL_TALK}.items()
+            for opening, body, ending in product(*parts)}
 
 
 @cache
 def act_of(sentence):
     """The act of a sentence, or None if it is no sentence of this world.
 
-    A sentence is legal if all its trigrams, persons and feelings aside, occur in the sentences of
-    *one* act. Less would be a loophole that policies found: bigrams allow loops ("the one step is
-    the one step"), legality over all acts together allows mash-ups of two templates, a check of the
-    whole reply's similarity allows tails of junk.
+    Only whole sentences count. Less would be a loophole that policies found: legal pairs of words
+    allow loops ("the one step is the one step"), legal triples mash-ups of two sentences ("You are
+    right and your sister."), a check of the whole reply's similarity allows tails of junk.
     """
-    words = abstract(tokens_of(sentence))
-    if len(words) > 20 or not words:
-        return None
-    return next((act for act, legal in grammar().items()
-                 if all(t in legal for t in trigrams(words))), None)
+    return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
 def judge(reply, need, person, feeling, earlier, challenging):
@@ -336,13 +361,22 @@ class ScriptedModel:
                 f"Change: {change:+d}")
 
 
+OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",
+            "Emotion-C": "Hm."}
+
+
+def chat_line(said, lines, interest, level):
+    """The line of somebody who chats, when it has said `said` things so far."""
+    opening = OPENINGS[level] + " " if said else ""
+    return opening + lines[said % len(lines)].replace("<I>", interest)
+
+
 def users_line(said, story, details, cues, level, challenging):
     """What the user says when it has said `said` things so far. A guarded user keeps the need back
     until its third line."""
     if level == "Emotion-F":
         return "This does not help me. Goodbye."
-    opening = story if said == 0 else {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.",
-                                       "Emotion-B": "Go on.", "Emotion-C": "Hm."}[level]
+    opening = story if said == 0 else OPENINGS[level]
     if challenging and said < 2:
         return f"{opening} {details[said % len(details)]}"
     return f"{opening} {cues[said % len(cues)]}"
@@ -350,12 +384,32 @@ def users_line(said, story, details, cues, level, challenging):
 
 # ---------------------------------------------------------------------------------- the base policy
 
-def sentence(act, person, feeling, rng):
-    opening, body, ending = (rng.choice(part) for part in ACTS[act])
-    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
+def sentence(act, person, feeling, rng, interest=""):
+    opening, body, ending = (rng.choice(part) for part in (ACTS.get(act) or SMALL_TALK[act]))
+    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling).replace(
+        "<I>", interest)
 
 
 def corpus(rng, good=0.17):
+    """A dialogue for the base policy's supervised training, one in eight of them everyday talk."""
+    return small_talk(rng, good) if rng.random() < 0.125 else confiding(rng, good)
+
+
+def small_talk(rng, good):
+    """A dialogue about interests, as `confiding` makes them about troubles."""
+    wants, helps, lines = PURPOSES[rng.choice(list(PURPOSES))]
+    interest, dull, *others = rng.sample(INTERESTS, len(INTERESTS))
+    lines = rng.sample(lines, 3) + [rng.choice(DULL).replace("<I>", dull)]
+    turns = []
+    for said in range(rng.randint(3, 8)):
+        act = helps if rng.random() < good else rng.choice(list(SMALL_TALK))
+        reply = sentence(act, "", "", rng, interest if rng.random() < 0.8 else rng.choice(others))
+        turns.append((chat_line(said, lines, interest, rng.choice(list(OPENINGS))),
+                      f"calm, {interest}, wants {wants}", reply))
+    return turns
+
+
+def confiding(rng, good):
     """A dialogue for the base policy's supervised training: [(user's line, thought, reply)]. It
     knows much and does little with it.
 

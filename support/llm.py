@@ -127,7 +127,7 @@ class LocalModel:
         self.temperature, self.max_tokens = temperature, max_tokens
 
     async def __call__(self, prompt):
-        ids = self.chat.first_prompt(prompt)
+        ids = self.chat.first_prompt(prompt) + self.chat.opening
         room, most = self.context - len(ids), self.max_tokens
         if room < 1:
             raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens "

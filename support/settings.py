@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,18 @@ def price(text):
     return prompt, answer
 
 
+def json_object(text):
+    """A type for argparse: a JSON object, as a dict."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("a JSON object is needed, as "
+                                         f"'{{\"enable_thinking\": false}}', not {text!r}")
+    return value
+
+
 GROUP_TIMEOUT = 7200    # seconds a rank waits for another in a collective call; a rollout must be
 #                         over long before
 natural = number(int, lambda x: x >= 0, "a whole number from 0")
@@ -154,6 +167,8 @@ class Settings:
                        action="store_const", const=True)
     model: str = flag("policy: toy, or a Hugging Face causal LM: its directory, or its name on the "
                       "hub", "toy", metavar="DIR")
+    template_args: dict = flag("arguments of the model's own chat template, as "
+                               "'{\"enable_thinking\": false}'", type=json_object, metavar="JSON")
     simulator: str = flag("model behind the user: toy; toy-weak, a scorer that can be hacked; "
                           "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or "
                           "$OPENAI_API_KEY; local:DIR, a model in this process", "toy",

@@ -44,6 +44,11 @@ def summarise(episodes):
             "malformed": 100 * malformed / len(episodes)}
 
 
+def stray_thoughts(episodes, think):
+    """Replies of direct mode out of which a thought was taken; the policy was not asked for one."""
+    return 0 if think else sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
+
+
 def words_of(text):
     """Words; for a script without spaces, characters."""
     return WORD.findall(text.lower())

@@ -278,7 +278,7 @@ def test_text_that_spells_a_special_token_is_only_text(chat, tiny_tokenizer, tin
 @pytest.mark.parametrize("old, new, told", [
     ("{{ m.content }}", "{{ raise_exception('roles!') }}", "roles!"),
     ("for m in messages", "for m in messages[-2:]", "does not show every message"),
-    ("assistant\n{%", "assistant\n<think>\n{%", "one opening"),
+    ("assistant\n{%", "assistant\nWell, {%", "one opening"),
     ("<|im_", "<|said_", "could not learn to stop")])
 def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer):
     """Better no run than one whose scaffold is not the template's."""
@@ -748,7 +748,7 @@ def test_a_dialogue_finds_its_cache_again(think, chat, tiny_model):
         if s.log_probs is not None:
             prompts.append(trunk - known)
             # a stop token is drawn, but not read before the next turn
-            known = trunk + (0 if think else len(s.ids) - 1)
+            known = trunk + (0 if s.branch else len(s.ids) - 1)
         trunk += 0 if s.branch else len(s.ids)
     assert engine.read == prompts and sum(prompts) < trunk
     last = by_rows(tiny_model, [episode_of(agent.segments)])[0][-len(texts[2]):]
