@@ -490,6 +490,19 @@ def test_packing_by_the_worked_example():
             and not mask[1, :2, 2:].any())
 
 
+def test_a_branch_of_two_segments_is_one_branch():
+    """A template's opening, <think>, stands in front of the sampled tokens on their branch: they go
+    on behind it, and it is no action."""
+    segments = [Segment([1, 2]), Segment([9], branch=1), Segment([3, 4], branch=1,
+                                                                  log_probs=[-1.0, -2.0]),
+                Segment([5, 6]), Segment([9], branch=2), Segment([7], branch=2, log_probs=[-3.0])]
+    batch = pack([episode_of(segments)])
+    assert batch.ids.tolist() == [[1, 2, 9, 3, 4, 5, 6, 9, 7]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
+    assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
+
+
 @pytest.mark.parametrize("think", [False, True])
 def test_a_token_sees_its_own_past_and_nothing_else(think):
     """What packing promises: in a row with everything else, a sampled token sees its history and

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from engine import TorchEngine
 from policy import (Agent, BadModel, ChatFormat, Episode, Policy, load_model, pack, stop_ids,
                     take_thoughts)
-from test_policy import LINES, LoadedDice, by_rows
+from test_policy import LINES, LoadedDice
 
 CORPUS = [*LINES, "user system assistant USER ASSISTANT INST SYS think Tell me more. It was last "
           "Monday. Be warm. I am here, take your time. hurt wants ears"] * 4
@@ -76,7 +76,7 @@ def chatml(thinking=""):
 
 
 def turns(user, reply, system="", ask="", start=""):
-    """A template of turns: in `user`, `reply` and `system`, %s is the content; in `user`, %S is what
+    """A template of turns: in `user`, `reply` and `system`, %s is the content; %S in `user` is what
     `system` makes of a system prompt, in the first turn."""
     quoted = lambda text: "'" + text.replace("%s", "' + m.content + '").replace(
         "%S", "' + ns.system + '") + "'"
@@ -262,7 +262,6 @@ def test_a_template_that_begins_the_thought(name):
         chat, LINES[0], "I am here.", LINES[1], "Tell me more.", LINES[2]))
     opened = [s for s in agent.segments if s.branch and s.log_probs is None]
     assert [s.ids for s in opened] == [chat.opening] * 3 and [s.branch for s in opened] == [1, 2, 3]
-    check_log_probs(agent, chat)
 
 
 def test_a_switch_of_the_template_closes_the_thought():
@@ -276,14 +275,18 @@ def test_a_switch_of_the_template_closes_the_thought():
     trunk = [t for s in agent.segments if not s.branch for t in s.ids]
     assert chat.decode(trunk).endswith(LINES[2] + "<|im_end|>\n<|im_start|>assistant\nx<|im_end|>")
     assert "<think>" not in chat.decode(trunk)
-    check_log_probs(agent, chat)
     with pytest.raises(BadModel, match="leave out --think"):
         ChatFormat(tokenizer, think=True, template_args={"enable_thinking": False})
 
 
-def check_log_probs(agent, chat):
-    """What training computes of the packed row is what a row a turn gives: the opening is seen, and
-    its positions count."""
+@pytest.mark.parametrize("name, how", [("R1-distill", dict(think=True)), (
+    "Qwen3", dict(template_args={"enable_thinking": False}))])
+def test_an_opening_is_packed_in_front_of_its_reply(name, how):
+    """What training computes of the packed row is what a row a turn gives, to 1e-5: the opening is
+    seen by its reply, and the reply's positions go on behind it."""
+    chat = ChatFormat(tokenizer_of(name), "Be warm.", **how)
+    agent, _ = converse(chat, ["hurt</think>I am here." if "think" in how else "I am here."] * 3,
+                        think="think" in how)
     model = agent.engine.model
     log_probs, _ = Policy(model)(pack([Episode("p", 0, "", segments=agent.segments)]))
     trunk, expected = [], []
@@ -327,9 +330,6 @@ def test_a_stray_thought_is_taken_out_logged_and_told_of_once(capsys):
     trunk = chat.decode([t for s in agent.segments if not s.branch for t in s.ids])
     assert "<think>" not in trunk and "I am here.<|im_end|>" in trunk
     assert [s.branch for s in agent.segments if s.log_probs] == [1, 0, 2]
-    log_probs, _ = Policy(agent.engine.model)(pack([Episode("p", 0, "", segments=agent.segments)]))
-    expected, _ = by_rows(agent.engine.model, [Episode("p", 0, "", segments=agent.segments)])
-    assert (log_probs[log_probs != 0] - expected).abs().max() < 1e-5
 
 
 def test_a_directory_says_where_its_model_stops(tmp_path):
