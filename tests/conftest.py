@@ -27,7 +27,7 @@ TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.",
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: learning runs, minutes each")
+    config.addinivalue_line("markers", "slow: learning runs, and whole runs that take a second")
     config.addinivalue_line("markers", "soak: kills, faults and long servers; only with -m soak")
 
 

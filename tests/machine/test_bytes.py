@@ -49,6 +49,7 @@ def test_brackets_without_end_are_one_line(tmp_path):
         load_profiles(path)
 
 
+@pytest.mark.slow
 def test_a_key_from_a_file_ends_in_a_newline(tiny_dir, tmp_path, monkeypatch, capfd):
     """`export RLVER_API_KEY=$(cat key)` keeps none, an .env file may; the HTTP library printed the
     whole header in its complaint."""
@@ -85,6 +86,7 @@ def test_a_tokenizer_that_loses_the_text_is_refused(tiny_dir, tmp_path):
         load_model(broken)
 
 
+@pytest.mark.slow
 def test_a_tied_head_is_stored_once(tiny_tokenizer, tmp_path, monkeypatch):
     """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
     gather = models.iter_full_weights
@@ -137,6 +139,7 @@ def flip(data):
     return data[:len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file, harm", [
     ("state.json", lambda data: data[:20]), ("state.json", lambda data: b""),
     ("state.json", lambda data: b"{}"), ("trainer.pt", lambda data: data[:-1000]),

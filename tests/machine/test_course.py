@@ -77,6 +77,7 @@ def test_the_project_knows_nothing_of_the_course():
 
 # ----------------------------------------------------------------------------------------- handouts
 
+@pytest.mark.slow
 def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
     for name, file, function in FUNCTIONS:
         text, node = ((whole / file).read_text(encoding="utf-8"),
@@ -139,6 +140,7 @@ def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     """One exercise, and everything else runs."""
     assert course.main(["handout", str(tmp_path / "h"), "--only", "groups, gae"]) == 0

@@ -165,6 +165,7 @@ def side(tmp_path, name, finals, **more):
                                                    for i, f in enumerate(finals)]))
 
 
+@pytest.mark.slow
 def test_pairing_tells_what_means_cannot(tmp_path):
     """Users differ by 30 points, the two policies by 4 on each: unpaired that is noise, paired it
     is certain."""
@@ -182,6 +183,7 @@ def test_pairing_tells_what_means_cannot(tmp_path):
     assert result["difference"] < 2 * unpaired
 
 
+@pytest.mark.slow
 def test_no_difference_is_said_so(tmp_path, capsys):
     rng = random.Random(1)
     a, b = (side(tmp_path, name, [rng.randint(0, 100) for _ in range(100)]) for name in "ab")
@@ -202,6 +204,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path):
     assert told <= 12
 
 
+@pytest.mark.slow
 def test_several_seeds_are_one_side(tmp_path):
     """Three seeds of a method that swings by 20 points between them: with one seed each the
     difference looks certain, with three not."""
@@ -356,6 +359,7 @@ def run(no_pictures, tiny_dir, tmp_path_factory):
 PEOPLE = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
 
 
+@pytest.mark.slow
 def test_the_scripted_user_says_all_of_it_again(run, results):
     for path in (run / "dialogues.jsonl", results):
         found = consistency(path, make_simulator("toy"), PEOPLE, times=2)

@@ -62,6 +62,7 @@ def measured(path, *flags):
     return rows(path)
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_the_same_policy_however_they_are_named(run, tmp_path):
     """A checkpoint was once measured without the settings of its run: 5 in place of 97, under the
     same name. A run, its newest checkpoint and a copy of that elsewhere are one policy; only the
@@ -85,6 +86,7 @@ def test_a_foreign_directory_says_what_was_assumed(tiny_dir, tmp_path, capsys):
     assert "no run of this project; assumed: direct" in told and "temperature 1" in told
 
 
+@pytest.mark.slow
 def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     """The first thing to measure is before against after. The checkpoint of the start is not kept
     for long; the run knows where it came from. A run of no steps is a policy as well."""
@@ -101,6 +103,7 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     assert "no checkpoint of step 7" in said(capfd, 2, evaluate.main, "--policy", run, "--step", 7)
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_with_its_own_user_and_its_own_people(tiny_dir, tmp_path):
     """Those that it held out, not those that it was trained on, and not the toy's."""
     own = people(tmp_path / "own.jsonl", count=10)
@@ -109,6 +112,7 @@ def test_a_run_is_measured_with_its_own_user_and_its_own_people(tiny_dir, tmp_pa
     assert [row["id"] for row in found] == ["toy-train-0008", "toy-train-0009"]
 
 
+@pytest.mark.slow
 def test_results_of_other_settings_are_never_mixed(run, tiny_dir, tmp_path, monkeypatch, capfd):
     """With --out the differing settings are named; without it the next free name is taken. Nothing
     is written into a model directory."""
@@ -190,6 +194,7 @@ def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
 
 # ---------------------------------------------------------------------- interrupted and resumed
 
+@pytest.mark.slow
 def test_a_start_that_came_to_no_step_can_be_started_again(tiny_dir, tmp_path, capfd):
     """A kill leaves .config.json, or more, and --resume may not change the mistyped model that was
     the reason. Calls that were paid for stay. What has a finished step is somebody's work."""

@@ -288,6 +288,7 @@ def a_run(out, steps, evaluations):
     return {"step": steps, "evaluations": evaluations}, [person]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps, evaluations, titles, sides", [
     (0, [BEFORE], [], ["before"]), (2, [BEFORE], 6, ["before"]),
     (4, [BEFORE, {**AFTER, "step": 4}], 6, ["before", "after"])], ids=["none", "midway", "over"])

@@ -284,6 +284,7 @@ def test_an_output_directory_that_cannot_be_made_is_one_line(tiny_dir, tmp_path,
     assert "out" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
     """Three days of dialogues must survive an arrow-up and a return."""
     out = whole("grpo")
@@ -321,6 +322,7 @@ def test_a_checkpoint_is_no_run(whole, capfd):
 
 # -------------------------------------------------------------------------------- what a run leaves
 
+@pytest.mark.slow
 def test_metrics_have_one_line_per_step_and_all_their_keys(whole):
     """A log with a step twice, or without the health metrics, cannot be plotted or trusted."""
     for algo in ("grpo", "ppo"):
@@ -383,6 +385,7 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
                                                    and line["split"] == "train"), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_malformed_thought_is_worth_nothing_and_never_sent(tiny_dir, tmp_path):
     """RLVER 2.3, defect 26. A random policy never closes a thought: every dialogue ends at its
     first reply, with reward 0, and the user was told nothing."""
@@ -471,6 +474,7 @@ def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_d
             / "model.safetensors").read_bytes() == (tiny_dir / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_seed_decides_everything(whole, tiny_dir, tmp_path):
     """Same seed, same run; another seed, another run. The number of steps is not part of the
     luck."""
@@ -650,6 +654,7 @@ def test_steps_can_be_raised(whole, half, tmp_path):
     alike(out, whole("grpo"))
 
 
+@pytest.mark.slow
 def test_what_changes_no_result_may_change_when_a_run_goes_on(whole, half, tmp_path, monkeypatch,
                                                                capfd):
     """A run that ran out of memory, or whose simulator was asked too much, must be able to go on.
@@ -790,6 +795,7 @@ def garbage(patch, when):
     patch.setattr(toy.ScriptedModel, "__call__", confused)
 
 
+@pytest.mark.slow
 def test_a_dialogue_whose_simulator_fails_is_dropped_and_counted(tiny_dir, tmp_path, monkeypatch):
     """Defect 17 asks for ever. Here a failure costs its own dialogue: no guessed emotion, the rest
     of its group trains, the metrics say how many are missing."""
@@ -976,6 +982,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_critic_can_learn_first(tiny_dir, tmp_path):
     """A critic that starts at zero makes advantages that are mostly noise; --critic-warmup lets it
     learn for some steps while the policy only talks. Its own steps are taken."""

@@ -207,6 +207,7 @@ def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
 
 # ---------------------------------------------------------------------------------------- the waits
 
+@pytest.mark.slow
 def test_retry_after_is_honoured():
     """In seconds or as a date; not for ever, and nonsense is no time at all."""
     assert (seconds_to_wait("1.5") == 1.5 and seconds_to_wait("-3") == 0
@@ -247,6 +248,7 @@ def test_waits_grow_and_differ(monkeypatch):
 
 # ----------------------------------------------------------------------------------- many dialogues
 
+@pytest.mark.slow
 def test_calls_overlap_within_their_bound():
     """Defect 18: the released code makes one call after the other. Here all dialogues wait at the
     same time, as many as allowed."""
@@ -266,6 +268,7 @@ def test_calls_overlap_within_their_bound():
             assert server.most == bound
 
 
+@pytest.mark.slow
 def test_a_rollout_has_a_deadline():
     """Dialogues that are still open then are dropped: other ranks wait for this one, and they have
     a limit of their own."""
@@ -364,6 +367,7 @@ def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path)
                 == (tmp_path / "scripted" / "dialogues.jsonl").read_text())
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capfd):
     """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was
     answered is not asked again."""
@@ -385,6 +389,7 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
                                                    f"openai:other@{server.url}"]))})
 
 
+@pytest.mark.slow
 def test_a_cache_of_another_run_pays_for_its_calls(served, tiny_dir, tmp_path):
     with Loopback() as server:
         assert run(tiny_dir, server.url, tmp_path / "two", "--simulator-cache",
@@ -396,6 +401,7 @@ def test_a_cache_of_another_run_pays_for_its_calls(served, tiny_dir, tmp_path):
                        str(tmp_path / "none"), "--out", str(tmp_path / "three")]) == 2
 
 
+@pytest.mark.slow
 def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd):
     """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run
     that is shared."""
