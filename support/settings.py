@@ -329,10 +329,11 @@ def resolve_settings(given):
     which, found = "toy" if given.get("model") in (None, "toy") else "real", {}
     for setting in dataclasses.fields(Settings):
         value = given.get(setting.name)
-        value = setting.metadata[which] if value is None else value
-        if isinstance(value, dict):
-            kinds = {found["algo"], "think" if found["think"] else "direct"}
-            value = next(v for k, v in value.items() if k in kinds)
+        if value is None:
+            value = setting.metadata[which]
+            if isinstance(value, dict):
+                kinds = {found["algo"], "think" if found["think"] else "direct"}
+                value = next(v for k, v in value.items() if k in kinds)
         found[setting.name] = value
     cfg = Settings(**found)
     cfg.think = bool(cfg.think)
@@ -403,7 +404,8 @@ def check_value(name, setting, value):
         return
     try:
         if (choices or any(isinstance(value, c) != (setting.type is c) for c in (list, str))
-                or "type" in kind and kind["type"](str(value)) != value):
+                or "type" in kind and kind["type"](
+                    json.dumps(value) if isinstance(value, dict) else str(value)) != value):
             raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
     except argparse.ArgumentTypeError as error:
         raise BadInput(f"config.json: {name}: {error}; put the file back as it was") from None

@@ -26,6 +26,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import evaluate
 import rlver
 import toy
 from conftest import make_tiny_model
@@ -213,6 +214,8 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
     ("--algo ppo --batch-size 2 --minibatches 3", "--minibatches 3"),
     ("--simulator gpt", "--simulator gpt"),
     ("--lang zh", "--lang zh"),
+    ("--template-args {", "--template-args"),
+    ("--template-args [1]", "a JSON object is needed"),
     ("--profiles a.jsonl", "a.jsonl"),
     ("--profiles good.jsonl missing.jsonl", "missing.jsonl"),
     ("--profiles empty.jsonl", "empty.jsonl"),
@@ -959,6 +962,31 @@ def test_tokenizers_as_they_come(change, settings, tiny_tokenizer, tmp_path):
               "--eval-size", 1) == 0
     [row] = metrics(tmp_path / "out")
     assert row["tokens_trained"] == row["tokens_sampled"] > 0 and row["logp_gap"] < 1e-5
+
+
+def switched(tokenizer):
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n{% if not enable_thinking "
+        "%}<think>\n\n</think>\n\n{% endif %}{% endif %}")
+
+
+@pytest.mark.slow
+def test_the_templates_own_switch_is_part_of_the_run(tiny_tokenizer, tmp_path, capfd):
+    """--template-args reaches the template, is kept when the run goes on, cannot change then, and
+    is known to evaluate.py."""
+    model, out = other_model(tiny_tokenizer, tmp_path / "model", switched), tmp_path / "out"
+    assert go(model, out, "--template-args", '{"enable_thinking": true}', "--steps", 1) == 0
+    [row] = metrics(out)
+    assert row["stray_thoughts"] == 0 and row["logp_gap"] < 1e-5
+    assert json.loads((out / "config.json").read_text())["template_args"] == {
+        "enable_thinking": True}
+    assert go_on(out, "--steps", 2) == 0 and len(metrics(out)) == 2
+    assert "--template-args cannot change" in refuse(
+        capfd, "--resume", out, "--template-args", '{"enable_thinking": false}')
+    assert evaluate.open_policy(str(out)).settings["template_args"] == {"enable_thinking": True}
+    # off: an opening that later turns do not see
+    assert go(model, tmp_path / "off", "--steps", 1) == 0
+    assert metrics(tmp_path / "off")[0]["logp_gap"] < 1e-5
 
 
 @pytest.mark.slow
