@@ -307,11 +307,30 @@ class Episode:
     ended: str = ""         # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0                             # e_T / 100, or 0 if malformed
+    start: int = 30                                 # e_0
 
     @property
     def delivered_replies(self):
         """The replies that the user heard."""
         return [turn["reply"] for turn in self.turns if turn["emotion"] is not None]
+
+    def turn_rewards(self, kind="terminal"):
+        """The reward of each turn in which the policy sampled, a list.
+
+            terminal    0 ... 0 e_T / 100                   RLVER 2.1: once, at the end
+            delta       r_t = (e_t - e_{t-1}) / 100         what each reply did
+
+        Deltas telescope: with gamma = 1 the return from turn t on is (e_T - e_{t-1}) / 100, e_0 the
+        emotion before the first reply. That is potential-based shaping (Ng 1999): the best policy
+        is the same, only the noise is less, because a turn is no longer credited with what came
+        before it. A malformed reply ends at e_T = 0 and so takes back all that was earned; where
+        the clamp to 0..100 cut a change short, what counts is how far the emotion moved.
+        """
+        turns = sum(s.log_probs is not None for s in self.segments)
+        if kind == "terminal":
+            return [0.0] * (turns - 1) + [self.reward]
+        emotions = [self.start] + [turn["emotion"] or 0 for turn in self.turns]
+        return [(e - before) / 100 for before, e in zip(emotions, emotions[1:])]
 
     @property
     def tokens_sampled(self):
@@ -435,7 +454,8 @@ class Batch:
     branch: torch.Tensor        # [B, L] long; -1 marks padding
     action_mask: torch.Tensor           # [B, L] bool, True where the policy sampled the token
     engine_log_probs: torch.Tensor      # [B, L] float, 0 where it did not
-    reward: torch.Tensor        # [B] float
+    turn: torch.Tensor          # [B, L] long, k where it was sampled in turn k, 0 elsewhere
+    reward: torch.Tensor        # [B, T] float, of each turn
     group: torch.Tensor         # [B] long
 
     def to(self, device):
@@ -443,29 +463,32 @@ class Batch:
         return Batch(**{name: value.to(device) for name, value in vars(self).items()})
 
 
-def pack(episodes, pad_id=0):
-    """Lay `episodes` out as one Batch."""
+def pack(episodes, pad_id=0, reward="terminal"):
+    """Lay `episodes` out as one Batch. reward: as in Episode.turn_rewards."""
     rows = []
     for episode in episodes:
-        row, ends = [], {}                  # ends: of the trunk, 0, and of each branch so far
+        row, ends, turn = [], {}, 0         # ends: of the trunk, 0, and of each branch so far
         for s in episode.segments:
-            log_probs = s.log_probs if s.log_probs is not None else [0.0] * len(s.ids)
+            sampled = s.log_probs is not None
+            log_probs = s.log_probs if sampled else [0.0] * len(s.ids)
+            turn += sampled
             start = ends.get(s.branch, ends.get(0, 0))      # a new branch goes on from the trunk
-            row += [(token, start + i, s.branch, s.log_probs is not None, log_prob)
+            row += [(token, start + i, s.branch, sampled, log_prob, turn * sampled)
                     for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))]
             ends[s.branch] = start + len(s.ids)
         rows.append(row)
     length = max(map(len, rows))
-    rows = [row + [(pad_id, 0, -1, False, 0.0)] * (length - len(row)) for row in rows]
-    ids, positions, branch, action_mask, log_probs = (
-        (np.array([[cell[i] for cell in row] for row in rows]) for i in range(5)))
+    rows = [row + [(pad_id, 0, -1, False, 0.0, 0)] * (length - len(row)) for row in rows]
+    ids, positions, branch, action_mask, log_probs, turn = (
+        (np.array([[cell[i] for cell in row] for row in rows]) for i in range(6)))
+    rewards = [torch.tensor(e.turn_rewards(reward)) for e in episodes]
     return Batch(*map(torch.from_numpy,
-                      (ids, positions, branch, action_mask, log_probs.astype(np.float32))),
-                 reward=torch.tensor([e.reward for e in episodes], dtype=torch.float32),
+                      (ids, positions, branch, action_mask, log_probs.astype(np.float32), turn)),
+                 reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
                  group=torch.tensor([e.group for e in episodes]))
 
 
-def micro_batches(episodes, max_tokens, pad_id=0):
+def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal"):
     """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together
     (less padding).
 
@@ -481,7 +504,7 @@ def micro_batches(episodes, max_tokens, pad_id=0):
             batches.append(current)
             current = []
         current.append(i)
-    return [pack([episodes[i] for i in batch], pad_id) for batch in batches + [current]]
+    return [pack([episodes[i] for i in batch], pad_id, reward) for batch in batches + [current]]
 
 
 def empty_batch(pad_id=0):
@@ -493,7 +516,8 @@ def empty_batch(pad_id=0):
     return pack([episode], pad_id)
 
 
-def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, all_gather_list):
+def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, all_gather_list,
+                reward="terminal"):
     """Cut this rank's `episodes` of a batch into `count` mini-batches (optimizer steps), those into
     micro-batches of at most `max_tokens` padded tokens (memory). Returns a list of lists of Batch.
 
@@ -505,7 +529,7 @@ def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, a
     place = {number: i for i, number in enumerate(order)}
     episodes = sorted(episodes, key=lambda e: place[e.number])
     cuts = [[e for e in episodes if place[e.number] % count == i] for i in range(count)]
-    cuts = [micro_batches(cut, max_tokens, pad_id) for cut in cuts]
+    cuts = [micro_batches(cut, max_tokens, pad_id, reward) for cut in cuts]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
     return [[b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
             for cut, m in zip(cuts, most) if m]

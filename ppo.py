@@ -33,16 +33,16 @@ def identity(x):
 
 # --------------------------------------------------------------------------------------- advantages
 
-def terminal_rewards(reward, mask):
-    """The reward of a dialogue, once, on its last policy token: [B], [B, L] -> [B, L].
+def place_rewards(reward, turn):
+    """The reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] -> [B,
+    L]. `turn`: k at the tokens that the policy sampled in turn k = 1, 2, ..., 0 elsewhere.
 
-    Not on the last token: that one may be the user's, and a reward on a masked token is lost.
+    RLVER pays once, in the last turn. Not on the dialogue's last token: that one may be the user's,
+    and a reward on a masked token is lost.
     """
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    # [B, 1]; -1 if the policy never spoke
-    last = torch.where(mask, positions, -1).amax(1, keepdim=True)
-    return torch.where(mask & (positions == last), reward[:, None],
-                       torch.zeros_like(reward)[:, None])
+    following = torch.cat([turn[:, 1:], torch.zeros_like(turn[:, :1])], dim=1)
+    of_turn = torch.cat([torch.zeros_like(reward[:, :1]), reward], dim=1).gather(1, turn)  # [B, L]
+    return torch.where((turn > 0) & (following != turn), of_turn, 0.0)
 
 
 def gae(rewards, values, mask, gamma, lam):
@@ -298,7 +298,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     values; all [B, L].
 
     minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask,
-    .engine_log_probs [B, L] and .reward [B].
+    .engine_log_probs, .turn [B, L] and .reward [B, T].
     """
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
@@ -308,8 +308,8 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     ref = compute_log_probs(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
-    # 2. The reward on the last policy token, a k1 penalty on all of them.
-    rewards = [terminal_rewards(batch.reward, batch.action_mask) for batch in batches]
+    # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
+    rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if kl_coef and kl_estimator == "k1":
         rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m
                    for r, o, f, m in zip(rewards, old, ref, masks)]
@@ -332,9 +332,10 @@ if __name__ == "__main__":
     from support.settings import Parser
     Parser(description="Prints GAE's advantages and returns for a dialogue of five "
            "tokens.").parse_args()
-    mask = torch.tensor([[True, True, False, False, True]])
+    turn = torch.tensor([[1, 1, 0, 0, 2]])
+    mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])
     print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at "
           "the end; V = 0.5 everywhere.")
     for lam in (1.0, 0.5):
-        result = gae(terminal_rewards(torch.ones(1), mask), 0.5 * mask, mask, gamma=1.0, lam=lam)
+        result = gae(place_rewards(reward, turn), 0.5 * mask, mask, gamma=1.0, lam=lam)
         print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")

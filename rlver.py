@@ -18,29 +18,28 @@ STARTED = time.perf_counter()       # before the imports: they take seconds, and
 
 import asyncio
 import contextlib
-import dataclasses
 import os
-import signal
 import sys
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
 from ppo import ppo_update
-from simulator import User, make_simulator, profiles_of_step, says_goodbye, users_of_run
+from simulator import (User, profiles_of_step, says_goodbye, simulator_of_run, users_of_run,
+                       watched, watcher_of_run)
 from support import plan, report
 from support.llm import CallLog, Clock
-from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, join_ranks,
-                           rank, wait_for_all, world)
+from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
+                           gather_episodes, interrupt_at_once, join_ranks, leave_ranks, rank,
+                           wait_for_all, world)
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               read_flags)
-from support.signs import INITIAL_EMOTION, signs, stray_thoughts, summarise
+from support.signs import INITIAL_EMOTION, batch_metrics, flat_groups, summarise
 
 
 # ------------------------------------------------------------------------------------- the dialogue
@@ -59,7 +58,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
     A turn is logged as {reply (what was sent), thought, user, analysis, change, emotion}, None
     where it did not come to that. Raises SimulatorFailed if the user's model gives out.
     """
-    episode = Episode(user.profile.id, group, user_line, emotion=user.emotion)
+    episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
     for turn in range(1, max_turns + 1):
         reply = await agent.reply(user_line)            # tokens in, tokens out; thoughts stay here
         if reply is None:
@@ -150,8 +149,9 @@ class Trainer:
 
         # 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         people = profiles_of_step(self.people, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        own, dropped = self.hold_dialogues(people, cfg.group_size, "training", step,
-                                           None if cfg.toy else f"step {step}")
+        own, dropped = self.hold_dialogues(dict(enumerate(people)), cfg.group_size, "training",
+                                           step, None if cfg.toy else f"step {step}")
+        own, dropped, refilled, wasted = self.refill(own, dropped, step)
         episodes = gather_episodes(own)
         check_groups(episodes)
         rolled_out = time.perf_counter()
@@ -164,27 +164,24 @@ class Trainer:
         done = time.perf_counter()
 
         # 5. Log: every dialogue, a line of metrics. (The loop below saves checkpoints.)
-        sampled = int(all_reduce_sum(torch.tensor(sum(e.tokens_sampled for e in own))))
+        sampled = wasted + int(all_reduce_sum(torch.tensor(sum(e.tokens_sampled for e in own))))
         self.count("rollout", rolled_out - began, simulator=self.clock.simulator - waited,
                    update=done - rolled_out)
         self.state["tokens"]["sampled"] += sampled
         self.state["tokens"]["trained"] += update_metrics["tokens_trained"]
         self.state["step"] = step
         self.log_dialogues(step, "train", episodes)
-        summary, replies = summarise(episodes), sum(len(e.turns) for e in episodes)
+        batch = batch_metrics(episodes, cfg.think)
         metrics = {
-            "step": step, "reward": float(np.mean([e.reward for e in episodes])),
-            "emotion": summary["score"],
-            "emotion_std": float(np.std([e.emotion for e in episodes])),
-            "success": summary["success"], "failure": summary["failure"],
-            "malformed": summary["malformed"], "dropped": dropped, "episodes": len(episodes),
-            "turns": replies / len(episodes), "reply_tokens": sampled / replies, **update_metrics,
-            "kl_start": self.models.kl_start(self.start),
-            **signs([e.delivered_replies for e in episodes]),
-            "stray_thoughts": stray_thoughts(episodes, cfg.think),
+            "step": step, **batch, "dropped": dropped, "refilled": refilled,
+            "reply_tokens": update_metrics["tokens_trained"] / len(episodes) / batch["turns"],
+            **update_metrics, "kl_start": self.models.kl_start(self.start),
             # training users above held-out ones, where there are evaluations on the way
-            "gap": (summary["score"] - self.state["evaluations"][-1]["score"] if cfg.eval_every
+            "gap": (batch["emotion"] - self.state["evaluations"][-1]["score"] if cfg.eval_every
                     else None),
+            # a second user's opinion of the same replies
+            "watched": None if not self.watcher or step % cfg.watch_every else self.runner.run(
+                watched(self.watcher, own, self.people, all_gather_list)),
             "tokens_sampled": sampled, "seconds": done - began}
         self.run.append("metrics.jsonl", metrics)
         self.run.log_numbers("train", metrics)
@@ -217,11 +214,28 @@ class Trainer:
         self.count_total()
         return report.finish(self.run.path, self.state, self.heldout) if self.first else None
 
+    def refill(self, own, dropped, step):
+        """Groups whose dialogues all earned the same teach GRPO nothing; --refill N gives their
+        places to new users, up to N times (DAPO's dynamic sampling). Returns (this rank's episodes;
+        over all ranks: dialogues dropped, groups replaced, tokens sampled in vain)."""
+        cfg, refilled, wasted = self.cfg, 0, 0
+        for again in range(1, cfg.refill + 1):
+            flat = flat_groups(gather_episodes(own))            # of all ranks, so all agree
+            if not flat:
+                break
+            people = profiles_of_step(self.people, len(flat), f"{cfg.seed} {again}", step)
+            new, lost = self.hold_dialogues(dict(zip(flat, people)), cfg.group_size, "training",
+                                            step, again=again)
+            wasted += sum(e.tokens_sampled for e in own if e.group in flat)
+            own = [e for e in own if e.group not in flat] + new
+            refilled, dropped = refilled + len(flat), dropped + lost
+        return own, dropped, refilled, int(all_reduce_sum(torch.tensor(wasted)))
+
     def evaluate(self, step):
         """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
         in the state."""
         began = time.perf_counter()
-        own, dropped = self.hold_dialogues(self.heldout, 1, "evaluation", step,
+        own, dropped = self.hold_dialogues(dict(enumerate(self.heldout)), 1, "evaluation", step,
                                            f"evaluating, step {step}")
         if step == 0:
             self.models.keep_start(own, self.start)
@@ -235,24 +249,24 @@ class Trainer:
         self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
 
-    def hold_dialogues(self, people, group_size, kind, step, title=None):
-        """Steps 1 and 2 for this rank's share of `people`. Returns (its episodes, the number of
-        dropped ones over all ranks).
+    def hold_dialogues(self, people, group_size, kind, step, title=None, again=0):
+        """Steps 1 and 2 for this rank's share of `people`, {number of the group: profile}. Returns
+        (its episodes, the number of dropped ones over all ranks).
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
-        batch): resumed or not, on however many ranks, the same numbers are drawn, and no state of
-        randomness need be saved. Raises TooManyLost."""
+        batch): resumed or not, on however many ranks, the same is drawn. Raises TooManyLost."""
         cfg = self.cfg
         self.models.engine.forget()
-        own = range(rank(), len(people), world())       # whole groups, so that each rank has theirs
+        own = [g for g in people if g % world() == rank()]      # whole groups, so each rank has its
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
         with report.bar(title and self.first, len(own) * group_size, title) as bar:
             episodes, dropped = self.runner.run(rollout(
-                self.simulator, [people[i] for i in own], group_size,
-                lambda n: self.models.make_agent([*stream, n]), cfg.max_turns, bar, list(own),
-                f"{kind} {step}", cfg.rollout_timeout))
+                self.simulator, [people[g] for g in own], group_size,
+                lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),
+                cfg.max_turns, bar, own, f"{kind} {step}" + f" again {again}" * (again > 0),
+                cfg.rollout_timeout))
         dropped = int(all_reduce_sum(torch.tensor(dropped)))
-        if dropped * 5 > len(people) * group_size:
+        if dropped * 5 > max(len(people) * group_size, cfg.batch_size * (again > 0)):
             reasons = [r for r in all_gather_list([self.simulator.last_failure]) if r]
             self.save_what_is_done()
             raise TooManyLost(f"the simulator failed in {dropped} of {len(people) * group_size} "
@@ -265,14 +279,16 @@ class Trainer:
         if m.device.type == "cuda":
             m.engine.sleep()                # the GPU's memory is the update's now
         minibatches = split_batch(episodes, cfg.batch_size, cfg.minibatches, cfg.tokens_per_gpu,
-                                  f"{cfg.seed} {step}", m.pad, m.device, all_gather_list)
+                                  f"{cfg.seed} {step}", m.pad, m.device, all_gather_list,
+                                  cfg.reward)
         warm = min(1.0, step / max(1, cfg.warmup))
         m.optimizer.param_groups[0]["lr"] = cfg.lr * warm
         shared = dict(clip_eps=cfg.clip_eps, entropy_coef=cfg.entropy_coef, kl_coef=cfg.kl_coef,
                       kl_estimator=cfg.kl_estimator, reference=m.reference,
                       gap_limits=m.gap_limits, reduce=all_reduce_sum, ranks=world())
         if cfg.algo == "grpo":
-            metrics = grpo_update(m.policy, m.optimizer, minibatches, **shared)
+            metrics = grpo_update(m.policy, m.optimizer, minibatches, kind=cfg.advantage,
+                                  per_turn=cfg.reward == "delta", **shared)
         else:
             m.critic_optimizer.param_groups[0]["lr"] = cfg.critic_lr * warm
             metrics = ppo_update(m.policy, m.optimizer, m.critic, m.critic_optimizer, minibatches,
@@ -290,18 +306,16 @@ class Trainer:
         self.cfg, self.first = cfg, rank() == 0
         self.run = RunDir(out, self.first, cfg.tensorboard)
         self.start = self.run.path / "start.json"       # a few dialogues of the starting policy
-        self.clock, self.runner = Clock(), asyncio.Runner()
-        self.state = new_state()
-        server = not cfg.simulator.startswith("toy")
+        self.clock, self.runner, self.state = Clock(), asyncio.Runner(), new_state()
+        server = any(name and not name.startswith("toy") for name in (cfg.simulator, cfg.watch))
         name = f"calls-{rank()}.jsonl" if rank() else "calls.jsonl"
         self.calls = CallLog(self.run.path / name if server else None, cfg.simulator_cache)
-        self.simulator = make_simulator(
-            cfg.simulator, cfg.lang, cfg.difficulty, concurrency=cfg.simulator_concurrency,
-            timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
-            temperature=cfg.simulator_temperature, log=self.calls, clock=self.clock)
+        self.simulator = simulator_of_run(cfg, self.calls, self.clock)
         self.people, self.heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
-        if cfg.simulator.startswith("openai"):
-            broadcast(lambda: self.runner.run(self.simulator.check()))
+        self.watcher = cfg.watch and watcher_of_run(cfg, self.people, self.calls, self.clock)
+        for name, user in ((cfg.simulator, self.simulator), (cfg.watch, self.watcher)):
+            if name and name.startswith("openai"):
+                broadcast(lambda: self.runner.run(user.check()))
         self.run.lock()
         if new:
             self.run.clear()
@@ -375,24 +389,13 @@ class Trainer:
             self.runner.close()
 
 
-def gather_episodes(episodes):
-    """The episodes of all ranks by their numbers, without tokens: for counting and the log."""
-    bare = [dataclasses.replace(e, segments=[]) for e in episodes]
-    return sorted(all_gather_list(bare), key=lambda e: e.number)
-
-
 # --------------------------------------------------------------------------------------------- main
-
-def interrupt(*_):
-    """Ctrl-C at once: asyncio would cancel its main task, and forget it where that is just done."""
-    raise KeyboardInterrupt
-
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     number = int(os.environ.get("RANK", 0))         # of this process, before the ranks have met
     given, trainer, out = read_flags(argv, quiet=number > 0), None, None
-    usual, code, words = signal.signal(signal.SIGINT, interrupt), 0, ""
+    usual, code, words = interrupt_at_once(), 0, ""
     try:
         if given["plan"]:
             print(plan.report(open_run(given)[0], given["price"]))
@@ -412,7 +415,7 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, words = explain(error, out, number, world())
     finally:
-        signal.signal(signal.SIGINT, usual)
+        interrupt_at_once(usual)
         if trainer:
             trainer.close()
     if words:
@@ -422,8 +425,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     code = main()
-    # After a failure others may still be in a collective call; torchrun ends them. And vLLM puts
-    # its own groups away, later than this.
-    if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
-        dist.destroy_process_group()
+    leave_ranks(code)
     sys.exit(code)

@@ -510,6 +510,41 @@ async def replay(dialogue, user):
     return emotions
 
 
+def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):
+    """The Simulator that a run's Settings ask for; the last three: what is not the run's own."""
+    return make_simulator(name or cfg.simulator, lang or cfg.lang, difficulty or cfg.difficulty,
+                          concurrency=cfg.simulator_concurrency, timeout=cfg.simulator_timeout,
+                          retries=cfg.simulator_retries, temperature=cfg.simulator_temperature,
+                          log=log, clock=clock)
+
+
+def watcher_of_run(cfg, people, log, clock):
+    """The second user of --watch. Raises BadInput if it cannot play `people`."""
+    try:
+        refuse_foreign(cfg.watch, people)
+    except BadInput as error:
+        raise BadInput(f"--watch {cfg.watch}: {error}") from None
+    return simulator_of_run(cfg, log, clock, cfg.watch, cfg.watch_lang, cfg.watch_difficulty)
+
+
+async def watched(watcher, episodes, people, gather):
+    """Mean final emotion of `watcher` when it is told the replies of `episodes`; 0 for a malformed
+    one, as its reward. A dialogue in which it fails is left out; None if it failed in all. gather:
+    the lists of all ranks in one."""
+    profiles = {p.id: p for p in people}
+
+    async def final(e):
+        user = User(watcher, profiles[e.profile_id], e.start, f"watch {e.number}")
+        try:
+            emotions = await replay(vars(e), user)
+        except SimulatorFailed:
+            return None
+        return 0 if e.ended == "malformed" or not emotions else emotions[-1]
+    finals = await asyncio.gather(*[final(e) for e in episodes])
+    known = [x for x in gather(finals) if x is not None]
+    return sum(known) / len(known) if known else None
+
+
 # ------------------------------------------------------------------------------------- run it alone
 
 def play(user, max_turns):

@@ -145,13 +145,17 @@ def calls_of(cfg, price=None):
     At most: nobody takes leave. A dialogue of T turns is 2 T - 1 calls, and a group one more for
     its first line; each evaluation is one dialogue a user. price: (of a million prompt tokens, of a
     million answer tokens), or None."""
-    if cfg.simulator.startswith("toy") and cfg.model == "toy":
+    embedded = cfg.simulator.startswith("toy") and cfg.model == "toy"
+    watch = cfg.watch and not cfg.watch.startswith("toy")
+    if embedded and not watch:
         return ""
     turns, groups = cfg.max_turns, cfg.batch_size // cfg.group_size
-    step = groups + cfg.batch_size * (2 * turns - 1)
+    # a refill may replace every group; who watches is asked once a reply
+    step = (not embedded) * (groups + cfg.batch_size * (2 * turns - 1)) * (1 + cfg.refill)
+    looks = cfg.steps // cfg.watch_every * cfg.batch_size * turns if watch else 0
     evaluations = 2 + ((cfg.steps - 1) // cfg.eval_every if cfg.eval_every else 0)
-    held_out = cfg.eval_size * 2 * turns
-    every = cfg.steps * step + (evaluations if cfg.steps else 1) * held_out
+    held_out = (not embedded) * cfg.eval_size * 2 * turns
+    every = cfg.steps * step + (evaluations if cfg.steps else 1) * held_out + looks
     # a prompt is the file, the person, and on average half a dialogue; a token is 4 letters or
     # 1.5 Chinese signs
     texts = [(PROMPTS / cfg.lang / cfg.difficulty / f"{name}.txt").read_text(encoding="utf-8")
@@ -159,8 +163,9 @@ def calls_of(cfg, price=None):
     letters = sum(map(len, texts)) / 2 / (4 if cfg.lang == "en" else 1.5)
     reply = min(cfg.max_tokens, REPLY_TOKENS["direct"])         # thoughts are never sent
     prompt = letters + PROFILE_TOKENS + turns / 2 * (reply + 60)
+    watching = f" and {looks:,} of --watch" * bool(looks)
     text = (f"calls to the simulator, at most: {step:,} a step, {every:,} in all, with "
-            f"evaluations; about {every * prompt / 1e6:,.1f} million tokens to it and "
+            f"evaluations{watching}; about {every * prompt / 1e6:,.1f} million tokens to it and "
             f"{every * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)")
     if price:
         cost = every * (prompt * price[0] + ANSWER_TOKENS * price[1]) / 1e6

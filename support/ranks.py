@@ -8,6 +8,7 @@ ordinary call here is a collective one: every rank makes it, or all wait for eve
 run's directory, shared or copied.
 """
 import ctypes
+import dataclasses
 import os
 import signal
 import sys
@@ -48,6 +49,21 @@ def join_ranks(cuda):
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if ranks == 1 else {}
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo",
                             timeout=timedelta(seconds=GROUP_TIMEOUT), **alone)
+
+
+def leave_ranks(code):
+    """The end of a process. After a failure others may still be in a collective call; torchrun ends
+    them. And vLLM puts its own groups away, later than this."""
+    if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
+        dist.destroy_process_group()
+
+
+def interrupt_at_once(handler=None):
+    """Let Ctrl-C interrupt at once: asyncio would cancel its main task, and forget it where that is
+    just done. Returns the handler of before; given that, it is put back."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    return signal.signal(signal.SIGINT, handler or interrupt)
 
 
 def check_world():
@@ -96,6 +112,12 @@ def broadcast(make):
 
 def wait_for_all():
     all_gather_list([])
+
+
+def gather_episodes(episodes):
+    """The episodes of all ranks by their numbers, without tokens: for counting and the log."""
+    bare = [dataclasses.replace(e, segments=[]) for e in episodes]
+    return sorted(all_gather_list(bare), key=lambda e: e.number)
 
 
 # -------------------------------------------------------------------------------------------- FSDP2

@@ -39,12 +39,17 @@ MAX_BYTES = 4_500_000
 # missing from the metrics is left out.
 PANELS = [
     ("Learning", "Final emotion", "0 to 100", (0, 100),
-     [("emotion", "training users, mean", "blue")],
-     "How users feel at the end; the band is one standard deviation, so it may pass 100."),
+     [("emotion", "training users, mean", "blue"),
+      ("watched", "the user who watches", "red")],
+     "How users feel at the end; the band is one standard deviation, so it may pass 100. Where the "
+     "user who watches falls while the other rises, the reward is being hacked."),
     ("Learning", "How dialogues end", "% of dialogues", (0, 100),
      [("success", "success (100)", "green"), ("failure", "failure (below 10)", "red"),
       ("malformed", "malformed", "grey")],
      "Success should climb and failure fall; a malformed reply ends its dialogue at a score of 0."),
+    ("Learning", "Groups without a lesson", "share of groups", (0, 1),
+     [("flat_groups", "all dialogues earn the same", "grey")],
+     "GRPO learns from differences within a group: where there are none, nothing."),
     ("Learning", "Length of a reply", "tokens", None,
      [("reply_tokens", "tokens per reply", "purple")],
      "A steep climb may be padding, a steep fall may be silence: read dialogues of both ends."),
@@ -205,7 +210,8 @@ def panels(curves, evaluations):
 
     steps, result = [row.get("step", i + 1) for i, row in enumerate(curves)], []
     for section, title, unit, span, series, reading in PANELS:
-        lines = [{"label": label, "colour": colour, "values": column(key)}
+        lines = [{"label": label, "colour": colour,
+                  "values": joined(column(key)) if key == "watched" else column(key)}
                  for key, label, colour in series]
         lines = [line for line in lines if any(v is not None for v in line["values"])]
         points = []
@@ -220,6 +226,15 @@ def panels(curves, evaluations):
             result.append({"section": section, "title": title, "unit": unit, "span": span,
                            "steps": steps, "lines": lines, "points": points, "reading": reading})
     return result
+
+
+def joined(values):
+    """Numbers of every K-th step, with those between them on straight lines."""
+    there = [i for i, v in enumerate(values) if v is not None]
+    if not there:
+        return values
+    between = np.interp(range(len(values)), there, [values[i] for i in there]).round(3).tolist()
+    return [v if there[0] <= i <= there[-1] else None for i, v in enumerate(between)]
 
 
 def evaluation_table(evaluations):

@@ -217,6 +217,21 @@ class Settings:
     simulator_cache: str = flag("calls.jsonl of another run, whose answers need not be paid for "
                                 "again", metavar="FILE")
 
+    # ---- what is rewarded
+    reward: str = flag("terminal: e_T / 100, once; delta: (e_t - e_{t-1}) / 100 after each reply",
+                       "terminal", choices=["terminal", "delta"], group="what is rewarded")
+    advantage: str = flag("GRPO: divided by the group's std; not divided (dr-grpo); against the "
+                          "mean of the others (rloo)", "grpo",
+                          choices=["grpo", "dr-grpo", "rloo"])
+    refill: int = flag("GRPO: rounds in which new users take the place of groups whose dialogues "
+                       "all earned the same", 0, type=natural)
+    watch: str = flag("a second user, as --simulator, who is told the same replies and never "
+                      "trained on", metavar="NAME")
+    watch_every: int = flag("steps between two looks of --watch", 1, type=positive)
+    watch_difficulty: str = flag("of --watch, where it is not the run's",
+                                 choices=["vanilla", "challenging"])
+    watch_lang: str = flag("of --watch, where it is not the run's", choices=["en", "zh"])
+
     # ---- update. The toy's learning rate is the largest that was safe: at 6e-4 one thinking run of
     # three garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
     # clipping has something to do.
@@ -348,6 +363,17 @@ def resolve_settings(given):
                        "use k2, k3 or k3-ratio")
     if cfg.algo == "ppo":
         cfg.group_size = 1
+        for name in ("advantage", "refill"):
+            if given.get(name):
+                raise BadInput(f"--{name} {given[name]} is for GRPO, which has groups; leave it "
+                               "out, or take --algo grpo")
+    for name in ("watch_every", "watch_difficulty", "watch_lang"):
+        if given.get(name) and not cfg.watch:
+            raise BadInput(f"--{name.replace('_', '-')} {given[name]}: nobody watches; say who by "
+                           "--watch NAME")
+    if cfg.reward == "delta" and cfg.gamma < 1:
+        raise BadInput(f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no "
+                       "longer add up to how far the emotion came")
     if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
         raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
     need_vllm(cfg.engine)

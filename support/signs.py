@@ -44,9 +44,29 @@ def summarise(episodes):
             "malformed": 100 * malformed / len(episodes)}
 
 
-def stray_thoughts(episodes, think):
-    """Replies of direct mode out of which a thought was taken; the policy was not asked for one."""
-    return 0 if think else sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
+def flat_groups(episodes):
+    """The numbers of the groups whose dialogues all have the same reward: GRPO's advantages are 0
+    there, and nothing is learned. A group of one has no spread either, but for PPO it needs
+    none."""
+    rewards = {}
+    for e in episodes:
+        rewards.setdefault(e.group, []).append(e.reward)
+    return sorted(group for group, r in rewards.items() if len(set(r)) == 1)
+
+
+def batch_metrics(episodes, think):
+    """What is said of the dialogues of a training step (docs/metrics.md)."""
+    summary, groups = summarise(episodes), len({e.group for e in episodes})
+    # thoughts that direct mode took out of replies
+    stray = sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
+    return {"reward": float(np.mean([e.reward for e in episodes])), "emotion": summary["score"],
+            "emotion_std": float(np.std([e.emotion for e in episodes])),
+            **{key: summary[key] for key in ("success", "failure", "malformed")},
+            "episodes": len(episodes), "turns": sum(len(e.turns) for e in episodes) / len(episodes),
+            "stray_thoughts": 0 if think else stray,
+            "flat_groups": (len(flat_groups(episodes)) / groups if groups < len(episodes)
+                            else None),
+            **signs([e.delivered_replies for e in episodes])}
 
 
 def words_of(text):
@@ -135,6 +155,15 @@ def hacking_warnings(rows, evaluations=()):
     episodes = mean(rows[-tenth:], "episodes")
     look("dropped", lambda a, b: episodes and b > 0.1 * (episodes + b),
          "{last:.0f} dialogues a step are dropped")
+    look("flat_groups", lambda a, b: b > 0.5,
+         "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same")
+    pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]
+    if len(pairs) > 3:
+        third = max(1, len(pairs) // 3)
+        change = np.mean(pairs[-third:], axis=0) - np.mean(pairs[:third], axis=0)
+        if change[0] > 5 and change[1] < -5:
+            found.append(f"the reward rises ({change[0]:+.0f} points) and the user who watches the "
+                         f"same replies falls ({change[1]:+.0f})")
     if evaluations and len(evaluations) > 1:
         gap = mean(rows[-tenth:], "emotion") - evaluations[-1]["score"]
         if gap > max(10, 3 * evaluations[-1]["stderr"]):

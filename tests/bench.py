@@ -66,7 +66,8 @@ def update(policy, episodes):
     for batch in micro_batches(episodes, BUDGET):
         log_probs, _ = policy(batch)
         loss, _ = policy_loss(log_probs, batch.engine_log_probs,
-                              batch.reward[:, None].expand_as(log_probs), batch.action_mask, 0.2)
+                              batch.reward.sum(1)[:, None].expand_as(log_probs),
+                              batch.action_mask, 0.2)
         loss.backward()
     policy.zero_grad()
     return time.perf_counter() - start

@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 
 import evaluate
 import rlver
+import simulator
 import toy
 from conftest import make_tiny_model
 from evaluate import consistency
@@ -682,7 +683,7 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(whole, half, tmp_p
     listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: args[3])
     listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
     listen(rlver, "rollout", "rollout_timeout", lambda args, more: args[-1])
-    listen(rlver, "make_simulator", "simulator_concurrency",
+    listen(simulator, "make_simulator", "simulator_concurrency",
            lambda args, more: more["concurrency"])
     assert go_on(out, "--steps", 4, *flags) == 0
     assert seen == {"tokens_per_gpu": [40] * 2, "save_every": [3, 4],

@@ -1,12 +1,14 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from grpo import group_advantages, grpo_update
+from grpo import group_advantages, grpo_update, turn_advantages
 from ppo import SelfCheckFailed, ppo_update
 from test_ppo import (INF, NAN, Notes, Ranks, Table, Values, close, every_outcome, kl, pack, talk,
                       untouched, weights)
@@ -87,6 +89,126 @@ def test_long_dialogues_weigh_no_more():
         a = 0.5 / (math.sqrt(0.5) + 1e-6)
         sign = 1 if long_reward else -1
         close(gradient, -a * sign * (score_sum(long, policy) - score_sum(short, policy)) / 17)
+
+
+def test_the_three_advantages_of_a_group():
+    """On paper, rewards 0 1 | .2 .2 | .9 and a group of four. Dr. GRPO leaves the std out;
+    leave-one-out is Dr. GRPO times n / (n - 1), and alone has nothing taken off."""
+    rewards = torch.tensor([0.0, 1.0, 0.2, 0.2, 0.9, 0.1, 0.2, 0.3, 0.6])
+    groups = torch.tensor([0, 0, 1, 1, 2, 3, 3, 3, 3])
+    dr, rloo = (group_advantages(rewards, groups, kind) for kind in ("dr-grpo", "rloo"))
+    close(dr, [-0.5, 0.5, 0, 0, 0, -0.2, -0.1, 0, 0.3])
+    close(rloo, [-1, 1, 0, 0, 0.9, -0.8 / 3, -0.4 / 3, 0, 0.4])
+    assert (dr[2:4] == 0).all() and (rloo[2:4] == 0).all()
+
+
+# A game of two turns that can be enumerated. First A and B go on and S ends it; then 0 or 1.
+PLAYS = {"S": [0.3], "A0": [0.1, 0.9], "A1": [0.1, -0.2], "B0": [-0.4, 0.5], "B1": [-0.4, 1.0]}
+
+
+def game(logits):
+    """(probability, [log pi of each turn]) of every play, by name; logits: [3, 3] float64, the
+    first row of S A B, the others of 0 1 after A and after B."""
+    first = logits[0].log_softmax(0)
+    found = {}
+    for name in PLAYS:
+        scores = [first["SAB".index(name[0])]]
+        if len(name) > 1:
+            scores.append(logits["SAB".index(name[0])][:2].log_softmax(0)[int(name[1])])
+        found[name] = (sum(scores).exp(), scores)
+    return found
+
+
+def expected_gradient(advantages, logits, n=3):
+    """The expected gradient of sum_t A_t log pi_t over all groups of `n` plays: no sampling, every
+    group by its probability."""
+    plays = game(logits)
+    scores = {name: [torch.autograd.grad(s, logits, retain_graph=True)[0] for s in found[1]]
+              for name, found in plays.items()}
+    mean = torch.zeros_like(logits)
+    for group in itertools.product(PLAYS, repeat=n):
+        rewards = torch.zeros(n, 2, dtype=torch.float64)
+        alive = torch.zeros(n, 2, dtype=torch.bool)
+        for i, name in enumerate(group):
+            rewards[i, :len(PLAYS[name])] = torch.tensor(PLAYS[name], dtype=torch.float64)
+            alive[i, :len(PLAYS[name])] = True
+        a = advantages(rewards, alive)
+        gradient = sum(a[i, t] * scores[name][t] for i, name in enumerate(group)
+                       for t in range(len(PLAYS[name]))) / n
+        mean = mean + math.prod(plays[name][0].item() for name in group) * gradient
+    return mean
+
+
+def test_which_baseline_a_turn_may_have():
+    """verl#7244: a baseline per turn is biased where the policy decides when to stop. Against the
+    exact gradient, by enumeration. The mean of the others who still talk, 0 for one who is alone,
+    is exact. The same mean with oneself in it shrinks the two turns unevenly, and an advantage of 0
+    for the lone is wrong beyond any scale. The others' whole returns, one baseline for all turns,
+    are exact too; which of the two is less noisy depends on the game. In dialogues what is still to
+    come gets less with every turn, and the mean at the same turn knows that."""
+    logits = torch.tensor([[0.5, -0.2, 0.1], [0.3, -0.4, 0.0], [-0.6, 0.2, 0.0]],
+                          dtype=torch.float64, requires_grad=True)
+    value = sum(p * sum(PLAYS[name]) for name, (p, _) in game(logits).items())
+    exact, = torch.autograd.grad(value, logits)
+    one = torch.zeros(3, dtype=torch.long)
+
+    def to_go(rewards, alive):
+        return rewards.flip(1).cumsum(1).flip(1) * alive
+
+    def with_oneself(rewards, alive):
+        g = to_go(rewards, alive)
+        return (g - g.sum(0) / alive.sum(0).clamp(min=1)) * alive
+
+    def lone_gets_nothing(rewards, alive):
+        return turn_advantages(rewards, alive, one, "rloo") * (alive.sum(0) > 1)
+
+    def whole_returns(rewards, alive):
+        g = to_go(rewards, alive)
+        return (g - (g[:, :1].sum() - g[:, :1]) / (len(g) - 1)) * alive
+
+    chosen = expected_gradient(lambda r, a: turn_advantages(r, a, one, "rloo"), logits)
+    close(chosen, exact, 1e-12)
+    shrunk = expected_gradient(with_oneself, logits)
+    first, second = (shrunk[0] / exact[0]).detach(), (shrunk[1:, :2] / exact[1:, :2]).detach()
+    close(first, torch.full((3,), 2 / 3, dtype=torch.float64), 1e-12)       # 1 - 1 / n
+    assert (second < 0.6).all() and (second > 0).all()      # 1 - E[1 / n_2], and n_2 is smaller
+    wrong = expected_gradient(lone_gets_nothing, logits)
+    scale = (wrong * exact).sum() / (exact ** 2).sum()
+    assert (wrong - scale * exact).abs().max() > 1e-3
+    close(expected_gradient(whole_returns, logits), exact, 1e-12)
+
+
+def test_turn_advantages_by_hand():
+    """Deltas of two dialogues of a user, one of which ends after its first turn, and one of another
+    user's. Returns to go: 0.6 0.5, 0.2 -, 0.3. `grpo` divides by the std of the whole returns 0.6
+    and 0.2: sqrt(0.08)."""
+    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0]])
+    alive = torch.tensor([[True, True], [True, False], [True, False]])
+    groups = torch.tensor([4, 4, 9])
+    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0]])
+    for kind in ("dr-grpo", "rloo"):
+        close(turn_advantages(rewards, alive, groups, kind), wanted)
+    close(turn_advantages(rewards, alive, groups),
+          torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0, 0]]) / math.sqrt(0.08))
+
+
+def test_a_turns_advantage_reaches_its_own_tokens():
+    """Through the update: each policy token's gradient is weighed by its turn's advantage, whatever
+    the micro-batch it was packed into."""
+    policy = Table()
+    d = [talk(s, 2, 2, 1, 3) for s in range(3)]
+    deltas = torch.tensor([[0.1, 0.5], [0.2, -0.3], [0.0, 0.1]], dtype=torch.float64)
+    batches = [pack(*d[:2]), pack(d[2])]
+    batches[0].reward, batches[1].reward = deltas[:2], deltas[2:]
+    alive = torch.ones(3, 2, dtype=torch.bool)
+    wanted = turn_advantages(deltas, alive, torch.zeros(3, dtype=torch.long), "rloo")
+    (gradient,), metrics = gradients([batches], policy, kind="rloo", per_turn=True)
+    total = torch.zeros_like(gradient)
+    for i, x in enumerate(d):
+        for k in (1, 2):
+            part = SimpleNamespace(ids=x.ids, action_mask=x.turn == k)
+            total -= wanted[i, k - 1] * score_sum(part, policy)
+    close(gradient, total / metrics["tokens_trained"])
 
 
 # --------------------------------------------------------------------------------------- the update

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import TorchEngine
+from ppo import place_rewards
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, load_model,
                     micro_batches, pack, split_thought, token_scores, tree_mask)
 
@@ -480,7 +481,7 @@ def test_packing_by_the_worked_example():
             and batch.positions[1, :2].tolist() == [0, 1])
     assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
     assert batch.engine_log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
-    assert batch.reward.tolist() == [0.5, 1.0] and batch.group.tolist() == [7, 8]
+    assert batch.reward.sum(1).tolist() == [0.5, 1.0] and batch.group.tolist() == [7, 8]
     sees = {p: [p], q: [p, q], a: [p, q, a], b: [p, q, a, b], r: [p, q, r], s: [p, q, r, s],
             c: [p, q, r, s, c]}
     mask = tree_mask(batch.branch)[:, 0]
@@ -488,6 +489,44 @@ def test_packing_by_the_worked_example():
         assert batch.ids[0][row].tolist() == sees[int(query)]
     assert (mask[1, 2:].tolist() == torch.eye(7, dtype=torch.bool)[2:].tolist()
             and not mask[1, :2, 2:].any())
+
+
+def paid(*emotions, reward):
+    """A thinking dialogue with these emotions after its turns, None for a malformed one."""
+    segments, at, turns = [Segment([1, 2])], [30, *emotions], []
+    for k, e in enumerate(emotions):
+        segments += [Segment([3, 4], branch=k + 1, log_probs=[-1.0, -1.0]), Segment([5])]
+        # the user said +10 or -10; at the limits it was moved less
+        turns.append({"emotion": e, "change": None if e is None else 10 if e > at[k] else -10})
+    return episode_of(segments, turns=turns, reward=reward)
+
+
+def test_what_each_turn_is_paid():
+    """Terminal: all of it in the last. Delta: how far the emotion moved from where it stood. The
+    changes add up to e_T - e_0; one that the clamp at 100 cut short counts as far as it went; a
+    malformed reply takes back what was earned."""
+    good, bad = paid(40, 36, 95, 100, reward=1.0), paid(40, 50, None, reward=0.0)
+    assert good.turn_rewards() == [0, 0, 0, 1.0] and bad.turn_rewards() == [0, 0, 0]
+    assert np.allclose(good.turn_rewards("delta"), [0.1, -0.04, 0.59, 0.05])
+    assert np.allclose(bad.turn_rewards("delta"), [0.1, 0.1, -0.5])
+    assert np.isclose(sum(bad.turn_rewards("delta")), 0.0 - 0.3)
+    assert np.allclose(paid(None, reward=0.0).turn_rewards("delta"), [-0.3])
+    assert np.allclose(paid(20, 0, reward=0.0).turn_rewards("delta"), [-0.1, -0.2])
+    assert [paid(40, reward=0.4).turn_rewards(kind) for kind in ("terminal", "delta")] == [
+        [0.4], [0.1]]
+
+
+def test_packed_turns_and_their_rewards():
+    """Every sampled token knows its turn, and each turn's reward stands on its last one."""
+    batch = pack([paid(40, 36, 95, 100, reward=1.0), paid(40, 50, None, reward=0.0)],
+                 reward="delta")
+    assert batch.turn.tolist() == [[0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 4, 4, 0],
+                                   [0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 0, 0, 0]]
+    placed = place_rewards(batch.reward, batch.turn)
+    assert (placed != 0).nonzero().tolist() == [[0, 3], [0, 6], [0, 9], [0, 12], [1, 3], [1, 6],
+                                                [1, 9]]
+    assert torch.allclose(placed.sum(1), torch.tensor([0.7, -0.3]))
+    assert ((batch.turn > 0) == batch.action_mask).all()
 
 
 def test_a_branch_of_two_segments_is_one_branch():
@@ -600,7 +639,7 @@ def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
         for b in batches:
             assert b.ids.numel() <= budget or len(b.group) == 1
             for row, i in enumerate(b.group.tolist()):
-                assert b.reward[row] == i / 64 and (b.branch[row] >= 0).sum() == lengths[i]
+                assert b.reward[row].sum() == i / 64 and (b.branch[row] >= 0).sum() == lengths[i]
                 whole = sum((s.ids for s in episodes[i].segments), [])
                 assert b.ids[row, :lengths[i]].tolist() == whole
     assert len(micro_batches(episodes, 1)) == 40 and len(micro_batches(episodes, 10 ** 6)) == 1

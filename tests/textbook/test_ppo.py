@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ppo import (CriticPart, SelfCheckFailed, explained_variance, gae, importance_weights,
                  kl_penalty, logp_gap, compute_log_probs, optimize, policy_loss, ppo_update,
-                 terminal_rewards, value_loss, whiten, masked_mean_std)
+                 place_rewards, value_loss, whiten, masked_mean_std)
 
 VOCAB, NAN, INF = 5, float("nan"), float("inf")
 
@@ -74,8 +74,10 @@ def talk(seed, *turns, reward=None, group=0, policy=None, gap=0.0):
     user's ... The engine's log-probs are the policy's, but for noise of size `gap`."""
     rng = np.random.default_rng(seed)
     sampled = torch.tensor([i % 2 == 1 for i, n in enumerate(turns) for _ in range(n)])
+    turn = torch.tensor([(i + 1) // 2 * (i % 2) for i, n in enumerate(turns) for _ in range(n)])
     d = SimpleNamespace(ids=torch.tensor(rng.integers(0, VOCAB, len(sampled))), action_mask=sampled,
-                        group=group, reward=float(rng.random()) if reward is None else reward)
+                        turn=turn, group=group,
+                        reward=float(rng.random()) if reward is None else reward)
     noise = gap * torch.tensor(rng.standard_normal(len(sampled)))
     d.engine_log_probs = (policy
                           or Table())(SimpleNamespace(ids=d.ids[None]))[0][0].detach() + noise
@@ -87,9 +89,24 @@ def pack(*dialogues):
     side_by_side = lambda name: nn.utils.rnn.pad_sequence([getattr(d, name) for d in dialogues],
                                                           batch_first=True)
     return SimpleNamespace(**{name: side_by_side(name)
-                              for name in ("ids", "action_mask", "engine_log_probs")},
-                           reward=torch.tensor([d.reward for d in dialogues], dtype=torch.float64),
+                              for name in ("ids", "action_mask", "engine_log_probs", "turn")},
+                           reward=paid_last([d.reward for d in dialogues],
+                                            [int(d.turn.max()) for d in dialogues]),
                            group=torch.tensor([d.group for d in dialogues]))
+
+
+def paid_last(rewards, turns):
+    """[D, T]: each dialogue's reward in its last turn, as RLVER pays."""
+    placed = torch.zeros(len(turns), max(max(turns), 1), dtype=torch.float64)
+    for row, reward, last in zip(placed, rewards, turns):
+        row[last - 1] = reward * (last > 0)
+    return placed
+
+
+def turns_of(mask):
+    """Every run of sampled tokens is a turn: [B, L] bool -> [B, L] long."""
+    before = torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
+    return (mask & ~before).cumsum(1) * mask
 
 
 def ragged(seed=0, rows=6, length=14):
@@ -159,7 +176,7 @@ def test_the_users_lines_do_not_decay_the_reward():
     the end, V = 0. At lambda 0.95 the first token gets 0.95^39 = 0.135; decaying over what the user
     said leaves 6e-5 of it. At lambda 1, RLVER's, nobody would notice."""
     mask = torch.tensor([[True] * 20 + [False] * 150 + [True] * 20])
-    rewards = terminal_rewards(torch.ones(1), mask)
+    rewards = place_rewards(torch.tensor([[0.0, 1.0]]), turns_of(mask))
     for gamma, lam in ((1, 0.95), (0.95, 1)):
         advantages, _ = gae(rewards, torch.zeros(mask.shape), mask, gamma, lam)
         close(advantages[0, [0, 19, 170, 189]], [0.95 ** 39, 0.95 ** 20, 0.95 ** 19, 1])
@@ -170,7 +187,9 @@ def test_at_lambda_and_gamma_1_the_sum_telescopes():
     """RLVER's setting: whatever the critic says, the advantage is the dialogue's reward minus V,
     and the return is the reward."""
     mask, values, reward = ragged(3), normal(6, 14, seed=4), normal(6, seed=5)
-    advantages, returns = gae(terminal_rewards(reward, mask), values, mask, 1, 1)
+    turn = turns_of(mask)
+    rewards = place_rewards(paid_last(reward.tolist(), turn.amax(1).tolist()), turn)
+    advantages, returns = gae(rewards, values, mask, 1, 1)
     close(returns, reward[:, None] * mask)
     close(advantages, (reward[:, None] - values) * mask)
 
@@ -181,12 +200,22 @@ def test_the_reward_stands_on_the_last_policy_token():
     mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0],
                          [0, 0, 0, 1, 1, 1, 1, 1], [0] * 8]).bool()
     reward = torch.tensor([0.9, 0.2, 0.4, 0.7])
-    placed = terminal_rewards(reward, mask)
+    placed = place_rewards(paid_last(reward.tolist(), [2, 1, 1, 0]).float(), turns_of(mask))
     wanted = torch.zeros(4, 8)
     wanted[0, 5], wanted[1, 2], wanted[2, 7] = 0.9, 0.2, 0.4
     assert torch.equal(placed, wanted)
     advantages, _ = gae(placed, torch.zeros(4, 8), mask, 1, 1)
     close(advantages, reward[:, None] * mask)           # it arrives at every token of the dialogue
+
+
+def test_each_turn_is_paid_on_its_last_token():
+    """A reward a turn, --reward delta: two of three turns end where the user begins to speak, one
+    at the end of the row. gamma = lambda = 1: every token gets what is still to come."""
+    turn = torch.tensor([[1, 1, 0, 2, 2, 0, 3], [0, 0, 1, 1, 0, 0, 0]])
+    placed = place_rewards(torch.tensor([[0.1, -0.2, 0.4], [0.3, 0.0, 0.0]]), turn)
+    close(placed, [[0, 0.1, 0, 0, -0.2, 0, 0.4], [0, 0, 0, 0.3, 0, 0, 0]])
+    advantages, returns = gae(placed, torch.zeros(2, 7), turn > 0, 1, 1)
+    close(returns, [[0.3, 0.3, 0, 0.2, 0.2, 0, 0.4], [0, 0, 0.3, 0.3, 0, 0, 0]])
 
 
 def test_whitening_is_over_the_whole_batch():
@@ -427,7 +456,8 @@ def every_outcome(reward=0.0):
     policy.logits.data[0] = torch.tensor([0.5, 0.25, 0.25]).log()
     batch = SimpleNamespace(ids=torch.tensor([[0, 0], [0, 0], [0, 1], [0, 2]]),
                             action_mask=torch.tensor([[False, True]] * 4),
-                            reward=torch.full((4,), reward, dtype=torch.float64),
+                            turn=torch.tensor([[0, 1]] * 4),
+                            reward=torch.full((4, 1), reward, dtype=torch.float64),
                             group=torch.zeros(4).long())
     batch.engine_log_probs = policy(batch)[0].detach()
     return policy, reference, batch
@@ -840,7 +870,7 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
                     engine = batch.engine_log_probs[b, t].item()
                     tokens.append(SimpleNamespace(s=s, y=y, old=log_pi(s)[y], engine=engine,
                                                   v=table[s], r=0.0))
-                tokens[-1].r = batch.reward[b].item()
+                tokens[-1].r = batch.reward[b].sum().item()
                 if estimator == "k1":
                     for x in tokens:
                         x.r -= kl_coef * (x.old - log_ref[x.s, x.y])
