@@ -150,8 +150,10 @@ class ServerAgent:
         text, = await ask_with_retries("a reply of the policy's server",
                                        lambda _: self.server.chat(self.messages), lambda text: (),
                                        self.retries)
-        thought, visible, malformed = (split_thought(text) if self.think
-                                       else (*take_thoughts(text), False))
+        if self.think:
+            thought, visible, malformed = split_thought(text)
+        else:
+            (thought, visible), malformed = take_thoughts(text), False
         # thoughts are not in the history that later turns see
         self.messages.append({"role": "assistant", "content": visible})
         return Reply(text, visible, thought, malformed)

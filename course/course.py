@@ -375,14 +375,19 @@ def workers():
 
 
 @functools.cache
+@functools.cache
+def docstrings():
+    """The docstring of every test, by its name."""
+    trees = [ast.parse(path.read_text(encoding="utf-8"))
+             for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    return {node.name: ast.get_docstring(node) or "" for tree in trees for node in tree.body
+            if isinstance(node, ast.FunctionDef)}
+
+
 def about(test):
     """What the test of that name is about, as its docstring begins, in part of a line."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        node = find(ast.parse(path.read_text(encoding="utf-8")), test)
-        if node:
-            first = (ast.get_docstring(node) or "").split("\n\n")[0]
-            return textwrap.shorten(first, 110, placeholder=" ...")
-    return ""
+    first = docstrings().get(test, "").split("\n\n")[0]
+    return textwrap.shorten(first, 110, placeholder=" ...")
 
 
 def run_tests(place, limit):

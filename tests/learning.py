@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # name: (thinking or not, flags); without flags only the base policy is made
 RUNS = {"base_policies": (False, None),
         "learnt": (True, "--algo grpo --think --steps 20 --eval-size 64"),
-        "hacked": (True, "--algo grpo --think --simulator toy-weak --steps 16 --eval-size 24")}
+        "hacked": (True, "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24")}
 
 
 class Learning:

@@ -130,7 +130,7 @@ def test_a_handout_holds_no_answer(whole):
                 name, line, held[line])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
     """A table that calls an exercise when its file is imported would stop all tests of the other
     exercises too."""
@@ -153,7 +153,7 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     assert "2 exercises, 11 points" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     """As the assignment tells it: the holes fail, and what fills them passes."""
     course.main(["handout", str(tmp_path / "h"), "--only", "groups"])

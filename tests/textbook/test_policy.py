@@ -540,6 +540,7 @@ def test_a_branch_of_two_segments_is_one_branch():
     assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
     assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
     assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
+    assert batch.turn.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 2]]
 
 
 @pytest.mark.parametrize("think", [False, True])
