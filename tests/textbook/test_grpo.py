@@ -179,17 +179,19 @@ def test_which_baseline_a_turn_may_have():
 
 
 def test_turn_advantages_by_hand():
-    """Deltas of two dialogues of a user, one of which ends after its first turn, and one of another
-    user's. Returns to go: 0.6 0.5, 0.2 -, 0.3. `grpo` divides by the std of the whole returns 0.6
-    and 0.2: sqrt(0.08)."""
-    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0]])
-    alive = torch.tensor([[True, True], [True, False], [True, False]])
-    groups = torch.tensor([4, 4, 9])
-    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0]])
+    """Deltas of users 4, 9 and 5. Returns to go of 4: 0.6 0.5, 0.2 -; of 9: 0.3; of 5: 0.4 0.2,
+    0.6 0.6, 0.5 -. Who has left is not in the mean of those who still talk, not even as a 0. `grpo`
+    divides by the std of the whole returns: sqrt(0.08) for user 4, 0.1 for user 5."""
+    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0], [0.2, 0.2], [0.0, 0.6], [0.5, 0.0]])
+    alive = torch.tensor([[True, True], [True, False], [True, False], [True, True], [True, True],
+                          [True, False]])
+    groups = torch.tensor([4, 4, 9, 5, 5, 5])
+    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0],
+                           [-0.15, -0.4], [0.15, 0.4], [0.0, 0.0]])
     for kind in ("dr-grpo", "rloo"):
         close(turn_advantages(rewards, alive, groups, kind), wanted)
-    close(turn_advantages(rewards, alive, groups),
-          torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0, 0]]) / math.sqrt(0.08))
+    scale = torch.tensor([math.sqrt(0.08)] * 2 + [math.inf] + [0.1] * 3)
+    close(turn_advantages(rewards, alive, groups), wanted / scale[:, None], 1e-4)
 
 
 def test_a_turns_advantage_reaches_its_own_tokens():
