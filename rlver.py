@@ -34,8 +34,8 @@ from simulator import (User, profiles_of_step, says_goodbye, simulator_of_run, u
 from support import plan, report
 from support.llm import CallLog, Clock
 from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
-                           gather_episodes, interrupt_at_once, join_ranks, leave_ranks, rank,
-                           wait_for_all, world)
+                           gather_episodes, interrupt_at_once, join_ranks, leave_ranks,
+                           raise_lost_interrupt, rank, wait_for_all, world)
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
                               read_flags)
@@ -202,6 +202,7 @@ class Trainer:
                    desc="training", unit="step", disable=not self.first)
         for step in bar:
             metrics = self.train_step(step)
+            raise_lost_interrupt()
             bar.set_postfix_str(report.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)

@@ -21,11 +21,12 @@ wrong_answers.toml what typically goes wrong.
 import ast
 import csv
 import functools
+import multiprocessing
 import os
 import re
 import resource
 import shutil
-import subprocess
+import signal
 import symtable
 import sys
 import tempfile
@@ -363,6 +364,8 @@ def workers():
     nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
     OVER.clear()
+    os.environ["OMP_NUM_THREADS"] = "1"         # for the nursery; a second thread would only wait
+    NURSERY.set_forkserver_preload(IMPORTED)
     with terminable():
         try:
             yield pool
@@ -374,7 +377,6 @@ def workers():
             pool.shutdown()
 
 
-@functools.cache
 @functools.cache
 def docstrings():
     """The docstring of every test, by its name."""
@@ -390,36 +392,55 @@ def about(test):
     return textwrap.shorten(first, 110, placeholder=" ...")
 
 
+# One process imports what takes seconds to import, and each run of tests is forked from it: the
+# matrix has some three hundred.
+NURSERY = multiprocessing.get_context("forkserver")
+IMPORTED = ["pytest", "numpy", "tqdm", "openai", "torch", "transformers",
+            "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2"]
+
+
+def tests_process(place, report, seconds):
+    """What the forked process does: pytest in the copy at `place`, as `python -m pytest` would. Of
+    the grader's own modules it forgets all, the copy has its own."""
+    os.setsid()                             # a session of its own: whatever it starts ends with it
+    output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    # a loop that collects or prints must not take the machine with it; the last is for the case
+    # that the grader is killed before it can keep the time
+    for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE),
+                       (resource.RLIMIT_CPU, seconds)):
+        resource.setrlimit(what, (most, most))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(place)
+    os.environ.update(PYTHONPATH="", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    sys.dont_write_bytecode = True
+    mine = lambda path: Path(path or "/").resolve().is_relative_to(ROOT / "support") or (
+        Path(path or "/").resolve().parent in (ROOT, HERE))
+    for name, module in list(sys.modules.items()):
+        if mine(getattr(module, "__file__", None)):
+            del sys.modules[name]
+    sys.path[:] = [str(place)] + [path for path in sys.path
+                                  if Path(path).resolve() not in (ROOT, HERE)]
+    import pytest
+    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]))
+
+
 def run_tests(place, limit):
     """Run the tests of the copy at `place` in a process of its own. Returns "" if all of them
     passed, else one line: the test that failed, what it is about, and what went wrong. What counts
     is pytest's report and its exit code together: a function that ends the process leaves none."""
     report = place / "report.xml"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                   "PYTEST_ADDOPTS": "", "PYTHONPATH": ""}
-    with open(place / "output.txt", "wb") as output:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-                   f"--junitxml={report}", "tests"]
-        process = subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
-                                   stdout=output, stderr=output, start_new_session=True)
-        RUNNING.add(process)
-        # a loop that collects or prints must not take the machine with it
-        if hasattr(resource, "prlimit"):
-            # should this process be killed before it can keep the time
-            seconds = int(4 * limit) + 1
-            for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE),
-                               (resource.RLIMIT_CPU, seconds)):
-                with suppress(ProcessLookupError):
-                    resource.prlimit(process.pid, what, (most, most))
-        if OVER.is_set():                                       # it was started too late to be seen
-            kill(process)
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        kill(process)                               # also what a test that is over has left running
-        process.wait()
-        RUNNING.discard(process)
+    process = NURSERY.Process(target=tests_process, args=(place, report, int(4 * limit) + 1))
+    process.start()
+    RUNNING.add(process)
+    if OVER.is_set():                                           # it was started too late to be seen
+        kill(process)
+    process.join(limit)
+    code = process.exitcode                                     # None: it is still at work
+    kill(process)                                   # also what a test that is over has left running
+    process.join()
+    RUNNING.discard(process)
     if code is None:
         return f"no end within {limit:g} s"
     try:

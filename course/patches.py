@@ -42,3 +42,4 @@ def kill(process):
     """A process, and whatever it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.kill()                      # it may not have come to a group of its own

@@ -20,6 +20,8 @@ from torch import nn
 
 from support.settings import GROUP_TIMEOUT, BadInput, SelfCheckFailed
 
+LOST = []           # Ctrl-C's of this run; one that nobody catches stays here
+
 
 def world():
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -61,9 +63,19 @@ def leave_ranks(code):
 def interrupt_at_once(handler=None):
     """Let Ctrl-C interrupt at once: asyncio would cancel its main task, and forget it where that is
     just done. Returns the handler of before; given that, it is put back."""
+    LOST.clear()
+
     def interrupt(*_):
+        LOST.append("Ctrl-C")
         raise KeyboardInterrupt
     return signal.signal(signal.SIGINT, handler or interrupt)
+
+
+def raise_lost_interrupt():
+    """A Ctrl-C that falls into a destructor is printed by Python and forgotten. Between two steps
+    it is raised again."""
+    if LOST:
+        raise KeyboardInterrupt
 
 
 def check_world():

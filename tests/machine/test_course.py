@@ -369,7 +369,7 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
             and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0)
     assert anna["thought"][0] == 0 and "MemoryError" in anna["thought"][1]
     assert found["ben", "kl"] == (5, "passed") and found["ben", "groups"] == (0, "not done")
-    assert "of 38" in capsys.readouterr().out
+    assert "of 36" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------- labs

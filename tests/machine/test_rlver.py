@@ -584,6 +584,28 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(whole, tiny_dir, tmp_pat
     alike(tmp_path / "out", whole("grpo"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_falls_into_a_destructor_is_not_lost(tiny_dir, tmp_path, monkeypatch,
+                                                               capfd):
+    """Python prints an exception of a destructor and goes on: a run was told to stop, and trained
+    for another five minutes."""
+    calls, answer = iter(range(1000)), toy.ScriptedModel.__call__
+
+    class Falls:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    async def tired(self, prompt):
+        if next(calls) == 30:
+            Falls()
+        return await answer(self, prompt)
+    monkeypatch.setattr(toy.ScriptedModel, "__call__", tired)
+    assert go(tiny_dir, tmp_path / "out") == 130
+    assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
+    assert len(rows(tmp_path / "out" / "metrics.jsonl")) == 1
+
+
 def test_an_interrupt_while_the_toys_policy_is_made_leaves_a_run(
         tiny_dir, tmp_path, monkeypatch, capfd):
     """The first start takes a minute before anything is trained: a Ctrl-C in it should cost nothing
