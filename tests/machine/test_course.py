@@ -42,6 +42,7 @@ def whole(tmp_path_factory):
 
 # ----------------------------------------------------------------------------------------- the list
 
+@pytest.mark.slow
 def test_the_list_fits_the_project():
     """At least fourteen exercises, 100 points. Each names functions and tests that are there, needs
     only what stands above it, and its README says so too."""

@@ -112,6 +112,7 @@ def test_what_a_student_reads_says_what_it_does(name):
     assert without_docstring(MODULES[name].read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.slow
 def test_comments_lead_to_lists_that_are_there():
     """ "Pitfall 4.12" says something only to who has the list. Whoever has the repository alone
     must be able to follow every reference; docs/differences.md numbers the defects."""

@@ -235,6 +235,7 @@ def test_the_docs_name_what_a_resumed_run_may_change():
             assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name
 
 
+@pytest.mark.slow
 def test_the_defects_are_listed_by_number_with_tests_that_are_there():
     """All 28, in order. A test that is named for one is there; and where docstrings name a defect,
     one of those tests is."""
@@ -279,6 +280,7 @@ def keys_of(value):
     return set(value if isinstance(value, dict) else ()).union(*map(keys_of, inner))
 
 
+@pytest.mark.slow
 def test_the_glossary_has_every_key(tiny_dir, tmp_path):
     """docs/metrics.md explains each key of the files of a run, and none that is not there."""
     flags = ("--algo ppo --steps 1 --batch-size 4 --max-turns 2 --max-tokens 4 --eval-size 2 "

@@ -21,6 +21,7 @@ def deltas(turns):
     return [(b - a) / 100 for a, b in zip([30] + turns, turns)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
 def test_deltas_reach_the_update(algo, tiny_dir, tmp_path, monkeypatch):
     """--reward delta: what the update is given is what stands in the log, turn by turn."""

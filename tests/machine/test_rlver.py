@@ -297,6 +297,7 @@ def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
     assert files(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--lr 1", "--algo ppo", "--think", "--seed 1",
                                    "--temperature 0.5", "--out elsewhere", "--batch-size 8"])
 def test_a_resumed_run_keeps_its_settings(flags, whole, tmp_path, monkeypatch, capfd):
@@ -447,6 +448,7 @@ def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_di
             == ["checkpoint-000002", "checkpoint-000004"])
 
 
+@pytest.mark.slow
 def test_config_picture_and_checkpoints_are_there(whole):
     """config.json says what was run, defaults included, so that it can be run again; the picture
     is one."""
@@ -538,13 +540,13 @@ def alike(out, whole):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo, line", [
-    pytest.param("grpo", 3, id="grpo, in the first evaluation: no checkpoint yet",
-                 marks=pytest.mark.slow),
-    pytest.param("grpo", 6, id="grpo, in step 1", marks=pytest.mark.slow),
-    pytest.param("grpo", 19, marks=pytest.mark.slow,
+    pytest.param("grpo", 3, id="grpo, in the first evaluation: no checkpoint yet"),
+    pytest.param("grpo", 6, id="grpo, in step 1"),
+    pytest.param("grpo", 19,
                  id="grpo, in step 3, which stands in dialogues.jsonl but not in metrics.jsonl"),
-    pytest.param("grpo", 31, id="grpo, in the evaluation after", marks=pytest.mark.slow),
+    pytest.param("grpo", 31, id="grpo, in the evaluation after"),
     pytest.param("ppo", 19, id="ppo, in step 3: critic and optimizers too"),
 ])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(algo, line, whole, tiny_dir, tmp_path,
@@ -843,7 +845,8 @@ def test_a_dialogue_whose_simulator_fails_is_dropped_and_counted(tiny_dir, tmp_p
     assert summary(tmp_path / "out")["before"]["n"] < 16
 
 
-@pytest.mark.parametrize("split", ["train", pytest.param("heldout", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "heldout"])
 def test_a_simulator_that_fails_everywhere_pauses_the_run(split, tiny_dir, tmp_path, monkeypatch,
                                                           capfd, whole):
     """A dead server: a batch of nothing must not become a mean of nothing. Exit code 75, everything
@@ -1058,6 +1061,7 @@ def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
             == [f"checkpoint-{step:06d}" for step in range(5 - keep, 5)])
 
 
+@pytest.mark.slow
 def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
     """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers
     undo each other's files."""

@@ -758,6 +758,7 @@ def test_a_value_is_read_before_its_token_is_emitted(think, tiny_model):
 
 # --------------------------------------------------------------------------------- the torch engine
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_company_nor_on_the_slots(chat, tiny_model):
     """A dialogue has its own luck, so a step can be replayed, resumed and dealt to other ranks. In
     float64, where no draw falls between two roundings of the cdf (in fp32 one in ten thousand may,
@@ -925,6 +926,7 @@ def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     assert_close([engine_log_probs(episodes)], by_rows(tiny_model, episodes)[:1], 1e-4)
 
 
+@pytest.mark.slow
 def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
     """4,096 replies of two tokens at temperature 0.7 against the exact probability of every pair,
     as cdfs over the pairs in two orders: by probability, where a wrong temperature or a cut tail
@@ -965,6 +967,7 @@ def test_an_engine_in_bf16_keeps_its_rotary_frequencies(tiny_model, chat):
     assert buffers and all(b.dtype == torch.float32 for b in buffers if b.is_floating_point())
 
 
+@pytest.mark.slow
 def test_a_dialogue_that_is_given_up_leaves_the_engine(tiny_model, chat):
     """A rollout's deadline cancels dialogues in the middle of a reply. Their requests go with them:
     nobody samples for them, and the others get what they would have got."""

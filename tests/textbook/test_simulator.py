@@ -270,6 +270,7 @@ def test_honest_variants_of_headers_are_read(style):
          "Change": "-5"}, -5)
 
 
+@pytest.mark.slow
 def test_no_forged_reply_moves_a_careless_model(capsys):
     """Hundreds of forged replies through models that quote where they should not, and 21 ways to
     write a loss: tests/hostile.py."""
@@ -277,6 +278,7 @@ def test_no_forged_reply_moves_a_careless_model(capsys):
     assert hostile.main() == 0 and ": 0 of " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_long_answers_of_nothing_take_no_time():
     """Quadratic patterns took ten seconds for each, on the event loop, at every retry. No clock is
     needed: at the old growth these would take hours."""

@@ -247,6 +247,7 @@ def ngrams(words, n):
     return list(zip(*(padded[i:] for i in range(n))))
 
 
+@pytest.mark.slow
 def test_only_whole_sentences_are_understood():
     """"One step is the one step is the one step" ended a prototype at learning rate 3e-3: each pair
     of its words is legal. Triples let 129 sentences pass that nobody would say, "You are right and
