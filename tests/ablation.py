@@ -2,9 +2,9 @@
 
     python tests/ablation.py [--out runs/ablation] [--jobs 2] [--only grpo,delta]
 
-PPO and GRPO, thinking and direct, paid at the end or by the turn, GRPO with each of its three
-advantages: the same number of dialogues each, seeds 0, 1, 2, held-out score every five steps. Runs
-that are there already are not made again, one that was stopped goes on. Prints a Markdown table and
+PPO and GRPO, thinking and direct, paid at the end or by the turn, and direct GRPO with each of its
+three advantages: the same number of dialogues each, seeds 0, 1, 2, held-out score every five steps.
+Runs that are there already are not made again, one that was stopped goes on. Prints a Markdown table and
 draws a picture from whatever is done.
 """
 import itertools
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from support.settings import Parser, positive
 
+KINDS = ("grpo", "dr-grpo", "rloo")
 STEPS, EVERY, BATCH, SEEDS, GOAL = 30, 5, 64, (0, 1, 2), 75
 T_95 = {2: 12.71, 3: 4.30}      # Student's t, two-sided 95 %, for a mean of so many seeds
 
@@ -31,7 +32,8 @@ def variants():
     for mode, reward in itertools.product(("think", "direct"), ("terminal", "delta")):
         more = ["--reward", reward] + ["--think"] * (mode == "think")
         yield f"ppo {mode} {reward}", ["--algo", "ppo", *more]
-        for kind in ("grpo", "dr-grpo", "rloo") if reward == "terminal" else ("grpo", "rloo"):
+        # the advantages differ by little: compared in one mode, with one reward
+        for kind in KINDS if (mode, reward) == ("direct", "terminal") else KINDS[:1]:
             name = f"grpo {mode} {reward}" + f" {kind}" * (kind != "grpo")
             yield name, ["--algo", "grpo", "--advantage", kind, *more]
 

@@ -174,7 +174,7 @@ def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
     """A toy run over a server with every fault, and the same run without: what was lost, and the
     scores after."""
     faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02}),
-              "--outage", "[6000, 20]"]
+              "--outage", f"[{300 * steps}, 20]"]
     result = {}
     with tempfile.TemporaryDirectory() as place:
         for name, simulator in (("without", []), ("with", faults)):
