@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import copy
 import os
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from support.settings import BadInput
 
 # --------------------------------------------------------------------------------- the torch engine
 
@@ -256,13 +259,20 @@ class VllmEngine:
         self.stop_id, self.temperature = stop_id, temperature
         self.cuda = torch.cuda.is_available()
         many = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        self.llm = LLM(
+        settings = dict(
             model=str(path), skip_tokenizer_init=True, generation_config="vllm",
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, max_model_len=context,
             seed=seed, disable_log_stats=True, dtype=str(dtype).removeprefix("torch."),
             enforce_eager=not self.cuda, enable_sleep_mode=self.cuda,
             **({"gpu_memory_utilization": memory_share} if self.cuda else {}),
             **({"distributed_executor_backend": "external_launcher"} if many else {}))
+        try:
+            self.llm = LLM(**settings)
+        except ValueError as error:
+            if not re.search("cache blocks|KV cache|free memory", str(error), re.I):
+                raise
+            raise BadInput(f"--engine-memory {memory_share}: there vLLM has no room for a dialogue "
+                           f"of {context} tokens: {str(error).splitlines()[0][:200]}") from None
         self.running, self.count, self.loop_task = {}, 0, None      # running: request id -> Future
         self.asleep = False
 

@@ -11,14 +11,17 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import toy
 from engine import TorchEngine, VllmEngine
+from lora import Part, SharedBase, merge
 from policy import (Agent, ChatFormat, Critic, Episode, Policy, Segment, best_device, empty_batch,
                     load_model, pack, recompute_activations, stop_ids)
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
-from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
+from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, full_tensor,
                            iter_full_weights, load_optimizer_state, optimizer_state, rank, shard,
                            wait_for_all, world)
 from support.rundir import write_json
@@ -27,8 +30,10 @@ from support.settings import BadInput
 # How far the engine's log-probs may be from the trainer's: on average, and for a single token. On
 # the toy, in fp32, they are 1e-7 apart; once in some hundred thousand tokens a very unlikely one is
 # 1e-4 off, by rounding. Stale weights show as 1e-2 and more. In bf16 two kernels differ by 1e-2 and
-# more on a single token as a matter of course: the mean has to tell.
-GAP_LIMITS = {torch.float32: (1e-4, 1e-2), torch.bfloat16: (0.05, float("inf"))}
+# more on a single token as a matter of course: the mean has to tell. And how far the first ratio
+# may be from 1, where the kernels are mostly the same.
+LIMITS = {torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
+          torch.bfloat16: dict(gap_limits=(0.05, float("inf")), ratio_limit=0.2)}
 START_DIALOGUES = 8         # of the starting policy, whose log-probs are kept
 PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
          "her about it she laughed and told me that I make too much of such things. Since then we "
@@ -49,27 +54,33 @@ class Models:
         self.toy_seconds, self.start_batches = 0.0, None
         self.device = torch.device("cpu") if cfg.toy else best_device()
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.gap_limits = GAP_LIMITS[dtype]
+        self.limits = LIMITS[dtype]
+        torch.backends.cuda.enable_cudnn_sdp(False)     # it would plan anew for every new shape
         if cfg.toy:
             began = time.perf_counter()
             for turn in (True, False):          # the first rank makes it, the others find it made
-                if turn == (rank() == 0) and (not checkpoint or cfg.kl_coef):
+                if turn == (rank() == 0) and (not checkpoint or cfg.kl_coef or cfg.lora_rank):
                     start = toy.base_policy(cfg.think, quiet=rank() > 0)
                 wait_for_all()
             self.toy_seconds = time.perf_counter() - began
         # The toy knows its job; a system prompt would cost it a third of its tokens.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
-        model, self.tokenizer = load_model(checkpoint or start)
+        # adapters go on the model that they were made for; a checkpoint has them merged into it
+        source = start if cfg.lora_rank else checkpoint or start
+        model, self.tokenizer = load_model(
+            source, dtype=dtype if cfg.lora_rank else torch.float32,
+            flag="the base of this run's adapters:" if cfg.lora_rank and checkpoint else "--model")
         self.context = cfg.context or model.config.max_position_embeddings
         self.chat = ChatFormat(self.tokenizer, system, cfg.think, cfg.template_args,
-                               stop_ids(checkpoint or start))
+                               stop_ids(source))
         self.pad = self.tokenizer.pad_token_id or 0
         if len(self.chat.first_prompt("")) + 2 > self.context:
             raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens "
                            "is too short for the system prompt alone")
         if cfg.engine == "vllm":
-            self.engine = VllmEngine(checkpoint or start, self.chat.stop_id, cfg.temperature,
-                                     context=self.context, seed=cfg.seed, dtype=dtype, clock=clock)
+            self.engine = VllmEngine(source, self.chat.stop_id, cfg.temperature,
+                                     context=self.context, seed=cfg.seed, dtype=dtype, clock=clock,
+                                     memory_share=cfg.engine_memory)
             check_world()
         else:
             self.engine = TorchEngine(model, self.chat.stop_id, cfg.temperature, clock=clock)
@@ -77,25 +88,36 @@ class Models:
         saved = checkpoint and torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True,
                                           weights_only=True)
         self.policy, self.critic, self.reference = Policy(model, cfg.temperature), None, None
-        if cfg.algo == "ppo":
-            self.critic = Critic(model)
+        if cfg.lora_rank:                       # one model, of three parts
+            root = SharedBase(self.policy, cfg.lora_rank, cfg.lora_alpha, cfg.algo == "ppo",
+                              cfg.seed)
             if saved:
-                self.critic.load_state_dict(saved["critic"])
-        if cfg.kl_coef:
-            self.reference = Policy(load_model(start)[0], cfg.temperature)
-        if not cfg.toy:
-            for body in filter(None, (model, self.critic and self.critic.body)):
-                recompute_activations(body)
-        for module in filter(None, (self.policy, self.critic, self.reference)):
-            if dist.is_initialized():           # moves it to the device, block by block
-                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
+                load_adapters(root, saved["adapters"], checkpoint, source)
+            self.policy, self.reference = Part(root, "policy"), Part(root, "reference")
+            self.critic = Part(root, "critic") if cfg.algo == "ppo" else None
+            modules, bodies, how = [root], [model], {"context_fn": root.remember}
+        else:
+            if cfg.algo == "ppo":
+                self.critic = Critic(model)
+                if saved:
+                    self.critic.load_state_dict(saved["critic"])
+            if cfg.kl_coef:
+                self.reference = Policy(load_model(start)[0], cfg.temperature)
+            modules = list(filter(None, (self.policy, self.critic, self.reference)))
+            bodies, how = [model, *([self.critic.body] if self.critic else [])], {}
+        for body in bodies if not cfg.toy else ():
+            recompute_activations(body, **how)
+        for module in modules if dist.is_initialized() else ():  # to the device, block by block
+            shard(module, self.device.type, None if dtype == torch.float32 else dtype)
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = self.critic and adamw(self.critic, cfg.critic_lr)
         if saved:
             load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
             if self.critic:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
-        if cfg.engine == "vllm":
+        if saved and cfg.lora_rank:             # the engine has seen the base only
+            self.sync()
+        elif cfg.engine == "vllm":
             self.probe()
 
     def make_agent(self, seed):
@@ -105,7 +127,8 @@ class Models:
 
     def sync(self):
         """The new weights go to the engine, tensor by tensor, on every rank."""
-        self.engine.load_weights(iter_full_weights(self.policy.model))
+        model = self.policy.model
+        self.engine.load_weights(merge(iter_full_weights(model), model))
         if self.cfg.engine == "vllm":   # the torch engine copies by name; vLLM has ways of its own
             self.probe()
 
@@ -119,7 +142,7 @@ class Models:
         segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
         batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
         with torch.no_grad():
-            logp_gap([batch], [self.policy(batch)[0]], self.gap_limits, all_reduce_sum)
+            logp_gap([batch], [self.policy(batch)[0]], self.limits["gap_limits"], all_reduce_sum)
 
     # ------------------------------------------------------------------- distance from the start
 
@@ -169,18 +192,25 @@ class Models:
 
         Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
         of a 7B model with its moments are a terabyte."""
-        first = rank() == 0
-        weights = {name: w.cpu() for name, w in iter_full_weights(self.policy.model)
-                   if first and name not in second_names(self.policy.model)}
+        first, model = rank() == 0, self.policy.model
+        weights = {name: w.cpu() for name, w in merge(iter_full_weights(model), model)
+                   if first and name not in second_names(model)}
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
-            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
+        if self.cfg.lora_rank:
+            saved["adapters"] = {name: full_tensor(p.detach()).cpu()
+                                 for part in filter(None, (self.policy, self.critic))
+                                 for name, p in part.named_parameters()}
+        elif self.critic:
+            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
 
         def write(directory):
             self.policy.model.save_pretrained(directory, state_dict=weights)
             self.tokenizer.save_pretrained(directory)
             torch.save(saved, directory / "trainer.pt")
+            if self.cfg.lora_rank:
+                write_peft(directory / "adapter", saved["adapters"], self.cfg)
         return write
 
 
@@ -193,9 +223,41 @@ def second_names(model):
             if first.setdefault(id(p), name) != name}
 
 
+def load_adapters(root, saved, checkpoint, source):
+    """Give a SharedBase the adapters of a checkpoint. Raises BadInput if they are of another rank,
+    or do not give the checkpoint's model with this base: `source` has then been changed."""
+    for name, p in root.named_parameters():
+        if p.requires_grad:
+            if name not in saved or saved[name].shape != p.shape:
+                raise BadInput(f"--resume: the adapters in {checkpoint.name} are not of "
+                               f"config.json's lora_rank ({name}); has it been edited?")
+            p.data.copy_(saved[name])
+    files = [safe_open(path, "pt") for path in checkpoint.glob("*.safetensors")]
+    there = {name: file for file in files for name in file.keys()}
+    for name, w in merge(root.policy.model.state_dict().items(), root.policy.model):
+        if name in there and not torch.allclose(there[name].get_tensor(name).float(), w.float(),
+                                                rtol=1e-5, atol=1e-6):
+            raise BadInput(f"--resume: {source} is not the base that this run's adapters were made "
+                           f"for ({name} differs from {checkpoint.name}'s); put it back")
+
+
+def write_peft(directory, adapters, cfg):
+    """The policy's adapters as the package peft reads them, in a folder of their own: beside
+    config.json transformers would silently put them on top of the merged weights."""
+    tensors = {f"base_model.{name.removeprefix('policy.').removesuffix('policy')}weight": w
+               for name, w in adapters.items() if name.endswith(".policy")}
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+    write_json(directory / "adapter_config.json", {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": cfg.model,
+        "r": cfg.lora_rank, "lora_alpha": cfg.lora_alpha, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in tensors})})
+
+
 def adamw(module, lr):
-    """The released script's optimizer."""
-    return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
+    """The released script's optimizer; `fused`, on a GPU, is a sixth of the host's work."""
+    ps = list(module.parameters())
+    return torch.optim.AdamW(ps, lr, (0.9, 0.999), weight_decay=0.01, fused=ps[0].is_cuda or None)
 
 
 if __name__ == "__main__":

@@ -53,14 +53,14 @@ def stop_ids(path):
     return np.atleast_1d(found.eos_token_id or []).tolist()
 
 
-def load_model(path, device="cpu", flag="--model"):
+def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by
     its name (OWNER/NAME).
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
     bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
-    to nothing. Dropout is set to 0, not switched off by `eval()`: with dropout on, the same tokens
-    get other log-probs on every pass and the first PPO ratio is not 1.
+    to nothing. (`dtype`: of weights that nobody trains.) Dropout is set to 0, not switched off by
+    `eval()`: with it the same tokens get other log-probs on every pass, and no first ratio is 1.
 
     Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few
     architectures that scale or cap their logits behind the output layer, which this code reads
@@ -86,7 +86,7 @@ def load_model(path, device="cpu", flag="--model"):
             raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is "
                            "tokenizer.json there?")
         model, found = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=here,
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=here,
             output_loading_info=True)
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
@@ -98,14 +98,13 @@ def load_model(path, device="cpu", flag="--model"):
         # transformers, safetensors and jinja each have their own; to the user all mean the same
         what = "" if here else "no such directory, and not to be had from the hub: "
         raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
                  "hidden_dropout", "dropout"):
         if isinstance(getattr(model.config, name, None), float):
             setattr(model.config, name, 0.0)
     for module in model.modules():          # attention layers copy the number when they are built
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     with torch.no_grad():
@@ -463,8 +462,9 @@ class Batch:
         return Batch(**{name: value.to(device) for name, value in vars(self).items()})
 
 
-def pack(episodes, pad_id=0, reward="terminal"):
-    """Lay `episodes` out as one Batch. reward: as in Episode.turn_rewards."""
+def pack(episodes, pad_id=0, reward="terminal", multiple=1):
+    """Lay `episodes` out as one Batch, its length L a multiple of `multiple`. reward: as in
+    Episode.turn_rewards."""
     rows = []
     for episode in episodes:
         row, ends, turn = [], {}, 0         # ends: of the trunk, 0, and of each branch so far
@@ -477,7 +477,7 @@ def pack(episodes, pad_id=0, reward="terminal"):
                     for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))]
             ends[s.branch] = start + len(s.ids)
         rows.append(row)
-    length = max(map(len, rows))
+    length = -(-max(map(len, rows)) // multiple) * multiple
     rows = [row + [(pad_id, 0, -1, False, 0.0, 0)] * (length - len(row)) for row in rows]
     ids, positions, branch, action_mask, log_probs, turn = (
         (np.array([[cell[i] for cell in row] for row in rows]) for i in range(6)))
@@ -488,14 +488,14 @@ def pack(episodes, pad_id=0, reward="terminal"):
                  group=torch.tensor([e.group for e in episodes]))
 
 
-def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal"):
+def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
     """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together
     (less padding).
 
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-    lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
+    lengths = [-(-sum(len(s.ids) for s in e.segments) // multiple) * multiple for e in episodes]
     batches, current = [], []
     if not episodes:
         return []
@@ -504,7 +504,8 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal"):
             batches.append(current)
             current = []
         current.append(i)
-    return [pack([episodes[i] for i in batch], pad_id, reward) for batch in batches + [current]]
+    return [pack([episodes[i] for i in batch], pad_id, reward, multiple)
+            for batch in batches + [current]]
 
 
 def empty_batch(pad_id=0):
@@ -529,7 +530,8 @@ def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, a
     place = {number: i for i, number in enumerate(order)}
     episodes = sorted(episodes, key=lambda e: place[e.number])
     cuts = [[e for e in episodes if place[e.number] % count == i] for i in range(count)]
-    cuts = [micro_batches(cut, max_tokens, pad_id, reward) for cut in cuts]
+    multiple = 128 if torch.device(device).type == "cuda" else 1       # fewer shapes to plan for
+    cuts = [micro_batches(cut, max_tokens, pad_id, reward, multiple) for cut in cuts]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
     return [[b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
             for cut, m in zip(cuts, most) if m]
@@ -574,11 +576,11 @@ def token_scores(head, hidden, targets, temperature):
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
 
-def recompute_activations(model):
+def recompute_activations(model, **how):
     """Let a transformers model make the activations of its blocks again in the backward pass
-    instead of keeping them. (In training mode only; dropout is 0.)"""
+    instead of keeping them. (In training mode only; dropout is 0.) how: for torch's checkpoint."""
     model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.gradient_checkpointing_enable({"use_reentrant": False, **how})
 
 
 class Policy(nn.Module):
@@ -586,13 +588,14 @@ class Policy(nn.Module):
     not sample.
 
     Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
-    Logits are made for as many positions at a time as `logits` numbers hold (64 MB), and made again
+    Logits are made for as many positions at a time as `logits` numbers hold (2^24, 64 MB; 2^27 on a
+    GPU, where each chunk would round the head's gradient once more), and made again
     for the backward pass: at a vocabulary of 152,000 they would else be most of the memory, and
     chunks without recomputation save nothing, since all would be kept for the backward pass. Where
     one chunk is enough, as for the toy, there is nothing to save and nothing is made twice.
     """
 
-    def __init__(self, model, temperature=1.0, logits=2 ** 24):
+    def __init__(self, model, temperature=1.0, logits=None):
         super().__init__()
         self.model, self.temperature, self.logits = model, temperature, logits
 
@@ -601,7 +604,8 @@ class Policy(nn.Module):
         hidden = hidden_at_actions(self.model.base_model, batch)                         # [N, H]
         targets = batch.ids[batch.action_mask]                                               # [N]
         head = self.model.get_output_embeddings()
-        chunk = max(1, self.logits // head.weight.shape[0])
+        logits = self.logits or (2 ** 27 if hidden.is_cuda else 2 ** 24)
+        chunk = max(1, logits // head.weight.shape[0])
         if len(targets) <= chunk:
             log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
@@ -612,16 +616,16 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's transformer under a scalar head. `forward(batch)` returns
-    values, [B, L], 0 off the policy.
+    """V_phi: a copy of the policy's transformer, or with adapters (share) itself, under a scalar
+    head. `forward(batch)` returns values, [B, L], 0 off the policy.
 
     V of a token is read from the state before it is emitted, which is what an action's baseline may
     know. The head starts at zero: a random one would open with advantages that are noise.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, share=False):
         super().__init__()
-        self.body = copy.deepcopy(model.base_model)
+        self.body = model.base_model if share else copy.deepcopy(model.base_model)
         self.head = nn.Linear(model.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -226,7 +226,7 @@ class CriticPart:
 
 def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0,
              kl_coef=0.0, kl_estimator="k3", ref=None, max_grad_norm=1.0, reduce=identity, ranks=1,
-             critic=None, frozen=False):
+             critic=None, frozen=False, ratio_limit=1e-3):
     """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's
     policy step are this one.
 
@@ -237,8 +237,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
     and a micro-batch in which the policy is silent adds nothing.
 
     Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps,
-    and the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs 1e-3
-    apart), and before any step for a gradient that is not finite.
+    and the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs
+    `ratio_limit` apart), and before any step for a gradient that is not finite.
     """
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0
@@ -249,7 +249,7 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             mask = batch.action_mask
             log_probs, entropy = policy(batch)
             log_ratio = (log_probs - old[k])[mask].detach()
-            if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < 1e-3:
+            if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < ratio_limit:
                 raise SelfCheckFailed(
                     f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in "
                     "log-probability; they are the same weights on the same tokens: look "

@@ -244,8 +244,7 @@ class Trainer:
         self.log_dialogues(step, "heldout", episodes)
         self.count("evaluate", time.perf_counter() - began)
         if dropped:
-            self.tell(f"evaluation at step {step}: the simulator failed in {dropped} "
-                      "dialogues, which do not count")
+            self.tell(f"evaluation at step {step}: {dropped} dialogues failed and do not count")
         self.state["evaluations"].append({"step": step, **summarise(episodes)})
         self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
@@ -286,7 +285,7 @@ class Trainer:
         m.optimizer.param_groups[0]["lr"] = cfg.lr * warm
         shared = dict(clip_eps=cfg.clip_eps, entropy_coef=cfg.entropy_coef, kl_coef=cfg.kl_coef,
                       kl_estimator=cfg.kl_estimator, reference=m.reference,
-                      gap_limits=m.gap_limits, reduce=all_reduce_sum, ranks=world())
+                      reduce=all_reduce_sum, ranks=world(), **m.limits)
         if cfg.algo == "grpo":
             metrics = grpo_update(m.policy, m.optimizer, minibatches, kind=cfg.advantage,
                                   per_turn=cfg.reward == "delta", **shared)
@@ -399,7 +398,7 @@ def main(argv=None):
     usual, code, words = interrupt_at_once(), 0, ""
     try:
         if given["plan"]:
-            print(plan.report(open_run(given)[0], given["price"]))
+            print(plan.report(open_run(given)[0], given))
             return 0
         join_ranks(cuda=gpu_is_there() and model_of(given) != "toy")
         cfg, out, finished = broadcast(lambda: open_run(given))

@@ -6,11 +6,11 @@ calls to the simulator. Nothing is loaded.
     python -m support.plan
         the table of docs/gpus.md: what fits where
 
-Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, the engine's weights.
-Estimates, from the shapes of the tensors that are alive at the peak: activations and the engine's
-cache. Fragmentation, NCCL's buffers and CUDA itself want a few GB more; nothing of it was measured
-on a GPU (BENCHMARKS.md says what was).
+Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, frozen base, engine's
+weights. Estimates, from the shapes of the tensors alive at the peak: activations, engine's cache.
+Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what was measured.
 """
+import itertools
 import math
 import re
 from pathlib import Path
@@ -51,9 +51,9 @@ def config_of(name):
                        f"{' '.join(str(error).split())[:120]}") from None
 
 
-def sizes_of(config):
+def sizes_of(config, rank=0):
     """Numbers of parameters: {"all", "head" (an output layer of its own), "embedding", "block" (the
-    largest)}. Counted on torch's meta device, where a tensor has a shape and no memory."""
+    largest), "adapters"}. Counted on torch's meta device: tensors of a shape and no memory."""
     import torch
     from transformers import AutoModelForCausalLM
     with torch.device("meta"):
@@ -61,16 +61,18 @@ def sizes_of(config):
     count = lambda module: sum(p.numel() for p in module.parameters())
     blocks = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    sides = [sum(m.weight.shape) for m in blocks.modules() if isinstance(m, torch.nn.Linear)]
     return {"all": count(model), "head": 0 if tied else count(model.get_output_embeddings()),
-            "embedding": count(model.get_input_embeddings()), "block": max(map(count, blocks))}
+            "embedding": count(model.get_input_embeddings()), "block": max(map(count, blocks)),
+            "adapters": rank * sum(sides)}
 
 
 def memory(cfg, config, gpus, compute_bytes=2):
     """Bytes on each of `gpus`, by part: {part: (bytes, "exact" | "estimate")}. compute_bytes: 2 for
     bf16, 4 for fp32."""
-    p = sizes_of(config)
-    critic = p["all"] - p["head"] + config.hidden_size + 1 if cfg.algo == "ppo" else 0
-    trained = p["all"] + critic
+    p, lora, ppo = sizes_of(config, cfg.lora_rank), cfg.lora_rank > 0, cfg.algo == "ppo"
+    critic = ppo * ((p["adapters"] if lora else p["all"] - p["head"]) + config.hidden_size + 1)
+    trained = p["adapters" if lora else "all"] + critic
     head_size = (getattr(config, "head_dim", None)
                  or config.hidden_size // config.num_attention_heads)
     # keys and values
@@ -81,24 +83,38 @@ def memory(cfg, config, gpus, compute_bytes=2):
     # The peak of the update: the inputs of all blocks, kept; one block made again, with its
     # gathered weights and their gradient; embedding and output layer, gathered for the whole pass;
     # one chunk of logits, in fp32, about four times over.
+    gathered = compute_bytes + 4 * (not lora)       # and the gradient, where there is one
     block = tokens * (8 * config.hidden_size + 3 * config.intermediate_size) * compute_bytes
     activations = (config.num_hidden_layers * tokens * config.hidden_size * compute_bytes + block
-                   + 2 * p["block"] * (compute_bytes + 4)
-                   + (p["embedding"] + p["head"]) * (compute_bytes + 4) + 4 * 4 * 2 ** 24)
-    return {"masters": (4 * trained / gpus, "exact"), "gradients": (4 * trained / gpus, "exact"),
+                   + (2 * p["block"] + p["embedding"] + p["head"]) * gathered + 4 * 4 * 2 ** 27)
+    return {"frozen base": (compute_bytes * p["all"] * lora / gpus, "exact"),
+            "masters": (4 * trained / gpus, "exact"), "gradients": (4 * trained / gpus, "exact"),
             "Adam": (8 * trained / gpus, "exact"),
-            "reference": (4 * p["all"] / gpus if cfg.kl_coef else 0, "exact"),
+            "reference": (4 * p["all"] / gpus if cfg.kl_coef and not lora else 0, "exact"),
             "engine weights": (compute_bytes * p["all"], "exact"),
             "engine cache": (math.ceil(cfg.batch_size / gpus) * length * per_token, "estimate"),
             "activations": (activations, "estimate")}
 
 
-def peak(parts):
-    """The larger of the two peaks: the engine's cache is given back before the update, activations
-    are made only in it."""
-    value = {name: size for name, (size, _) in parts.items()}
-    resting = sum(value[name] for name in ("masters", "Adam", "reference", "engine weights"))
-    return max(resting + value["engine cache"], resting + value["gradients"] + value["activations"])
+def peak(parts, share=0):
+    """(bytes, the largest part) of the larger of the two peaks, rollout and update. share: what
+    vLLM takes of the card for weights and cache, whatever the model's size, and gives back for the
+    update; 0: the torch engine, which gives back its cache alone."""
+    value = {name: size for name, (size, _) in parts.items()} | {"engine share": share}
+    names = ["frozen base", "masters", "Adam", "reference"] + ["engine weights"] * (not share)
+    peaks = [{name: value[name] for name in names + more} for more in (
+        ["engine share" if share else "engine cache"], ["gradients", "activations"])]
+    largest = max(peaks, key=lambda peak: sum(peak.values()))
+    return sum(largest.values()), max(largest, key=largest.get)
+
+
+def host(cfg, config, gpus):
+    """Bytes outside of the GPUs, (memory, disk). Each rank loads policy and critic, and the first
+    one gathers a checkpoint; on disk are --keep of them and the one in the making."""
+    parts = {name: size for name, (size, _) in memory(cfg, config, 1).items()}
+    loaded = parts["frozen base"] + parts["masters"]
+    saved = parts["masters"] + parts["Adam"] + 2 * parts["frozen base"]     # merged in fp32
+    return max(gpus * loaded, saved), (cfg.keep + 1) * saved
 
 
 def dialogue_tokens(cfg):
@@ -108,30 +124,44 @@ def dialogue_tokens(cfg):
     return 300 + cfg.max_turns * (reply + 60)
 
 
-def report(cfg, price=None):
-    """The plan as text. price: as for `calls_of`. Raises BadInput if there is no config."""
+def report(cfg, given):
+    """The plan as text. given: the flags, for price, card, latency and engine (vllm if not told).
+    Raises BadInput if there is no config, or no room for the engine."""
+    price, card, wait = given["price"], given["card"] or 80.0, given["latency"] or 6.0
     if cfg.model == "toy":
         calls = calls_of(cfg, price) or "no calls to any server"
         return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}"
     config = config_of(cfg.model)
-    p, reply = sizes_of(config), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
+    p, reply = sizes_of(config, cfg.lora_rank), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
-    lines = [f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters"
+    own, weights = given["engine"] != "torch", 2 * p["all"]
+    share = own * cfg.engine_memory * card * GB
+    if own and share <= weights:
+        raise BadInput(f"--engine-memory {cfg.engine_memory}: {share / GB:.1f} GB of {card:g} "
+                       f"(--card), and the weights alone are {weights / GB:.1f} GB; take more")
+    frozen = f", frozen; in adapters {p['adapters'] / 1e6:.0f} million" * (cfg.lora_rank > 0)
+    lines = [f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters{frozen}"
              + (", and a critic of about as many" if cfg.algo == "ppo" else ""), "",
              "GB on each GPU".ljust(28) + "".join(f"{f'{gpus} GPU' + 's' * (gpus > 1):>9}"
                                                   for gpus in (1, 2, 4, 8))]
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
                      + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
-    replies = cfg.batch_size * cfg.max_turns
-    lines += ["at the peak  (estimate)".ljust(28)
-              + "".join(f"{peak(c) / GB:>9.1f}" for c in columns), "",
+    hosts = zip(*[host(cfg, config, gpus) for gpus in (1, 2, 4, 8)])
+    for name, row in zip(("at the peak", "host memory", "disk"),
+                         ([peak(c, share)[0] for c in columns], *hosts)):
+        lines.append(f"{name}  (estimate)".ljust(28) + "".join(f"{x / GB:>9.1f}" for x in row))
+    replies, calls = cfg.batch_size * cfg.max_turns, 2 * cfg.max_turns
+    lines += ["", f"the user's answers: {cfg.steps * calls * wait / 3600:.1f} hours, at {wait:g} s "
+              f"a call (--latency) and {calls} calls a step one after the other, if as many "
+              "overlap as there are dialogues  (estimate)",
               f"a step: {cfg.batch_size} dialogues, {replies * cfg.max_tokens:,} tokens sampled "
               f"at most, about {replies * reply:,} with replies of {reply} tokens  (estimate)",
               f"in all: {cfg.steps} steps, about {cfg.steps * replies * reply / 1e6:,.0f} million "
               "tokens  (estimate)", calls_of(cfg, price),
-              "The peak is the larger of rollout (engine cache) and update (gradients, "
-              "activations). Left out: fragmentation, NCCL, CUDA itself."]
+              "The peak is the larger of rollout (engine weights and cache"
+              + f"; vLLM has {share / GB:.0f} GB, --engine-memory of --card" * own + ") and update "
+              "(gradients, activations). Left out: fragmentation, NCCL, CUDA itself."]
     return "\n".join(lines)
 
 
@@ -176,16 +206,23 @@ def calls_of(cfg, price=None):
 def table():
     """The table of docs/gpus.md: what fits, by the estimate of the peak and a tenth to spare."""
     gpus = [("24 GB", 1, 24), ("48 GB", 1, 48), ("80 GB", 1, 80), ("8 x 80 GB", 8, 80)]
+
+    def cell(parts, room, share):
+        if share < parts["engine weights"][0]:
+            return "no: engine weights"
+        need, part = peak(parts, share)
+        return (f"yes, {need / GB:.0f} GB" if need < 0.9 * room * GB
+                else f"no, {need / GB:.0f} GB: {part}")
     lines = ["| model | algorithm | " + " | ".join(name for name, *_ in gpus) + " |",
              "|---|---|" + "---|" * len(gpus)]
     for model in KNOWN:
         config = config_of(model)
-        for algo in ("grpo", "ppo"):
-            cfg = resolve_settings({"algo": algo, "think": True, "model": model})
-            needs = [(peak(memory(cfg, config, count)) / GB, room) for _, count, room in gpus]
-            lines.append(f"| {model.split('/')[1]} | {algo} --think | " + " | ".join(
-                f"{'yes' if need < 0.9 * room else 'no'}, {need:.0f} GB" for need, room in needs)
-                         + " |")
+        for algo, rank in itertools.product(("grpo", "ppo"), (0, 32)):
+            cfg = resolve_settings({"algo": algo, "think": True, "model": model, "lora_rank": rank})
+            cells = [cell(memory(cfg, config, count), room, cfg.engine_memory * room * GB)
+                     for _, count, room in gpus]
+            name = f"{algo} --think" + " --lora-rank 32" * (rank > 0)
+            lines.append("| " + " | ".join([model.split("/")[1], name, *cells]) + " |")
     return "\n".join(lines)
 
 

@@ -148,6 +148,8 @@ def shard(module, device="cpu", dtype=None):
     for block in max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len):
         fully_shard(block, **how)
     fully_shard(module, **how)
+    # who only looks gives the root's weights back too; FSDP2 keeps them for a backward pass
+    module.register_forward_hook(lambda m, *_: None if torch.is_grad_enabled() else m.reshard())
 
 
 def full_tensor(tensor):

@@ -203,6 +203,8 @@ class Settings:
     temperature: float = flag("sampling temperature, also of all log-probs", 1.0, type=above_zero)
     engine: str = flag("what samples (default: vllm where it is installed and there is a GPU, else "
                        "torch)", choices=["torch", "vllm"])
+    engine_memory: float = flag("vLLM: its share of the GPU's memory while it samples", 0.45,
+                                type=fraction, resumable=True)
     rollout_timeout: float = flag("seconds after which the dialogues that are still open are "
                                   "dropped", 1800.0, type=rollout_seconds, resumable=True)
 
@@ -233,12 +235,16 @@ class Settings:
     watch_lang: str = flag("of --watch, where it is not the run's", choices=["en", "zh"])
 
     # ---- update. The toy's learning rate is the largest that was safe: at 6e-4 one thinking run of
-    # three garbled its thoughts halfway ("lost, father, father, father"). Two mini-batches, so that
-    # clipping has something to do.
-    lr: float = flag("learning rate of the policy", toy=4e-4, real=1e-6, type=above_zero,
-                     group="update")
-    critic_lr: float = flag("PPO: learning rate of the critic", toy=1e-3, real=5e-6,
-                            type=above_zero)
+    # three garbled its thoughts halfway ("lost, father, father, father"). Adapters want ten times
+    # that; on the toy five, as at ten PPO without thoughts stood still at 62 from step 15
+    # on. Two mini-batches, so that clipping has something to do.
+    lora_rank: int = flag("train low-rank adapters of this rank, on a frozen model; 0: the whole "
+                          "model", 0, type=natural, group="update")
+    lora_alpha: float = flag("adapters count alpha / rank", 32.0, type=above_zero)
+    lr: float = flag("learning rate of the policy", toy={"lora": 2e-3, "full": 4e-4},
+                     real={"lora": 1e-5, "full": 1e-6}, type=above_zero)
+    critic_lr: float = flag("PPO: learning rate of the critic", toy={"lora": 5e-3, "full": 1e-3},
+                            real={"lora": 5e-5, "full": 5e-6}, type=above_zero)
     warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
     minibatches: int = flag("optimizer steps from one rollout; with 1 the ratio is 1 and clipping "
                             "never acts", toy=2, real=1, type=positive)
@@ -309,6 +315,10 @@ def make_parser():
                                "from the model's config alone, and load nothing")
             group.add_argument("--price", metavar="IN,OUT", type=price, help="of the simulator's "
                                "server, per million tokens: --plan and the start say the cost")
+            group.add_argument("--card", metavar="GB", type=above_zero, help="memory of a GPU, for "
+                               "--plan (default: 80)")
+            group.add_argument("--latency", metavar="S", type=above_zero, help="seconds of a call "
+                               "to the user's model, for --plan (default: 6)")
     return parser
 
 
@@ -347,7 +357,8 @@ def resolve_settings(given):
         if value is None:
             value = setting.metadata[which]
             if isinstance(value, dict):
-                kinds = {found["algo"], "think" if found["think"] else "direct"}
+                kinds = {found["algo"], "think" if found["think"] else "direct",
+                         "lora" if found.get("lora_rank") else "full"}
                 value = next(v for k, v in value.items() if k in kinds)
         found[setting.name] = value
     cfg = Settings(**found)
@@ -367,6 +378,8 @@ def resolve_settings(given):
             if given.get(name):
                 raise BadInput(f"--{name} {given[name]} is for GRPO, which has groups; leave it "
                                "out, or take --algo grpo")
+    if given.get("lora_alpha") and not cfg.lora_rank:
+        raise BadInput("--lora-alpha is for adapters; say --lora-rank R too")
     for name in ("watch_every", "watch_difficulty", "watch_lang"):
         if given.get(name) and not cfg.watch:
             raise BadInput(f"--{name.replace('_', '-')} {given[name]}: nobody watches; say who by "
@@ -407,7 +420,8 @@ def resumed_settings(config, given):
     if not isinstance(config, dict) or set(config) != set(names):
         raise ValueError
     changed = {key: value for key, value in given.items() if value is not None
-               and key not in ("resume", "plan", "price") and value != config.get(key)}
+               and value != config.get(key)
+               and key not in ("resume", "plan", "price", "card", "latency")}
     for key, value in changed.items():
         moved = (key == "simulator"
                  and split_name(value)[:2] == split_name(config["simulator"])[:2])

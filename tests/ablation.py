@@ -1,11 +1,14 @@
-"""ablation.py - what is rewarded, and when: the table of docs/rewarded.md.
+"""ablation.py - what is rewarded, and when: the table of docs/rewarded.md. And how much rank an
+adapter needs.
 
     python tests/ablation.py [--out runs/ablation] [--jobs 2] [--only grpo,delta]
+    python tests/ablation.py --of rank --steps 60 --out runs/ranks [--only ppo,direct]
 
 PPO and GRPO, thinking and direct, paid at the end or by the turn, and direct GRPO with each of its
 three advantages: the same number of dialogues each, seeds 0, 1, 2, held-out score every five steps.
-Runs that are there already are not made again, one that was stopped goes on. Prints a Markdown table and
-draws a picture from whatever is done.
+Or paid at the end, the whole model against adapters of rank 1, 4, 8 and 16. Runs that are there
+already are not made again, one that was stopped goes on. Prints a Markdown table and draws a
+picture from whatever is done.
 """
 import itertools
 import json
@@ -23,12 +26,18 @@ sys.path.insert(0, str(ROOT))
 from support.settings import Parser, positive
 
 KINDS = ("grpo", "dr-grpo", "rloo")
-STEPS, EVERY, BATCH, SEEDS, GOAL = 30, 5, 64, (0, 1, 2), 75
+EVERY, BATCH, SEEDS, GOAL = 5, 64, (0, 1, 2), 75
 T_95 = {2: 12.71, 3: 4.30}      # Student's t, two-sided 95 %, for a mean of so many seeds
 
 
-def variants():
-    """(name, flags) of every line of the table."""
+def variants(of="reward"):
+    """(name, flags) of every line of the table of "reward" or "rank"."""
+    if of == "rank":
+        for algo, mode, rank in itertools.product(("ppo", "grpo"), ("think", "direct"),
+                                                  (0, 1, 4, 8, 16)):
+            yield f"{algo} {mode} " + (f"rank-{rank}" if rank else "whole"), [
+                "--algo", algo, "--lora-rank", rank] + ["--think"] * (mode == "think")
+        return
     for mode, reward in itertools.product(("think", "direct"), ("terminal", "delta")):
         more = ["--reward", reward] + ["--think"] * (mode == "think")
         yield f"ppo {mode} {reward}", ["--algo", "ppo", *more]
@@ -38,13 +47,13 @@ def variants():
             yield name, ["--algo", "grpo", "--advantage", kind, *more]
 
 
-def make(out, name, flags, seed):
+def make(out, name, flags, seed, steps):
     """One run, in a process of its own with one thread."""
     place = out / f"{name.replace(' ', '-')}-{seed}"
     if (place / "summary.json").is_file():
         return
     command = ["--resume", place] if (place / "config.json").is_file() else [
-        *flags, "--seed", seed, "--steps", STEPS, "--eval-every", EVERY, "--eval-size", 64,
+        *flags, "--seed", seed, "--steps", steps, "--eval-every", EVERY, "--eval-size", 64,
         "--batch-size", BATCH, "--out", place]
     done = subprocess.run([sys.executable, "rlver.py", *map(str, command)], cwd=ROOT, text=True,
                           capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -77,9 +86,10 @@ def interval(values):
     return f"{np.mean(values):.1f} ± {half:.1f}"
 
 
-def table(out, chosen):
+def table(out, chosen, steps=30):
     """The Markdown table of what is done."""
-    lines = [f"| run | score after {STEPS // 3} steps | after {STEPS} | dialogues until {GOAL} | "
+    early = steps // 3 // EVERY * EVERY
+    lines = [f"| run | score after {early} steps | after {steps} | dialogues until {GOAL} | "
              "by seed |", "|---|---|---|---|---|"]
     for name, _ in chosen:
         curves = [c for s in SEEDS if (c := curve(out / f"{name.replace(' ', '-')}-{s}"))]
@@ -90,7 +100,7 @@ def table(out, chosen):
         reached = [u for u in until if u is not None]
         told = f"{np.mean(reached):.0f}" if len(reached) == len(until) else (
             f"{len(reached)} of {len(until)} seeds")
-        lines.append(f"| {name} | {interval(at(STEPS // 3))} | {interval(at(STEPS))} | {told} | "
+        lines.append(f"| {name} | {interval(at(early))} | {interval(at(steps))} | {told} | "
                      + ", ".join("never" if u is None else f"{u:.0f}" for u in until) + " |")
     return "\n".join(lines)
 
@@ -126,20 +136,22 @@ def main(argv=None):
     parser.add_argument("--jobs", type=positive, default=2, help="runs at a time")
     parser.add_argument("--only", default="", help="words that a variant's name must have all of, "
                         "with commas between: grpo,delta")
+    parser.add_argument("--of", choices=("reward", "rank"), default="reward", help="which table")
+    parser.add_argument("--steps", type=positive, default=30, help="of every run, at least 15")
     args = parser.parse_args(argv)
-    out = Path(args.out).resolve()
-    chosen = [v for v in variants() if set(filter(None, args.only.split(","))) <= set(v[0].split())]
+    out, everything = Path(args.out).resolve(), list(variants(args.of))
+    chosen = [v for v in everything if set(filter(None, args.only.split(","))) <= set(v[0].split())]
     if not chosen:
         parser.error(f"--only {args.only}: no such variant; there are: "
-                     + ", ".join(name for name, _ in variants()))
+                     + ", ".join(name for name, _ in everything))
     out.mkdir(parents=True, exist_ok=True)
     import toy
     for think in {"think" in name for name, _ in chosen}:
         toy.base_policy(think)                          # once, before two runs would make it twice
     with ThreadPoolExecutor(args.jobs) as pool:
         for seed, (name, flags) in itertools.product(SEEDS, chosen):
-            pool.submit(make, out, name, flags, seed)
-    print(table(out, chosen))
+            pool.submit(make, out, name, flags, seed, args.steps)
+    print(table(out, chosen, args.steps))
     draw(out, chosen, out / "ablation.png")
 
 

@@ -14,7 +14,7 @@ CHAPTERS, SUPPORT, COURSE = (sorted(ROOT.glob(f"{place}*.py"))
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
 MODULES = {**{path.stem: path for path in CHAPTERS + COURSE},
            **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"}}
-TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models")
+TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
 
 def imports_of(text):

@@ -77,3 +77,53 @@ def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, m
 def test_the_table_in_the_docs_is_the_plans():
     docs = Path(plan.__file__).parent.parent / "docs" / "gpus.md"
     assert plan.table() in docs.read_text(encoding="utf-8")
+
+
+# -------------------------------------------------------------------------- adapters, and the rest
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_adapters_are_what_they_will_be(algo, tiny_dir):
+    """The base once, whatever the algorithm, and no reference beside it."""
+    from lora import SharedBase
+    model, _ = load_model(tiny_dir)
+    root = SharedBase(Policy(model), 4, 32, critic=algo == "ppo")
+    trained = sum(p.numel() for p in root.parameters() if p.requires_grad)
+    parts = plan.memory(settings("--algo", algo, "--model", tiny_dir, "--lora-rank", 4,
+                                 "--kl-coef", 0.1), plan.config_of(str(tiny_dir)), 1)
+    assert parts["frozen base"] == (2 * sum(p.numel() for p in model.parameters()
+                                            if not p.requires_grad), "exact")
+    for name, size in (("masters", 4), ("gradients", 4), ("Adam", 8), ("reference", 0)):
+        assert parts[name] == (size * trained, "exact")
+
+
+def told(capsys, *flags):
+    """{first words: [numbers]} of the lines of a plan that have columns, and all of its text."""
+    assert rlver.main(["--plan", "--think", "--model", "Qwen/Qwen2.5-7B-Instruct", *flags]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split("  ") for line in text.split("\n") if line[-2:-1] == "."]
+    return {row[0]: [float(x) for x in row[1:] if x.strip() and "e" not in x] for row in rows}, text
+
+
+def test_what_else_a_run_needs(capsys):
+    """By hand: the peak of a rollout is what rests on the card and the engine's share of it; a
+    checkpoint of 7B PPO is 4 x 7.62 + 4 x 7.07 of weights and 8 x 14.7 of moments, 176 GB, and the
+    disk holds three."""
+    rows, text = told(capsys, "--algo", "ppo", "--latency", "10", "--engine-memory", "0.4")
+    assert rows["disk"] == [528.7] * 4 and rows["host memory"] == [176.2, 176.2, 235.0, 470.0]
+    rest = rows["masters"][3] + rows["Adam"][3]
+    assert rows["at the peak"][3] == pytest.approx(rest + 0.4 * 80, abs=0.2)
+    assert f"{350 * 16 * 10 / 3600:.1f} hours" in text and len(rows["at the peak"]) == 4
+    rows, text = told(capsys, "--algo", "ppo", "--lora-rank", "32", "--card", "40")
+    assert rows["at the peak"][0] == pytest.approx(
+        rows["frozen base"][0] + rows["masters"][0] + rows["Adam"][0] + 18, abs=0.2)
+    assert rows["disk"][0] < 100 and "81 million" in text
+
+
+def test_an_engine_without_room_for_a_cache_is_refused(capsys):
+    """7B in bf16 is 15.2 GB; 15 % of a card of 80 GB is 12."""
+    flags = ["--plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--engine-memory", "0.15"]
+    assert rlver.main(flags) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "12.0 GB of 80 (--card), and the weights alone are" in line
+    assert rlver.main([*flags, "--engine", "torch"]) == 0           # which has no share
+    assert rlver.main([*flags, "--card", "141"]) == 0

@@ -4,6 +4,7 @@ them, nobody waits for ever.
 
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
+import itertools
 import json
 import os
 import re
@@ -51,22 +52,33 @@ def make_episodes(count=6, think=True):
     return episodes
 
 
-def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
-    """One update of policy and critic on this rank's part of the dialogues. Returns (metrics,
-    gradients of each step, weights), whole."""
+def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
+    """One update of policy and critic on this rank's part of the dialogues. lora: rank of their
+    adapters, or 0. Returns (metrics, gradients of each step, weights), whole."""
     import ppo
     from grpo import grpo_update
-    from policy import Critic, Policy, empty_batch, load_model, micro_batches
-    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, shard
+    from lora import Part, SharedBase, merge
+    from policy import (Critic, Policy, empty_batch, load_model, micro_batches,
+                        recompute_activations)
+    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
     model, _ = load_model(tiny_dir)
-    model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     torch.manual_seed(0)
-    policy, critic = Policy(model), Critic(model)
-    torch.nn.init.normal_(critic.head.weight)
-    if ranks:
-        shard(policy, "cpu")
-        shard(critic, "cpu")
+    if lora:
+        root = SharedBase(Policy(model), lora, 8, critic=True)
+        policy, critic, reference = (Part(root, who) for who in ("policy", "critic", "reference"))
+        head, modules = root.critic.head, [root]
+        for layer in root.modules():                    # as after some training
+            if hasattr(layer, "lora_B"):
+                for B in layer.lora_B.values():
+                    torch.nn.init.normal_(B, std=0.1)
+        recompute_activations(model, context_fn=root.remember)
+    else:
+        recompute_activations(model)
+        policy, critic, reference = Policy(model), Critic(model), Policy(load_model(tiny_dir)[0])
+        head, modules = critic.head, [policy, critic]
+    torch.nn.init.normal_(head.weight)
+    for module in modules if ranks else ():
+        shard(module, "cpu")
     cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
     cuts = [cut + [empty_batch()] * (m - len(cut)) for cut, m in zip(cuts, most)]
@@ -79,7 +91,7 @@ def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
         return norm(module, limit)
     ppo.clip_gradient = listening
     shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=all_reduce_sum, ranks=max(1, ranks),
-                  kl_coef=0.1, kl_estimator="k2", reference=Policy(load_model(tiny_dir)[0]))
+                  kl_coef=0.1, kl_estimator="k2", reference=reference)
     if algo == "grpo":
         metrics = grpo_update(policy, optimizers[0], cuts, **shared)
     else:
@@ -88,6 +100,8 @@ def update(tiny_dir, algo, dealt, ranks, rank, dtype=None):
     ppo.clip_gradient = norm
     weights = {name: full_tensor(p.detach()).clone() for m in (policy, critic)
                for name, p in m.named_parameters()}
+    if lora:                                            # what an engine would be given
+        weights |= merge(iter_full_weights(model), model)
     return metrics, gradients, weights
 
 
@@ -95,15 +109,17 @@ DEALS = {"by turns": lambda episodes, ranks, rank: [e for e in episodes if e.gro
          "all to the first": lambda episodes, ranks, rank: episodes if rank == 0 else []}
 
 
+LORA = {"whole model": 0, "adapters": 4}
+
+
 def worker(tiny_dir, out):
     """What each rank does in the test below."""
     from support.ranks import join_ranks, rank
     join_ranks(cuda=False)
     result = {}
-    for algo in ("grpo", "ppo"):
-        for name, deal in DEALS.items():
-            result[algo, name] = update(tiny_dir, algo,
-                                        lambda r: deal(make_episodes(), 2, r), 2, rank())
+    for algo, name, lora in itertools.product(("grpo", "ppo"), DEALS, LORA):
+        result[algo, name, lora] = update(tiny_dir, algo, lambda r: DEALS[name](
+            make_episodes(), 2, r), 2, rank(), LORA[lora])
     if rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()
@@ -120,17 +136,21 @@ def two_ranks(tiny_dir, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("deal", DEALS)
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_two_ranks_take_the_step_of_one(algo, deal, two_ranks, tiny_dir):
+@pytest.mark.parametrize("lora", LORA)
+def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
     """Loss, gradients of both mini-batches, updated weights, metrics: the normaliser is that of the
     whole batch, gradients are summed and not averaged, whitening is global. And a rank without any
-    dialogue takes part in every collective and adds nothing."""
-    metrics, gradients, weights = update(tiny_dir, algo, lambda rank: make_episodes(), 0, 0)
-    metrics2, gradients2, weights2 = two_ranks[algo, deal]
+    dialogue takes part in every collective and adds nothing. With adapters all that is so for them,
+    on one base, and for the merged weights that an engine would get."""
+    metrics, gradients, weights = update(tiny_dir, algo, lambda rank: make_episodes(), 0, 0,
+                                         LORA[lora])
+    metrics2, gradients2, weights2 = two_ranks[algo, deal, lora]
     assert len(gradients) == len(gradients2) == (2 if algo == "grpo" else 4)
     for one, two in zip(gradients, gradients2):
         assert one.keys() == two.keys() and any(g.abs().max() > 1e-3 for g in one.values())
         for name in one:
             torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-4)
+    assert weights.keys() == weights2.keys()
     for name in weights:
         torch.testing.assert_close(weights2[name], weights[name], atol=1e-5, rtol=0)
     # a maximum over the rank's own tokens; the trainer takes that over ranks
@@ -171,18 +191,19 @@ def alone(*flags):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_a_run_on_two_ranks_and_its_checkpoints(algo, tiny_dir, tmp_path):
+@pytest.mark.parametrize("algo, lora", [("grpo", 0), ("ppo", 0), ("ppo", 4)])
+def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
     """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
-    of Adam and critic included."""
+    of Adam, critic and adapters included."""
+    more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (lora > 0)
     for ranks, name in ((1, "one"), (2, "two")):
-        code, out, err = run(ranks, tiny_dir, tmp_path / name, "--algo", algo)
+        code, out, err = run(ranks, tiny_dir, tmp_path / name, *more)
         assert code == 0, err
         assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
     alike(tmp_path / "one", tmp_path / "two")
     for ranks, start in ((2, "one"), (1, "two")):
         there = tmp_path / f"{start}-on-{ranks}"
-        code, out, err = run(3 - ranks, tiny_dir, there, "--algo", algo, "--steps", 1)
+        code, out, err = run(3 - ranks, tiny_dir, there, *more, "--steps", 1)
         assert code == 0, err
         resume = ["--resume", there, "--steps", 3]
         code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)

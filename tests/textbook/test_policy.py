@@ -1055,3 +1055,19 @@ def test_the_heads_memory_does_not_grow_with_the_positions(how):
     _, small, large = map(int, done.stdout.split())
     assert small > 100                                  # it was seen at all
     assert large > 1.5 * small if how == "kept" else large < 1.05 * small, (small, large)
+
+
+def test_lengths_are_rounded_up_and_nothing_else_changes(tiny_model, tiny_tokenizer):
+    """On a GPU each new shape is planned for, so lengths are multiples of 128 there: columns of
+    padding, which count against the budget of a micro-batch, and no log-prob moves."""
+    rng = np.random.default_rng(5)
+    episodes = [random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(4)]
+    short, long = pack(episodes), pack(episodes, multiple=128)
+    length = short.ids.shape[1]
+    assert long.ids.shape == (4, 128) and (long.branch[:, length:] == -1).all()
+    assert not long.action_mask[:, length:].any()
+    with torch.no_grad():
+        found = [Policy(tiny_model)(batch)[0] for batch in (short, long)]
+    assert_close([found[1][:, :length]], [found[0]], 1e-5)
+    cuts = micro_batches(episodes, 256, multiple=128)
+    assert [batch.ids.shape for batch in cuts] == [(2, 128), (2, 128)]

@@ -1,0 +1,132 @@
+"""Runs with --lora-rank: what a checkpoint holds, who can read it, how such a run goes on. (On two
+ranks: test_ranks.py.) As in test_rlver.py the checksum of a reply decides how it feels, so that
+there is something to learn from."""
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlver
+import toy
+from conftest import make_tiny_model
+from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
+
+LORA = ["--lora-rank", 4, "--lr", 0.02, "--critic-lr", 0.02]
+PPO = ["--algo", "ppo", "--kl-coef", 0.05]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def moods(no_pictures):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "judge", mood)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_dir, tmp_path_factory):
+    """An uninterrupted run of PPO with a KL: all three parts on one base."""
+    out = tmp_path_factory.mktemp("lora") / "ppo"
+    assert go(tiny_dir, out, *LORA, *PPO) == 0
+    return out
+
+
+IDS = torch.arange(3, 60)[None]
+
+
+def test_a_checkpoint_is_a_plain_model_and_peft_finds_its_adapter(whole, tiny_dir):
+    """Whoever reads the checkpoint sees the trained policy: transformers, which knows nothing of
+    the adapter in a folder of its own, and the base with that folder by the package peft."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    place = whole / "checkpoint-000004"
+    plain = AutoModelForCausalLM.from_pretrained(place)
+    assert list(load_file(place / "model.safetensors")) == list(
+        load_file(tiny_dir / "model.safetensors"))
+    base = AutoModelForCausalLM.from_pretrained(tiny_dir)
+    with torch.no_grad():
+        merged, start = plain(IDS).logits, base(IDS).logits
+        found = PeftModel.from_pretrained(base, place / "adapter")(IDS).logits
+    assert (merged - start).abs().max() > 1e-2
+    torch.testing.assert_close(found, merged, atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_starts_another_run_with_adapters_of_another_rank(whole, tmp_path):
+    """It is a model like any other; its own adapters are merged and done with."""
+    assert go(whole / "checkpoint-000004", tmp_path / "out", "--lora-rank", 2, "--steps", 1) == 0
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(whole, tiny_dir, tmp_path, monkeypatch):
+    """Adapters, the critic's and its head, the moments of both optimizers; the base comes from
+    --model, the engine's merged weights are made again."""
+    with monkeypatch.context() as patch:
+        cut_at(19, patch)
+        assert go(tiny_dir, tmp_path / "out", *LORA, *PPO) == 130
+    assert go_on(tmp_path / "out") == 0
+    alike(tmp_path / "out", whole)
+
+
+@pytest.fixture
+def cut(whole, tmp_path):
+    """A copy of the run that has not come to its end."""
+    out = shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(out / "checkpoint-000004")
+    (out / "summary.json").unlink()
+    return out
+
+
+def edit(out, **changes):
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, capfd):
+    """The checkpoint holds the merged model, from which the base cannot be had again exactly. With
+    another base the adapters would be put on a stranger, and the run end in gibberish."""
+    edit(cut, model=str(tmp_path / "gone"))
+    line = refuse(capfd, "--resume", cut)
+    assert "the base of this run's adapters" in line and "no such directory" in line
+    other = make_tiny_model(tiny_tokenizer)
+    other.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3         # an hour of fine-tuning
+    for part in (other, tiny_tokenizer):
+        part.save_pretrained(tmp_path / "gone")
+    line = refuse(capfd, "--resume", cut)
+    assert "is not the base" in line and "layers.1.mlp.up_proj.weight" in line
+
+
+def test_another_rank_is_refused(cut, capfd):
+    assert "it has 4" in refuse(capfd, "--resume", cut, "--lora-rank", 8)
+    edit(cut, lora_rank=8)
+    line = refuse(capfd, "--resume", cut)
+    assert "are not of config.json's lora_rank" in line
+
+
+@pytest.mark.parametrize("flags, told", [
+    (["--lora-rank", 33], "take 32 at most"), (["--lora-rank", -1], "a whole number from 0"),
+    (["--lora-alpha", 8], "say --lora-rank"), (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
+    (["--engine-memory", 1.5], "a number from 0 to 1")])
+def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_path, capfd):
+    assert told in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):
+    """What vLLM says of it, in our words; its other complaints stay as they are."""
+    from types import SimpleNamespace
+    from engine import VllmEngine
+    from support.settings import BadInput
+
+    def refusing(words):
+        def make(**_):
+            raise ValueError(words)
+        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=make, SamplingParams=None))
+        return VllmEngine(tiny_dir, 2, context=64, memory_share=0.1)
+    for words in ("No available memory for the cache blocks. Try increasing it.",
+                  "To serve at least one request, 0.9 GiB KV cache is needed"):
+        with pytest.raises(BadInput, match="--engine-memory 0.1.* has no room"):
+            refusing(words)
+    with pytest.raises(ValueError, match="^something else$"):
+        refusing("something else")

@@ -1,0 +1,223 @@
+"""Low-rank adapters: the maths by hand in float64, one base for policy, critic and reference, and
+the merged model that everybody else sees. The yardstick is the plain model with W + (alpha / r) B A
+in the place of W."""
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from conftest import make_tiny_model
+from lora import LoraLinear, Part, SharedBase, add_adapters, merge, turned
+from policy import Critic, Policy, pack, recompute_activations
+from support.ranks import iter_full_weights
+from support.settings import BadInput
+from test_policy import random_episode
+
+
+@pytest.fixture
+def batch(tiny_tokenizer):
+    rng = np.random.default_rng(3)
+    return pack([random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(3)])
+
+
+def shared(model, critic=True, rank=4, alpha=8, learnt=True, seed=0):
+    """(root, policy, critic, reference) on a copy of `model`. learnt: as after some training, no B
+    is zero."""
+    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank, alpha, critic, seed)
+    if learnt:
+        rng = torch.Generator().manual_seed(1)
+        for name, p in root.named_parameters():
+            if "lora_B" in name or name == "critic.head.weight":
+                p.data.normal_(0, 0.1, generator=rng)
+    return root, *(Part(root, who) for who in ("policy", "critic", "reference"))
+
+
+def close(a, b, tolerance=1e-5):
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, atol=tolerance, rtol=0)
+
+
+# -------------------------------------------------------------------------------------- one layer
+
+def layer_of(rank=2, alpha=6, names=("policy",), sides=(5, 7)):
+    """(LoraLinear in float64, its switch), its B no longer zero."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.ModuleList([nn.Linear(*sides)])).double()
+    switch = add_adapters(block, rank, alpha, names)
+    layer = block[0][0].double()
+    for name in names:
+        nn.init.normal_(layer.lora_B[name])
+    return layer, switch
+
+
+def test_a_layer_is_w_plus_the_scaled_product():
+    """y = (W + alpha/r B A) x + b. The scale is alpha / r: as alpha alone, rank 16 would take steps
+    four times those of rank 4."""
+    layer, switch = layer_of()
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    A, B = layer.lora_A["policy"], layer.lora_B["policy"]
+    assert A.shape == (2, 5) and B.shape == (7, 2)
+    with turned(switch, "policy"):
+        close([layer(x)], [x @ (layer.weight + 3.0 * B @ A).T + layer.bias], 1e-12)
+    close([layer(x)], [x @ layer.weight.T + layer.bias], 0.0)                       # off again
+
+
+def test_the_gradient_is_the_formula_of_the_docstring():
+    """By hand, summed over two x, and what autograd finds. W gets none."""
+    layer, switch = layer_of()
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(2, 7, dtype=torch.float64)
+    with turned(switch, "policy"):
+        layer(x).backward(g)
+    A, B = layer.lora_A["policy"], layer.lora_B["policy"]
+    close([B.grad, A.grad, x.grad],
+          [sum(3.0 * torch.outer(g[i], A @ x[i]) for i in range(2)),
+           sum(3.0 * torch.outer(B.T @ g[i], x[i]) for i in range(2)),
+           torch.stack([(layer.weight + 3.0 * B @ A).T @ g[i] for i in range(2)])], 1e-12)
+    assert layer.weight.grad is None and layer.bias.grad is None
+
+
+def test_in_the_first_step_only_b_moves():
+    """B is zero, so that training starts at the model; A's gradient is a product with B, so A waits
+    for the second step. Were A zero too, B's would be zero as well, for ever."""
+    layer, switch = layer_of()
+    A, B = layer.lora_A["policy"], layer.lora_B["policy"]
+    x = torch.randn(5, dtype=torch.float64)
+    nn.init.zeros_(B)
+    with turned(switch, "policy"):
+        layer(x).sum().backward()
+        assert (A.grad == 0).all() and (B.grad != 0).all()
+        nn.init.zeros_(A)
+        B.grad = None
+        layer(x).sum().backward()
+    assert (B.grad == 0).all()
+
+
+def test_a_keeps_the_size_of_what_it_reads():
+    """U(-1/sqrt(in), 1/sqrt(in)), whatever the layer's width; one seed gives every rank the same
+    numbers, or shards of different adapters would be put together."""
+    made = [layer_of(sides=(1000, 8), rank=8)[0].lora_A["policy"] for _ in range(2)]
+    assert torch.equal(*made)
+    assert made[0].abs().max() <= 1000 ** -0.5
+    assert made[0].std().item() == pytest.approx((3 * 1000) ** -0.5, rel=0.05)
+
+
+# ------------------------------------------------------------------------------------ whole models
+
+def test_it_starts_as_the_model_itself(tiny_model, batch):
+    """Log-probs and entropies bit for bit, values all 0."""
+    _, policy, critic, reference = shared(tiny_model, learnt=False)
+    plain = Policy(tiny_model, 0.7)(batch)
+    for part in (policy, reference):
+        assert all(torch.equal(x, y) for x, y in zip(part(batch), plain))
+    assert (critic(batch) == 0).all()
+
+
+@pytest.mark.parametrize("family", ["untied", "tied"])
+def test_the_merged_weights_are_a_plain_model_that_says_the_same(family, tiny_tokenizer, batch):
+    """What the engine and a checkpoint get: the names of a plain model, all of them and no others,
+    and the policy's adapters in them, not the critic's."""
+    model = make_tiny_model(tiny_tokenizer, tie_word_embeddings=family == "tied")
+    _, policy, _, _ = shared(model)
+    weights = dict(merge(iter_full_weights(policy.model), policy.model))
+    assert list(weights) == list(model.state_dict())
+    plain = copy.deepcopy(model)
+    plain.load_state_dict(weights)
+    with torch.no_grad():
+        close(Policy(plain, 0.7)(batch), policy(batch))
+        assert (Policy(model, 0.7)(batch)[0] - policy(batch)[0]).abs().max() > 1e-2
+
+
+def test_the_merged_critic_is_a_critic_of_its_own(tiny_model, batch):
+    """The yardstick is the other kind of critic: a second model under the same head."""
+    root, _, critic, _ = shared(tiny_model)
+    second = copy.deepcopy(tiny_model)
+    second.load_state_dict(dict(merge(iter_full_weights(critic.model), critic.model, "critic")))
+    plain = Critic(second)
+    plain.head.load_state_dict(root.critic.head.state_dict())
+    with torch.no_grad():
+        assert critic(batch).abs().max() > 1e-2
+        close([critic(batch)], [plain(batch)])
+
+
+def test_a_model_without_adapters_is_merged_into_itself(tiny_model):
+    same = dict(merge(iter_full_weights(tiny_model), tiny_model))
+    assert all(torch.equal(same[name], w) for name, w in tiny_model.state_dict().items())
+    assert list(same) == list(tiny_model.state_dict())
+
+
+def test_there_is_one_base_in_memory(tiny_model):
+    """The parameters that are not trained are those of one model: no copy for the critic, none for
+    the reference. Trained are r (in + out) numbers a layer, twice, and a head."""
+    root, policy, critic, reference = shared(tiny_model)
+    frozen = {p.data_ptr(): p.numel() for p in root.parameters() if not p.requires_grad}
+    assert sum(frozen.values()) == sum(p.numel() for p in tiny_model.parameters())
+    size = lambda part: sum(p.numel() for p in part.parameters())
+    adapters = 4 * sum(sum(m.weight.shape) for name, m in tiny_model.named_modules()
+                       if isinstance(m, nn.Linear) and name != "lm_head")
+    assert (size(policy), size(critic), size(reference)) == (adapters, adapters + 33, 0)
+    assert not {id(p) for p in policy.parameters()} & {id(p) for p in critic.parameters()}
+
+
+def test_policy_and_critic_learn_apart_and_the_reference_not_at_all(tiny_model, batch):
+    """They share every W; a step of one must not move the other, nor what both stand on."""
+    root, policy, critic, reference = shared(tiny_model)
+    say = lambda: [policy(batch)[0].detach(), critic(batch).detach(), reference(batch)[0].detach()]
+    before = say()
+    policy(batch)[0].sum().backward()
+    assert all(p.grad is None for p in critic.parameters())
+    for p in policy.parameters():
+        p.data -= 1e-3 * p.grad
+        p.grad = None
+    after = say()
+    assert [torch.equal(x, y) for x, y in zip(before, after)] == [False, True, True]
+    critic(batch).sum().backward()
+    assert all(p.grad is None for p in policy.parameters())
+    for p in critic.parameters():
+        p.data -= 1e-3 * p.grad
+    last = say()
+    assert [torch.equal(x, y) for x, y in zip(after, last)] == [True, False, True]
+    assert torch.equal(last[2], Policy(tiny_model, 0.7)(batch)[0])      # the base, to the last bit
+    assert all(p.grad is None for p in root.parameters() if not p.requires_grad)
+
+
+def test_what_is_made_again_is_made_with_the_same_adapters(tiny_model, batch):
+    """With activation checkpointing a block runs again in the backward pass. If somebody else was
+    asked in between, it must not run with their adapters: the gradient would be of no function."""
+    gradients = []
+    for again in (False, True):
+        root, policy, critic, reference = shared(tiny_model)
+        if again:
+            recompute_activations(policy.model, context_fn=root.remember)
+        log_probs, values = policy(batch)[0], critic(batch)
+        with torch.no_grad():
+            reference(batch)
+        (log_probs.sum() + values.sum()).backward()
+        gradients.append([p.grad for part in (policy, critic) for p in part.parameters()])
+    assert all(g.abs().max() > 1e-3 for g in gradients[0])
+    close(*gradients)
+
+
+# --------------------------------------------------------------------------------------- bad input
+
+def test_what_cannot_be_adapted_is_refused(tiny_model):
+    """GPT-2's layers are no nn.Linear. A rank above a layer's own would be the whole layer twice
+    over."""
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16, n_positions=8))
+    with pytest.raises(BadInput, match="GPT2LMHeadModel has no linear layers"):
+        add_adapters(gpt2, 1, 1)
+    with pytest.raises(BadInput, match="no linear layers"):
+        add_adapters(nn.Sequential(nn.Linear(2, 2)), 1, 1)
+    with pytest.raises(BadInput, match="larger than a layer.*take 32 at most"):
+        add_adapters(copy.deepcopy(tiny_model), 33, 1)
+    add_adapters(copy.deepcopy(tiny_model), 32, 1)
+
+
+def test_the_layers_are_those_of_the_blocks(tiny_model):
+    """All of them, in attention and MLP; not the output layer, which is V x H."""
+    root, *_ = shared(tiny_model)
+    found = [name for name, m in root.policy.model.named_modules() if isinstance(m, LoraLinear)]
+    assert len(found) == 2 * 7 and not any("lm_head" in name for name in found)
