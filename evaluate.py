@@ -9,6 +9,8 @@ be trusted? (SAGE; RLVER 3)
     python evaluate.py --consistency FILE       replay recorded dialogues: the same scores again?
     python evaluate.py --report RUN             write a run's report and picture once more
     python evaluate.py --chat P                 talk to the model yourself
+    python evaluate.py --show P                 watch it talk with a user, turn by turn
+    python evaluate.py --ability BEFORE AFTER   paired logs of lm-eval or lighteval
 
 The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 100 or below 10.
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
@@ -27,14 +29,16 @@ from typing import Callable
 import numpy as np
 
 import toy
-from simulator import (User, load_profiles, load_prompt, make_simulator, move_emotion,
+from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator, move_emotion,
                        parse_emotion, refuse_foreign, replay, toy_profiles, users_of_run)
+from support.ability import compare_ability
 from support.llm import ServerModel, ask_with_retries
-from support.report import draw_run, report_of_results
-from support.results import comparison_key, describe, read_results, recorded_dialogues
+from support.report import draw_run, report_of_results, write_report
+from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
+                             recorded_dialogues)
 from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
-from support.settings import (BadInput, Parser, RunError, SimulatorFailed, is_beside_us,
-                              json_object, natural, number, positive, split_name)
+from support.settings import (BadInput, Parser, SimulatorFailed, is_beside_us, json_object, natural,
+                              not_negative, number, positive, split_name)
 from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
 
 # the floor: the highest emotion that ends a dialogue
@@ -83,7 +87,7 @@ def find_policy(name, step=None):
 
 
 def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, context=None,
-                template_args=None):
+                template_args=None, history_thoughts="strip"):
     """Whoever is to be measured, ready to talk. The flags fill in what the policy's own run does
     not say. Returns a Measured. Raises BadInput or BadModel."""
     from engine import TorchEngine
@@ -97,7 +101,7 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
         server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
         system = load_prompt(f"policy_{'think' if think else 'direct'}", settings["policy_lang"])
         return Measured(f"openai:{model_name}", settings, {}, results_of(f"openai:{model_name}"),
-                        lambda seed: ServerAgent(server, system, think))
+                        lambda seed: ServerAgent(server, system, think, history=history_thoughts))
     label, place, run = find_policy(name, step)
     if think and not run.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -121,8 +125,11 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
     # as in training: the toy knows its job without a system prompt
     system = "" if of_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
     chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(place))
+    if (history := run.get("history_thoughts", history_thoughts)) == "keep":
+        settings["history_thoughts"] = history
+        chat.refuse_to_keep()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
-    make_agent = lambda seed: Agent(engine, chat, think=think, seed=seed,
+    make_agent = lambda seed: Agent(engine, chat, think=think, seed=seed, history=history,
                                     max_tokens=settings["max_tokens"], context=settings["context"])
     return Measured(label, settings, run, results_of(label, run), make_agent)
 
@@ -139,7 +146,8 @@ class ServerAgent:
     """A policy behind an OpenAI-compatible server: it answers, but shows no tokens. Fit for
     measuring, not for training."""
 
-    def __init__(self, server, system, think, retries=8):
+    def __init__(self, server, system, think, retries=8, history="strip"):
+        self.history = history
         self.server, self.think, self.retries, self.segments = server, think, retries, []
         self.messages = [{"role": "system", "content": system}]
 
@@ -155,7 +163,8 @@ class ServerAgent:
         else:
             (thought, visible), malformed = take_thoughts(text), False
         # thoughts are not in the history that later turns see
-        self.messages.append({"role": "assistant", "content": visible})
+        self.messages.append({"role": "assistant",
+                              "content": text if self.history == "keep" else visible})
         return Reply(text, visible, thought, malformed)
 
 
@@ -178,30 +187,41 @@ def result_of(profile, episode, user, start, max_turns, made_by):
     return {"id": profile.id, "emo_point": episode.emotion,
             "emo_state": emotion_level(episode.emotion), "player": profile.player,
             "scene": profile.scene, "character": profile.main_cha, "topic": profile.topic,
-            "task": profile.task, "history": history,
+            "task": profile.task, "need": profile.need, "target": profile.target,
+            "history": history,
             "rlver": {**made_by, "ended": episode.ended, "start": start, "max_turns": max_turns,
                       "traits": profile.cha_group}}
 
 
-def benchmark(args):
-    """Hold the dialogues that FILE does not hold yet, appending each as it ends. Returns the path
-    of the results. Simulator, users and language are those of the policy's run, where no flag says
+def who_talks(args, name):
+    """What the flags say: (the policy `name`, the simulator, the users, what results remember of
+    it). Simulator, users and language are those of the policy's run, where no flag says
     otherwise."""
-    from tqdm import tqdm
-    from rlver import converse
-    policy = open_policy(args.policy or newest_run(), step=args.step, think=args.think,
+    policy = open_policy(name, step=args.step, think=args.think,
                          lang=args.lang, max_tokens=args.max_tokens, context=args.context,
-                         template_args=args.template_args)
+                         template_args=args.template_args, history_thoughts=args.history_thoughts)
     run = policy.run
     lang = args.lang or run.get("lang", "en")
     difficulty = args.difficulty or run.get("difficulty", "vanilla")
     simulator_name = args.simulator or run.get("simulator", "toy")
-    people = held_out_users(args.profiles, run, simulator_name)[:args.limit]
+    chat = args.world == "chit-chat"
+    people = held_out_users(args.profiles or chat and PROMPTS / "profiles" / f"{lang}_chat.jsonl",
+                            run, simulator_name, chat and not args.profiles)[:args.limit]
     simulator = make_simulator(simulator_name, lang, difficulty,
                                temperature=args.simulator_temperature)
     made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(simulator_name),
                "difficulty": difficulty, "lang": lang, "start": args.start,
-               "max_turns": args.max_turns, "seed": args.seed}
+               "max_turns": args.max_turns, "seed": args.seed,
+               "world": args.world if chat else None}
+    return policy, simulator, people, made_by
+
+
+def benchmark(args):
+    """Hold the dialogues that FILE does not hold yet, appending each as it ends. Returns the path
+    of the results."""
+    from tqdm import tqdm
+    from rlver import converse
+    policy, simulator, people, made_by = who_talks(args, args.policy or newest_run())
     path, done = place_for_results(args.out, policy.results, made_by)
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
@@ -212,9 +232,7 @@ def benchmark(args):
     async def run_dialogue(i, profile, file):
         user = User(simulator, profile, args.start, f"benchmark {profile.id}")
         try:
-            line = profile.first_talk or await user.answer()
-            if profile.first_talk:
-                user.dialogue.append({"speaker": "me", "text": line})
+            line = await user.open()
             user.thoughts.clear()
             episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
                                      args.max_turns, floor=BENCHMARK["floor"])
@@ -236,9 +254,11 @@ def benchmark(args):
     return path
 
 
-def held_out_users(profiles, run, simulator):
+def held_out_users(profiles, run, simulator, chat=False):
     """The users to measure with: those of --profiles; else those that the policy's run held out;
-    else the toy's. Raises BadInput."""
+    else the toy's. chat: the toy's people of everyday talk, if it is the toy. Raises BadInput."""
+    if chat and simulator.startswith("toy"):
+        return toy_profiles("chat")
     if profiles:
         people = load_profiles(profiles)
         refuse_foreign(simulator, people)
@@ -340,7 +360,7 @@ def score(path, rule=None, anyway=False):
     replies = [reply for row in rows for reply in row["replies"]]
     by = {name: {value: score_summary([f for f, row in zip(finals, rows) if row[name] == value])
                  for value in sorted({row[name] for row in rows})}
-          for name in ("intention", "kind", "group")}
+          for name in parts_of(rows)}
     return {"file": str(path), "by_whom": describe(rows[0]["made_by"]),
             "rule": rule, **score_summary(finals),
             "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
@@ -356,7 +376,7 @@ def print_score(result):
         else "as SAGE, the last of a full number of replies is not scored"))
     print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     rows = [("all", result)] + [(f"{name}: {value}", numbers)
-                                for name in ("kind", "intention", "group")
+                                for name in result["by"]
                                 for value, numbers in result["by"][name].items()]
     for name, s in rows:
         print(f"{name:<24}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
@@ -507,7 +527,6 @@ def chat(args):
                          template_args=args.template_args,
                          max_tokens=args.max_tokens, context=args.context)
     agent = policy.make_agent(secrets.randbits(32))
-    dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "")
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
     if policy.run.get("model", args.chat) == "toy":
         print("It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
@@ -519,11 +538,67 @@ def chat(args):
                 print("(its context is full)")
                 break
             if reply.thought:
-                print(f"{dim}({reply.thought}){plain}")
+                print(dimmed(f"({reply.thought})"))
             print(f"it>  {'(malformed) ' + reply.text if reply.malformed else reply.visible}")
             if reply.malformed:
                 break
     return 0
+
+
+def show(args):
+    """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed. With --html
+    as a page too, to be sent to somebody."""
+    from rlver import converse
+    policy, simulator, people, made_by = who_talks(args, args.show)
+    profile, agent = people[args.seed % len(people)], policy.make_agent([args.seed, 3, 0])
+    sample = agent.reply
+
+    def tell(text, hidden=""):
+        print("".join(dimmed(f"{'':25}| {line}\n") for line in hidden.splitlines())
+              + f"{'#' * round(user.emotion / 5):-<20} {user.emotion:3}  {text}")
+        if args.pause:
+            ask_line("")
+
+    class Shown(User):
+        async def answer(self):
+            line = await super().answer()
+            tell(f"user    {line}")
+            return line
+
+        async def feel(self, reply):
+            analysis, change = await super().feel(reply)
+            tell(f"({change:+d})", analysis)
+            return analysis, change
+
+    async def reply(line):
+        said = await sample(line)
+        if said:
+            tell("policy  " + (said.text if said.malformed else said.visible), said.thought)
+        return said
+
+    async def talk():
+        agent.reply, line = reply, await user.open()
+        if profile.first_talk:
+            tell(f"user    {line}")
+        return await converse(agent, user, line, args.max_turns, floor=BENCHMARK["floor"])
+    user = Shown(simulator, profile, args.start, f"show {profile.id}")
+    print(f"{policy.label}\n\n{profile.player}\n")
+    episode = asyncio.run(talk())
+    print(f"ended by {episode.ended}, final emotion {episode.emotion}")
+    if args.html:
+        intention, kind = intention_of(profile.task, profile.need)
+        write_report(args.html, title=f"{policy.label} and {profile.id}", settings=made_by,
+                     curves=[], evaluations=[], tables=[], dialogues=[{
+                         **vars(episode), "id": profile.id, "side": "", "score": episode.emotion,
+                         "intention": intention, "kind": kind, "group": profile.main_cha,
+                         "persona": profile.player}])
+        print(f"written: {args.html}")
+    return 0
+
+
+def dimmed(text):
+    """`text` in grey, on a terminal."""
+    return f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text
 
 
 def ask_line(prompt):
@@ -541,76 +616,56 @@ def make_parser():
     """The flags of evaluate.py."""
     parser = Parser(prog="evaluate.py",
                     description="Measure, compare, verify, and talk to a policy.")
-    parser.add_argument("--policy", metavar="P", help="a run, a checkpoint, a model directory or "
-                        "name, toy, or openai:MODEL@URL (default: the newest run)")
-    parser.add_argument("--step", type=natural,
-                        help="of a run, the checkpoint of this step; 0: where it started "
-                        "(default: the newest)")
-    parser.add_argument("--simulator", metavar="S",
-                        help="as in rlver.py (default: the run's own, else toy)")
-    parser.add_argument("--profiles", metavar="FILE", help="users as JSONL (default: those that "
-                        "the run held out, else the toy's)")
-    parser.add_argument("--difficulty", choices=["vanilla", "challenging"],
-                        help="(default: the run's own, else vanilla)")
-    parser.add_argument("--lang", choices=["en", "zh"],
-                        help="language of the prompts (default: the run's own, else en)")
-    parser.add_argument("--think", action="store_true",
-                        help="the policy thinks first (a run knows itself)")
-    parser.add_argument("--start",
-                        type=number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100"),
-                        default=BENCHMARK["start"],
-                        help="emotion at the start (default: 40; RLVER trains from 30)")
-    parser.add_argument("--max-turns", type=positive, default=BENCHMARK["max_turns"],
-                        help="replies, at most (default: 10)")
-    parser.add_argument("--max-tokens", type=positive,
-                        help="tokens of a reply (default: the run's own; toy 48, else 2048)")
-    parser.add_argument("--context", type=positive,
-                        help="tokens of a dialogue (default: the model's)")
-    parser.add_argument("--template-args", type=json_object, metavar="JSON",
-                        help="for a policy that is no run: arguments of its chat template, as "
-                        "'{\"enable_thinking\": false}'")
-    parser.add_argument("--simulator-temperature",
-                        type=number(float, lambda x: x >= 0, "a number from 0"), default=0.0,
-                        help="(default: 0)")
-    parser.add_argument("--limit", type=positive, help="only so many users")
-    parser.add_argument("--seed", type=natural, default=0,
-                        help="of the policy's sampling (default: 0)")
-    parser.add_argument("--out", metavar="FILE",
-                        help="result file; one that a stopped evaluation left is continued")
-    parser.add_argument("--score", nargs="+", metavar="FILE",
-                        help="tables of result files; no model is needed")
-    parser.add_argument("--rule", choices=["every", "sage"],
-                        help="score every reply, or as SAGE not the last of a full number "
-                        "(default: every for our files; SAGE's own hold only theirs)")
-    parser.add_argument("--anyway", action="store_true",
-                        help="average results of different simulators")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two result files; for "
-                        "several seeds, names with commas between, or patterns")
-    parser.add_argument("--consistency", metavar="FILE",
-                        help="replay the dialogues of a log or a result file")
-    parser.add_argument("--times", type=positive, default=1,
-                        help="how often to replay (default: 1)")
-    parser.add_argument("--report", metavar="RUN",
-                        help="write a run's report and picture once more")
-    parser.add_argument("--chat", metavar="P", help="talk to a policy; P as for --policy")
-    parser.add_argument("--json", metavar="FILE", help="write the tables here too")
+    a_file, whole, off = dict(metavar="FILE"), dict(type=positive), dict(action="store_true")
+    parser.flags(
+        policy=("a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL "
+                "(default: the newest run)", dict(metavar="P")),
+        step=("of a run, the checkpoint of this step; 0: where it started (default: the newest)",
+              dict(type=natural)),
+        simulator=("as in rlver.py (default: the run's own, else toy)", dict(metavar="S")),
+        profiles=("users as JSONL (default: those that the run held out, else the toy's)", a_file),
+        world=("chit-chat: people of everyday talk, the toy's or those in prompts/profiles/",
+               dict(choices=["heart-to-heart", "chit-chat"], default="heart-to-heart")),
+        difficulty=("(default: the run's own, else vanilla)",
+                    dict(choices=["vanilla", "challenging"])),
+        lang=("language of the prompts (default: the run's own, else en)",
+              dict(choices=["en", "zh"])),
+        think=("the policy thinks first (a run knows itself)", off),
+        history_thoughts=("of a policy that is no run: whether later turns see its thoughts",
+                          dict(choices=["strip", "keep"], default="strip")),
+        start=("emotion at the start (default: 40; RLVER trains from 30)", dict(default=BENCHMARK[
+            "start"], type=number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100"))),
+        max_turns=("replies, at most", dict(type=positive, default=BENCHMARK["max_turns"])),
+        max_tokens=("tokens of a reply (default: the run's own; toy 48, else 2048)", whole),
+        context=("tokens of a dialogue (default: the model's)", whole),
+        template_args=("for a policy that is no run: arguments of its chat template, as "
+                       "'{\"enable_thinking\": false}'", dict(type=json_object, metavar="JSON")),
+        simulator_temperature=("(default: 0)", dict(default=0.0, type=not_negative)),
+        limit=("only so many users", whole),
+        seed=("of the policy's sampling", dict(type=natural, default=0)),
+        out=("result file; one that a stopped evaluation left is continued", a_file),
+        score=("tables of result files; no model is needed", dict(nargs="+", metavar="FILE")),
+        rule=("score every reply, or as SAGE not the last of a full number (default: every for our "
+              "files; SAGE's own hold only theirs)", dict(choices=["every", "sage"])),
+        anyway=("average results of different simulators", off),
+        compare=("two result files; for several seeds, names with commas between, or patterns",
+                 dict(nargs=2, metavar=("A", "B"))),
+        consistency=("replay the dialogues of a log or a result file", a_file),
+        times=("how often to replay", dict(type=positive, default=1)),
+        report=("write a run's report and picture once more", dict(metavar="RUN")),
+        chat=("talk to a policy; P as for --policy", dict(metavar="P")),
+        show=("watch a policy talk with the user number --seed", dict(metavar="P")),
+        pause=("--show: wait for Enter after each line", off),
+        html=("--show: write the dialogue as a page, too", a_file),
+        ability=("per-sample logs of lm-eval or lighteval, or directories of them",
+                 dict(nargs=2, metavar=("BEFORE", "AFTER"))),
+        json=("write the tables here too", a_file))
     return parser
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    args = make_parser().parse_args(argv)
-    try:
-        return run(args)
-    except RunError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where it was", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
+    return make_parser().run(run, argv)
 
 
 def run(args):
@@ -623,6 +678,10 @@ def run(args):
         return print_comparison(args)
     if args.consistency:
         return print_consistency(args)
+    if args.show:
+        return show(args)
+    if args.ability:
+        return print_ability(args)
     files = args.score or [benchmark(args)]
     results = [score(path, args.rule, args.anyway) for path in files]
     for result in results:
@@ -647,6 +706,18 @@ def print_comparison(args):
     return complain(result["problems"])
 
 
+def print_ability(args):
+    """--ability: a line for each benchmark and metric, in percent."""
+    result = compare_ability(*args.ability)
+    for name, r in result.items():
+        before, after, difference, low, high = (
+            100 * x for x in (r["before"], r["after"], r["difference"], *r["interval"]))
+        print(f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
+              f"{low:.1f} to {high:.1f}, p = {r['p']:.4f}, {r['test']}, n = {r['n']}"
+              + f"; {r['unpaired']} problems are on one side only" * bool(r["unpaired"]) + ")")
+    return write(args.json, result)
+
+
 def print_consistency(args):
     """--consistency: the recorded replies put to their own user, or to another one."""
     log = Path(args.consistency)
@@ -663,7 +734,7 @@ def print_consistency(args):
     simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
     names = [args.profiles] if args.profiles else made_by.get("profiles") or []
     people = ([p for n in names for p in load_profiles(n)]
-              or toy_profiles("heldout", 1000) + toy_profiles("train"))
+              or toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
     result = consistency(log, simulator, {p.id: p for p in people}, args.times)
     write(args.json, result)
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "

@@ -73,6 +73,8 @@ class Models:
         self.context = cfg.context or model.config.max_position_embeddings
         self.chat = ChatFormat(self.tokenizer, system, cfg.think, cfg.template_args,
                                stop_ids(source))
+        if cfg.history_thoughts == "keep":
+            self.chat.refuse_to_keep()
         self.pad = self.tokenizer.pad_token_id or 0
         if len(self.chat.first_prompt("")) + 2 > self.context:
             raise BadInput(f"--model {cfg.model}: its context of {self.context} tokens "
@@ -123,7 +125,7 @@ class Models:
     def make_agent(self, seed):
         """The policy's side of one dialogue."""
         return Agent(self.engine, self.chat, think=self.cfg.think, max_tokens=self.cfg.max_tokens,
-                     context=self.context, seed=seed)
+                     context=self.context, seed=seed, history=self.cfg.history_thoughts)
 
     def sync(self):
         """The new weights go to the engine, tensor by tensor, on every rank."""

@@ -246,6 +246,13 @@ class ChatFormat:
         """Ids of what somebody said: text only, whatever it spells."""
         return self.encode(text, self.behind_newline[2 if reply else 1], split_special_tokens=True)
 
+    def refuse_to_keep(self):
+        """Raise BadModel if the template drops earlier thoughts, or shows them otherwise: with
+        --history-thoughts keep the policy would learn from a history that nobody else gives it."""
+        if "<think>@</think>@@" not in self.render("a", "<think>@</think>@@", "b"):
+            raise BadModel("--history-thoughts keep: the chat template does not show an earlier "
+                           "<think>...</think> as it was; leave it out")
+
     def past_reply(self, visible):
         """Ids of a reply as later turns see it, its stop token included."""
         return self.text(self.lead + visible, reply=True) + self.close + [self.stop_id]
@@ -369,8 +376,8 @@ class Agent:
     """The policy's side of one dialogue. `reply` is given a line of the user and answers; the
     tokens stay here."""
 
-    def __init__(self, engine, chat, *, think, max_tokens, context, seed):
-        self.engine, self.chat, self.think = engine, chat, think
+    def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
+        self.engine, self.chat, self.think, self.history = engine, chat, think, history
         self.max_tokens, self.context = max_tokens, context
         # a dialogue's own luck, whoever shares the batch with it
         self.rng = np.random.default_rng(seed)
@@ -394,6 +401,7 @@ class Agent:
         a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless the reply is
         malformed. So it is in direct mode for a stray thought, and wherever the template opens the
         reply with what later turns do not see. `visible` is stripped of white space in both modes.
+        Where `history` keeps thoughts, think mode too is one sequence, openings included.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening             # of the template, for this reply alone; mostly none
@@ -408,14 +416,17 @@ class Agent:
         text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
         thought, visible, malformed = (split_thought(text) if self.think
                                        else (*take_thoughts(text), False))
-        if not self.think and not opening and visible == text.strip():
+        keep = self.think and self.history == "keep"
+        if keep or not self.think and not opening and visible == text.strip():
             # Direct: history and reply are one causal sequence. A reply cut by the limit gets its
             # stop token from us, and a token from us is an observation.
+            if opening:
+                self.observe(opening)
             self.segments.append(Segment(ids, log_probs=log_probs))
             self.trunk = self.trunk + ids
-            if not stopped:
+            if not stopped and not malformed:
                 self.observe([self.chat.stop_id])
-            return Reply(text, visible, "", False)
+            return Reply(text, visible, thought, malformed)
         if thought and not self.think:
             self.chat.tell_of_thoughts()
         # Think: the sampled turn is a branch; what later turns see of it is the visible text,

@@ -52,20 +52,26 @@ class Profile:
     topic: str = ""
     first_talk: str = ""    # a fixed first line (the benchmark's profiles have one)
     need: str = ""      # which of the eight `task` words: analyse, ..., side; released files: none
+    target: str = "eq"  # what the talk is for: one of PURPOSES
 
 
 ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group",
            "cha_group": "traits", "task": "intention", "first_talk": "first_line"}
 
 
-def load_profiles(path):
+# What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
+# wait for the other to bring something up. purpose_*.txt among the prompts has the words.
+PURPOSES = ("eq", "target", "no-target")
+
+
+def load_profiles(path, flag="--profiles"):
     """Read profiles from JSONL, released or English field names. Raises BadInput naming the line
     and the field."""
     if not Path(path).is_file():
-        raise BadInput(f"--profiles {path}: no such file")
+        raise BadInput(f"{flag} {path}: no such file")
     found, line_of = [], {}
     for number, row, problem in read_jsonl(path):
-        where = f"--profiles {path}, line {number}"
+        where = f"{flag} {path}, line {number}"
         if problem:
             raise BadInput(f"{where}: {problem}")
         profile = parse_profile(row, where)
@@ -75,7 +81,7 @@ def load_profiles(path):
         line_of[profile.id] = number
         found.append(profile)
     if not found:
-        raise BadInput(f"--profiles {path}: the file holds no profile")
+        raise BadInput(f"{flag} {path}: the file holds no profile")
     return found
 
 
@@ -86,7 +92,7 @@ def parse_profile(row, where):
     values = {}
     for name in Profile.__dataclass_fields__:
         value = row.get(name, row.get(ENGLISH.get(name)))
-        optional = name in ("topic", "first_talk", "need")
+        optional = name in ("topic", "first_talk", "need", "target")
         kind = list if name == "cha_group" else str
         if value is None and not optional:
             english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
@@ -96,9 +102,10 @@ def parse_profile(row, where):
                            f"{type(value).__name__}")
         if not value and not optional and name != "cha_group":
             raise BadInput(f"{where}: field {name!r} is empty")
-        if name == "need" and value and value not in toy.NEEDS:
-            raise BadInput(f"{where}: need {value!r} is unknown; there are {', '.join(toy.NEEDS)}")
-        if value is not None:
+        known = {"need": toy.NEEDS, "target": PURPOSES}.get(name)
+        if known and value and value not in known:
+            raise BadInput(f"{where}: {name} {value!r} is unknown; there are {', '.join(known)}")
+        if value or kind is list:
             values[name] = whole_letters(value) if kind is str else value
     return Profile(**values)
 
@@ -140,8 +147,10 @@ def profiles_of_step(people, count, seed, step):
 
 
 def toy_profiles(split, count=None):
-    """`count` users of the toy's "train" or "heldout" set (default: 500 and 128)."""
-    return [Profile(**row) for row in toy.profiles(split, count)]
+    """`count` users of the toy: "train", "heldout" (default: 500 and 128), or "chat", people of
+    everyday talk, who are in no training."""
+    return [Profile(**row) for row in (toy.chatters() if split == "chat"
+                                       else toy.profiles(split, count))]
 
 
 # ------------------------------------------------------------------------------------------ emotion
@@ -182,9 +191,8 @@ def says_goodbye(line):
 
 # ------------------------------------------------------------------------ prompts and their answers
 
-PLACEHOLDERS = {"emotion": {"persona", "scene", "task", "emotion", "dialogue"},
-                "reply": {"persona", "scene", "task", "level", "planning", "dialogue"},
-                "policy_think": set(), "policy_direct": set()}
+PLACEHOLDERS = {"emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue"},
+                "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue"}}
 EMOTION_SECTIONS = ["Content", "TargetCompletion|Reason", "Activity", "Analyse", "Change"]
 REPLY_SECTIONS = ["Thinking", "Origin", "Change", "Response"]
 
@@ -200,8 +208,8 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
     found = set(re.findall(r"\{\{(\w+)\}\}", text))
-    for kind, names in (("lacks its placeholder", PLACEHOLDERS[name] - found),
-                        ("has an unknown placeholder", found - PLACEHOLDERS[name])):
+    for kind, names in (("lacks its placeholder", PLACEHOLDERS.get(name, set()) - found),
+                        ("has an unknown placeholder", found - PLACEHOLDERS.get(name, set()))):
         if names:
             raise BadInput(f"prompt file {path} {kind} {{{{{sorted(names)[0]}}}}}")
     return text.strip()
@@ -348,6 +356,8 @@ class Simulator:
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.last_failure = ""
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
+        self.purposes = {name: load_prompt(f"purpose_{name}", lang, difficulty)
+                         for name in PURPOSES}
 
     def key(self, prompt, dialogue, answered):
         """What an answer is an answer to. At temperature 0 equal prompts share it; else the
@@ -461,7 +471,8 @@ class User:
 
     def values(self):
         """What stands in the prompts' placeholders."""
-        return {"persona": self.profile.player, "scene": self.profile.scene,
+        return {"purpose": self.simulator.purposes[self.profile.target],
+                "persona": self.profile.player, "scene": self.profile.scene,
                 "task": self.profile.task,
                 # live: the released code says 30 for ever
                 "emotion": self.emotion, "level": emotion_level(self.emotion),
@@ -485,6 +496,13 @@ class User:
         self.dialogue.append({"speaker": "me", "text": line})
         self.thoughts.append(sections["Thinking"])
         return line
+
+    async def open(self):
+        """Begin the talk: with the profile's own first line, where it has one."""
+        if not self.profile.first_talk:
+            return await self.answer()
+        self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
+        return self.profile.first_talk
 
     def copy(self, name=""):
         """A user of its own for one dialogue of a group, with the same past: all of a group hear
@@ -556,10 +574,10 @@ def play(user, max_turns):
         if isinstance(user.simulator.model, toy.ScriptedModel):
             print("This user understands only the sentences of a small grammar. One of each kind, "
                   "of which one helps most:")
-            _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
-            for act in toy.NEEDS:
+            _, person, feeling, *_, need = toy.read_scene(user.profile.scene, user.profile.task)
+            for act in toy.NEEDS if need in toy.NEEDS else toy.SMALL_TALK:
                 rng = random.Random(user.profile.id)
-                print(f"    {toy.sentence(act, person, feeling, rng)}")
+                print(f"    {toy.sentence(act, person, feeling, rng, person)}")
             print()
         print(f"[emotion {user.emotion}]  {runner.run(user.answer())}")
         for turn in range(max_turns):
@@ -581,25 +599,21 @@ def play(user, max_turns):
 def main(argv=None):
     """Talk with a user in the terminal. Returns the exit code."""
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
-    parser.add_argument("--simulator", default="toy", metavar="NAME",
-                        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR "
-                        "(default: toy)")
-    parser.add_argument("--difficulty", choices=["vanilla", "challenging"], default="vanilla")
-    parser.add_argument("--lang", choices=["en", "zh"], default="en",
-                        help="language of the prompts")
-    parser.add_argument("--profiles", metavar="FILE",
-                        help="profiles as JSONL (default: the toy's held-out users)")
-    parser.add_argument("--profile", type=natural, default=0, metavar="N",
-                        help="which of them, from 0 (default: 0)")
-    parser.add_argument("--max-turns", type=positive, default=8,
-                        help="your replies, at most (default: 8)")
+    parser.flags(
+        simulator=("model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR",
+                   dict(default="toy", metavar="NAME")),
+        difficulty=("how guarded", dict(choices=["vanilla", "challenging"], default="vanilla")),
+        lang=("language of the prompts", dict(choices=["en", "zh"], default="en")),
+        profiles=("profiles as JSONL (default: the toy's held-out users)", dict(metavar="FILE")),
+        profile=("which of them, from 0", dict(type=natural, default=0, metavar="N")),
+        max_turns=("your replies, at most", dict(type=positive, default=8)))
     args = parser.parse_args(argv)
     try:
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         if not args.profiles:
             need_profiles(args.simulator)
         people = (load_profiles(args.profiles) if args.profiles
-                  else toy_profiles("heldout", 1000) + toy_profiles("train"))
+                  else toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
         refuse_foreign(args.simulator, people)
         if args.profile >= len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "

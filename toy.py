@@ -232,6 +232,25 @@ def profiles(split, count=None, seed=0):
     return made
 
 
+# What the hidden theme of somebody who chats says; PURPOSES has the rest.
+CHAT_TASKS = {"target": "You want to be asked about what you love.",
+              "no-target": "You want to hear what others enjoy in what you love."}
+
+
+def chatters(count=128):
+    """People of everyday talk, made as `profiles` makes troubled ones; both purposes take turns."""
+    rng, made = random.Random("chat"), []
+    for i, profile in enumerate(profiles("train", count, "chat")):
+        target = list(PURPOSES)[i % 2]
+        interest, dull = rng.sample(INTERESTS, 2)
+        lines = rng.sample(PURPOSES[target][2], 3) + [rng.choice(DULL).replace("<I>", dull)]
+        made.append({**profile, "id": f"toy-chat-{i:04d}", "scene": f"## What interests me\n- "
+                     f"{interest}\n\n## What bores me\n- {dull}\n- empty phrases\n- comfort, for "
+                     "nothing is wrong\n\n## What I say\n" + "".join(f"- {x}\n" for x in lines)
+                     .replace("<I>", interest), "task": CHAT_TASKS[target], "target": target})
+    return made
+
+
 # ---------------------------------------------------------------------------------- reading a reply
 
 def tokens_of(sentence):
@@ -272,7 +291,8 @@ def act_of(sentence):
 
 def judge(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the
-    friend's earlier replies."""
+    friend's earlier replies. Of somebody who chats the need is an act of SMALL_TALK, and `person`
+    the interest."""
     sentences = split_sentences(reply)
     acts = [act_of(s) for s in sentences]
     words = set(tokens_of(reply))
@@ -282,6 +302,8 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
+    if need in SMALL_TALK and (words & set(INTERESTS)) - {person}:
+        return -8, "that bores me: it is not what I love"
     said = [tokens_of(s) for s in sentences]    # as words: capitals or spaces make no new sentence
     if any(s in said[:i] for i, s in enumerate(said)) or any(tokens_of(s) in said for e in earlier
                                                              for s in split_sentences(e)):
@@ -291,7 +313,7 @@ def judge(reply, need, person, feeling, earlier, challenging):
     concrete = bool(words & {person, feeling})
     pay = {need: 10 if concrete else 8}
     if not challenging:
-        pay[SECONDARY[need]] = 3
+        pay[SECONDARY.get(need) or {"ask": "share", "share": "ask"}[need]] = 3
     change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
     return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed"
                            if change < 0 else "that helps a bit")
@@ -315,12 +337,19 @@ class NotOfThisWorld(ValueError):
 
 
 def read_scene(scene, task):
-    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need).
-    Raises NotOfThisWorld."""
+    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need). Of
+    somebody who chats: ("", interest, "calm", what bores, lines, the act that helps). Raises
+    NotOfThisWorld."""
     told = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
     need = next((n for n, (text, *_) in NEEDS.items() if text == task), None)
-    lists = [re.findall(r"^- (.*)$", part, re.M) for part in scene.split("\n## ")[1:]]
-    if not told or need is None or len(lists) != 2 or not all(lists):
+    listed = lambda title: re.findall(r"^- (.*)$", re.split(
+        r"\n## ", f"\n{scene}\n## ".partition(f"\n## {title}\n")[2])[0], re.M)
+    likes, chat = listed("What interests me"), [t for t in CHAT_TASKS if CHAT_TASKS[t] == task]
+    if chat and likes and likes[0] in INTERESTS and listed("What I say"):
+        return ("", likes[0], "calm", listed("What bores me"), listed("What I say"),
+                PURPOSES[chat[0]][1])
+    lists = [listed("Details I may add"), listed("What I say when I open up")]
+    if not told or need is None or not all(lists):
         raise NotOfThisWorld("the scripted user can only play the profiles of toy.py; for others, "
                              "choose a real --simulator")
     return told.group(), *told.groups(), *lists, need
@@ -344,7 +373,8 @@ class ScriptedModel:
         dialogue = json.loads(tags["dialogue"])
         if "emotion_level" in tags:
             said = sum(m["speaker"] == "me" for m in dialogue)
-            line = users_line(said, story, details, cues, tags["emotion_level"], self.challenging)
+            line = (users_line(said, story, details, cues, tags["emotion_level"], self.challenging)
+                    if story else chat_line(said, cues, person, tags["emotion_level"]))
             return (f"Thinking: my state is {tags['emotion_level']}, so that is how I sound.\n"
                     f"Origin: {line}\n"
                     f"Change: nothing to change.\nResponse: {line}")
@@ -354,11 +384,36 @@ class ScriptedModel:
         else:
             change, why = judge(reply, need, person, feeling, earlier, self.challenging)
         target = "Reason" if self.challenging else "TargetCompletion"
-        return (f"Content: my friend said something about me and my {person}.\n"
+        return (f"Content: my friend said something about me and {'my ' * bool(story)}{person}.\n"
                 f"{target}: {'yes' if change >= 7 else 'not yet'}.\n"
                 f"Activity: I think: {why}.\n"
                 f"Analyse: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by this.\n"
                 f"Change: {change:+d}")
+
+
+class ScriptedWriter:
+    """Stands where an LLM would that writes users (profiles.py), with the templates and words of
+    the file `path`. Readable, playable by the scripted user, and nobody you will ever meet."""
+
+    def __init__(self, path):
+        blocks = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
+        self.blocks, self.talker = dict(zip(blocks[1::2], blocks[2::2])), ScriptedModel()
+
+    async def __call__(self, prompt):
+        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
+        if "hidden_theme" in tags:                          # the first line
+            return await self.talker(prompt)
+        need = next((n for n in NEEDS if NEEDS[n][0] == tags.get("theme")), "side")
+        words = {name: text.strip().split("\n") for name, text in {**self.blocks, **tags}.items()}
+        words |= {name: sum(lists.values(), []) for name, lists in (
+            ("person", PEOPLE), ("event", EVENTS), ("feeling", FEELINGS), ("detail", DETAILS),
+            ("cue", NEEDS[need][2]))}
+        words |= {"age": [str(n) for n in range(16, 76)], "raises": words[f"raises {need}"]}
+        rng = random.Random(prompt)
+        words = {name: rng.sample(lines, len(lines)) for name, lines in words.items()}
+        text = self.blocks["a persona" if "type" in tags else "a scene"].replace(
+            "<P>", words["person"][0])
+        return re.sub(r"\{\{(.+?)\}\}", lambda match: words[match.group(1)].pop(), text)
 
 
 OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",
@@ -367,6 +422,8 @@ OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion
 
 def chat_line(said, lines, interest, level):
     """The line of somebody who chats, when it has said `said` things so far."""
+    if level == "Emotion-F":
+        return "I am off. Goodbye."
     opening = OPENINGS[level] + " " if said else ""
     return opening + lines[said % len(lines)].replace("<I>", interest)
 

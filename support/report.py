@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from support.results import GROUPS, intention_of, read_results, recorded_dialogues
+from support.results import (GROUPS, intention_of, parts_of, read_results,
+                             recorded_dialogues, world_of)
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
@@ -304,12 +305,17 @@ def tables_by_part(sides):
     [dialogues of the report]}."""
     tables = []
     for name, title, reading in (
+            ("world", "By world", "Policies are trained to comfort, and not to chat."),
+            ("purpose", "By purpose", "eq confides a trouble, target has a small aim and then "
+             "speaks of what it loves, no-target waits for the other to bring something up."),
             ("intention", "By hidden intention", "What the user wants without saying so, one of "
              "SAGE's eight; a low row is a comfort not learned yet, few users (n) prove little."),
             ("kind", "Rational or emotional", "Rational users want help to think (advise, analyse, "
              "explain, reflect), emotional ones want to be felt with."),
             ("group", "By persona group", "How the user behaves when hurt: avoidant ones evade, "
              "negative ones complain, passive ones say little; equal rows are best.")):
+        if name not in parts_of([d for dialogues in sides.values() for d in dialogues]):
+            continue
         rows = []
         for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
             parts = [[d["score"] for d in dialogues if d[name] == value]
@@ -331,7 +337,7 @@ def report_of_run(out, people, rows, evaluations, warnings):
             profile = people[d["profile_id"]]
             intention, kind = intention_of(profile.task, profile.need)
             dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before",
-                              "step": d["step"], "intention": intention,
+                              "step": d["step"], "intention": intention, **world_of(profile.target),
                               "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha),
                               "persona": profile.player, "first_line": d["first_line"],
                               "start": INITIAL_EMOTION["training"], "ended": d["ended"],
@@ -350,6 +356,7 @@ def report_of_results(path, result):
         dialogues.append({"id": row["id"], "side": "", "step": None,
                           "intention": row["intention"], "kind": row["kind"],
                           "group": row["group"], "persona": row["raw"].get("player", ""),
+                          "purpose": row["purpose"], "world": row["world"],
                           "first_line": recorded["first_line"], "start": recorded["start"],
                           "ended": row["ended"], "score": row["final"], "turns": recorded["turns"]})
     numbers = {key: result[key] for key in ("score", "stderr", "success", "failure",

@@ -42,7 +42,8 @@ def read_results(path):
     with file and line, and counted.
 
     Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention",
-    "kind", "group", "made_by", "ended", "raw", "simulator" (of a SAGE file, by its directory)}."""
+    "kind", "world", "purpose" (the profile's target), "group", "made_by", "ended", "raw",
+    "simulator" (of a SAGE file, by its directory)}."""
     rows, problems, line_of = [], [], {}
     # SAGE's released files say only by their directory who played the user
     world = next((part for part in Path(path).resolve().parts if part.endswith("_based_simulator")),
@@ -99,8 +100,21 @@ def parse_result(raw):
     group = raw.get("character") or raw.get("main_cha") or "other"
     return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies,
             "intention": intention, "kind": kind,
+            **world_of(raw.get("target")),
             "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
             "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
+
+
+def world_of(target):
+    """What a profile's `target` says, as columns of the tables."""
+    target = target if isinstance(target, str) and target else "eq"
+    return {"purpose": target, "world": "heart-to-heart" if target == "eq" else "chit-chat"}
+
+
+def parts_of(rows):
+    """What tables tell apart: who chats has no hidden need, and most files hold no chit-chat."""
+    chat = any(row["purpose"] != "eq" for row in rows)
+    return ["world", "purpose"] * chat + ["kind", "intention", "group"]
 
 
 def comparison_key(row):
@@ -108,7 +122,7 @@ def comparison_key(row):
     if not row["made_by"]:
         return f"simulator {row['simulator']}, by SAGE" if row["simulator"] else "SAGE's own"
     named = {key: row["made_by"].get(key)
-             for key in ("simulator", "difficulty", "lang", "start", "max_turns")}
+             for key in ("simulator", "difficulty", "lang", "start", "max_turns", "world")}
     return (", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
             or "SAGE's own")
 

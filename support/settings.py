@@ -12,6 +12,7 @@ import importlib.util
 import io
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +95,27 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
+
+    def flags(self, **flags):
+        """Add flags: name=help, or name=(help, {what argparse wants}); a default is told of."""
+        for name, about in flags.items():
+            text, kind = (about, {}) if isinstance(about, str) else about
+            if kind.get("default") is not None and "(default" not in text:
+                text += f" (default: {kind['default']})"
+            self.add_argument("--" + name.replace("_", "-"), help=text, **kind)
+
+    def run(self, work, argv):
+        """Parse the flags and call work(args). Returns the exit code; of an error that is the
+        user's, one line is said."""
+        args = self.parse_args(argv)
+        try:
+            return work(args)
+        except (RunError, OSError) as error:
+            print(f"{self.prog}: {error}", file=sys.stderr)
+            return getattr(error, "exit_code", 2)
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on where it was", file=sys.stderr)
+            return 130
 
 
 def number(kind, test, what):
@@ -179,6 +201,9 @@ class Settings:
                           "without one the last fifth is held out, --eval-size at most (default: "
                           "the toy's 500 and 128)", nargs="+", metavar="FILE")
     lang: str = flag("language of the prompts", "en", choices=["en", "zh"])
+    history_thoughts: str = flag("--think: whether later turns see earlier thoughts (keep: a "
+                                 "dialogue is one causal row; for templates that keep them)",
+                                 "strip", choices=["strip", "keep"])
 
     # ---- the run. The toy runs until its curve is flat; direct steps are cheaper.
     steps: int = flag("training steps; 0 only evaluates", toy={"think": 50, "direct": 60},
@@ -384,6 +409,8 @@ def resolve_settings(given):
         if given.get(name) and not cfg.watch:
             raise BadInput(f"--{name.replace('_', '-')} {given[name]}: nobody watches; say who by "
                            "--watch NAME")
+    if cfg.history_thoughts == "keep" and not cfg.think:
+        raise BadInput("--history-thoughts keep: there are no thoughts without --think")
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no "
                        "longer add up to how far the emotion came")

@@ -92,9 +92,10 @@ def test_everybody_fits_into_both_prompts(difficulty):
     """Rendered as a user renders it: all of the person arrives, no placeholder is left, and no text
     closes a tag of the prompt."""
     for name, p in ALL:
-        for prompt, text in Simulator(None, name[:2], difficulty).prompts.items():
+        simulator = Simulator(None, name[:2], difficulty)
+        for prompt, text in simulator.prompts.items():
             tags = Counter(re.findall(r"</?\w+>", text))
-            rendered = fill(text, User(None, p).values())
+            rendered = fill(text, User(simulator, p).values())
             assert (all(part in rendered for part in (p.player, p.scene, p.task))
                     and "{{" not in rendered), (p.id, prompt)
             assert Counter(re.findall(r"</?\w+>", rendered)) == tags, (p.id, prompt)

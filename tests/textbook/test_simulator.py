@@ -79,7 +79,7 @@ def test_profiles_of_the_released_files_load(tmp_path):
     field names mean the same."""
     first = write(tmp_path / "a.jsonl", LIN, "", {**LIN, "id": "p-2", "first_talk": "最近有点烦。"})
     one, two = load_profiles(first)
-    assert vars(one) == {**LIN, "topic": "", "first_talk": "", "need": ""}
+    assert vars(one) == {**LIN, "topic": "", "first_talk": "", "need": "", "target": "eq"}
     assert two.first_talk == "最近有点烦。"
     english = {"player": "persona", "scene": "background", "main_cha": "persona_group",
                "cha_group": "traits", "task": "intention"}
@@ -378,7 +378,7 @@ def test_both_hops_know_the_person_and_the_last_analysis():
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang):
-    """Eight prompts of the user and four of the policy. A header that is misspelt or translated in
+    """Four prompts of the user and two of the policy. A header that is misspelt or translated in
     one of them would cost every dialogue held with it, days into a run; so the parser reads the
     form that each prompt shows."""
     for difficulty, second in (("vanilla", "TargetCompletion"), ("challenging", "Reason")):
@@ -395,7 +395,8 @@ def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang):
     think, direct = load_prompt("policy_think", lang), load_prompt("policy_direct", lang)
     # defect 6: mode selects the prompt
     assert "<think>" in think and "</think>" in think and "think>" not in direct
-    assert len([p for p in PROMPTS.glob(f"{lang}/**/*.txt")]) == 6
+    for difficulty in ("vanilla", "challenging"):
+        assert len(list(PROMPTS.glob(f"{lang}/{difficulty}/*.txt"))) == 5     # with purposes
 
 
 def test_an_edited_prompt_file_that_lost_a_placeholder_is_refused(tmp_path):
