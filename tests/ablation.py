@@ -125,7 +125,8 @@ def draw(out, chosen, path):
     for axis in panels.values():
         axis.axhline(GOAL, color="grey", linewidth=0.5)
         axis.set(xlabel="training dialogues", ylabel="held-out score")
-        axis.legend(fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
 

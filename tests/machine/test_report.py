@@ -37,7 +37,7 @@ def dialogue(id="u-1", side="after", score=80, turns=None, **more):
     return {"id": id, "side": side, "step": 50 * (side == "after"),
             "intention": "You want somebody to listen.", "kind": "emotional", "group": "passive",
             "persona": "Lena, 31, shy.", "first_line": "My sister forgot my birthday.", "start": 30,
-            "ended": "turn_limit", "score": score,
+            "ended": "turn_limit", "score": score, "purpose": "eq", "world": "heart-to-heart",
             "turns": [turn(), turn("Take your time.", -3, 32)] if turns is None else turns, **more}
 
 
@@ -265,9 +265,10 @@ def test_every_panel_and_every_table_says_how_to_read_it(tmp_path):
     the starting policy."""
     every = {key: 0.5 for panel in PANELS for key, *_ in panel[4]}
     _, data = written(tmp_path / "r.html", curves=[{**curve(1), **every}],
-                      tables=report.tables_by_part({"before": [dialogue()], "after": [dialogue()]}))
+                      tables=report.tables_by_part({"before": [dialogue()], "after": [
+                          dialogue(purpose="target", world="chit-chat")]}))
     readings = [one["reading"] for one in data["panels"] + data["tables"]]
-    assert len(readings) == len(set(readings)) == len(PANELS) + 4
+    assert len(readings) == len(set(readings)) == len(PANELS) + 6
     assert all(30 < len(r) < 180 and r.endswith(".") and r[0].isupper() for r in readings)
     assert "KL(pi_0, pi), sampled from pi_0" in [p["lines"][0]["label"] for p in data["panels"]]
 

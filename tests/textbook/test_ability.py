@@ -188,6 +188,7 @@ def test_lm_eval_for_real(tmp_path, base_policies):
     assert all(r["difference"] == 0 and r["p"] == 1 for r in result.values())
 
 
+@pytest.mark.slow
 def test_thoughts_are_stripped_before_scoring():
     """The filter of tests/probes, by hand: as policy.split_thought has it; what was cut inside of
     its thought leaves nothing; what has none stays. IFEval counts words and letters over all of an
