@@ -306,7 +306,7 @@ def tables_by_part(sides):
     tables = []
     for name, title, reading in (
             ("world", "By world", "Policies are trained to comfort, and not to chat."),
-            ("purpose", "By purpose", "eq confides a trouble, target has a small aim and then "
+            ("purpose", "By purpose", "Users of eq confide a trouble, target has a small aim, then "
              "speaks of what it loves, no-target waits for the other to bring something up."),
             ("intention", "By hidden intention", "What the user wants without saying so, one of "
              "SAGE's eight; a low row is a comfort not learned yet, few users (n) prove little."),
