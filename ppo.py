@@ -63,7 +63,8 @@ def gae(rewards, values, mask, gamma, lam):
     """
     advantages = torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.shape[1])):
+    columns = mask.any(0).nonzero().ravel().tolist()        # elsewhere nobody acts: nothing changes
+    for t in reversed(columns):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
         advantages[:, t] = torch.where(mask[:, t], advantage, 0.0)

@@ -531,9 +531,9 @@ async def replay(dialogue, user):
 def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):
     """The Simulator that a run's Settings ask for; the last three: what is not the run's own."""
     return make_simulator(name or cfg.simulator, lang or cfg.lang, difficulty or cfg.difficulty,
-                          concurrency=cfg.simulator_concurrency, timeout=cfg.simulator_timeout,
-                          retries=cfg.simulator_retries, temperature=cfg.simulator_temperature,
-                          log=log, clock=clock)
+                          concurrency=cfg.simulator_concurrency or cfg.batch_size,
+                          timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
+                          temperature=cfg.simulator_temperature, log=log, clock=clock)
 
 
 def watcher_of_run(cfg, people, log, clock):

@@ -209,7 +209,8 @@ class Settings:
     steps: int = flag("training steps; 0 only evaluates", toy={"think": 50, "direct": 60},
                       real=350, type=natural, resumable=True, group="the run")
     seed: int = flag("seed of all randomness", 0, type=natural)
-    save_every: int = flag("steps between checkpoints", toy=5, real=5, type=positive,
+    # one of 7B by PPO is 176 GB and takes minutes
+    save_every: int = flag("steps between checkpoints", toy=5, real=25, type=positive,
                            resumable=True)
     tensorboard: bool = flag("write the metrics for TensorBoard too (a package of its own)",
                              action="store_const", const=True, resumable=True)
@@ -234,8 +235,8 @@ class Settings:
                                   "dropped", 1800.0, type=rollout_seconds, resumable=True)
 
     # ---- the user's model, where it is a server
-    simulator_concurrency: int = flag("calls under way at a time, for each rank", 64, type=positive,
-                                      resumable=True,
+    simulator_concurrency: int = flag("calls under way at a time, for each rank (default: as many "
+                                      "as a batch has dialogues)", type=positive, resumable=True,
                                       group="the user's model, where it is a server")
     simulator_timeout: float = flag("seconds until a call is given up", 60.0, type=above_zero)
     simulator_retries: int = flag("further attempts at a call that failed or cannot be read, after "
