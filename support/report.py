@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from support.results import (GROUPS, intention_of, parts_of, read_results,
-                             recorded_dialogues, world_of)
+from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
@@ -336,12 +335,11 @@ def report_of_run(out, people, rows, evaluations, warnings):
         if d and d["split"] == "heldout" and d["step"] in (0, last) and d["profile_id"] in people:
             profile = people[d["profile_id"]]
             intention, kind = intention_of(profile.task, profile.need)
-            dialogues.append({"id": profile.id, "side": "after" if d["step"] else "before",
-                              "step": d["step"], "intention": intention, **world_of(profile.target),
-                              "kind": kind, "group": GROUPS.get(profile.main_cha, profile.main_cha),
-                              "persona": profile.player, "first_line": d["first_line"],
-                              "start": INITIAL_EMOTION["training"], "ended": d["ended"],
-                              "score": round(100 * d["reward"]), "turns": d["turns"]})
+            dialogues.append({**d, "id": profile.id, "side": "after" if d["step"] else "before",
+                              "intention": intention, "kind": kind, **world_of(profile.target),
+                              "group": GROUPS.get(profile.main_cha, profile.main_cha),
+                              "start": INITIAL_EMOTION["training"], "persona": profile.player,
+                              "score": round(100 * d["reward"])})
     sides = {side: [d for d in dialogues if d["side"] == side]
              for side in ("before", "after")[:1 + bool(last)]}
     write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"),
@@ -351,14 +349,8 @@ def report_of_run(out, people, rows, evaluations, warnings):
 
 def report_of_results(path, result):
     """Write the report of a result file beside it. Returns its path."""
-    rows, dialogues = read_results(path)[0], []
-    for row, recorded in zip(rows, recorded_dialogues(path)):
-        dialogues.append({"id": row["id"], "side": "", "step": None,
-                          "intention": row["intention"], "kind": row["kind"],
-                          "group": row["group"], "persona": row["raw"].get("player", ""),
-                          "purpose": row["purpose"], "world": row["world"],
-                          "first_line": recorded["first_line"], "start": recorded["start"],
-                          "ended": row["ended"], "score": row["final"], "turns": recorded["turns"]})
+    dialogues = [{**d, "persona": d["raw"].get("player", ""), "score": d["final"]}
+                 for d in recorded_dialogues(path)]
     numbers = {key: result[key] for key in ("score", "stderr", "success", "failure",
                                             "malformed", "n")}
     path = Path(path).with_suffix(".html")
@@ -367,7 +359,7 @@ def report_of_results(path, result):
                "reading": "Repeats and talk of the reward are shares of replies and best near 0; "
                "distinct-n, the share of n words in a row that differ, is low where all is alike."}
     write_report(path, title=result["by_whom"],
-                 settings={**rows[0]["made_by"], "rule": result["rule"]}, curves=[],
+                 settings={**dialogues[0]["made_by"], "rule": result["rule"]}, curves=[],
                  evaluations=[{"step": None, **numbers}], dialogues=dialogues,
                  tables=[*tables_by_part({"score": dialogues}), counted])
     return path

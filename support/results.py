@@ -22,6 +22,7 @@ INTENTIONS = {
     "listen": ("emotional", r"listen|倾听"),
     "empathise": ("emotional", r"empath|felt deeply|共情"),
     "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错")}
+SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
 GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
 
 
@@ -78,27 +79,34 @@ def parse_result(raw):
             raise ValueError(f"field {name!r} is missing")
         if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
             raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
-    emotions, replies, pending = [], [], None
-    for message in raw["history"]:
-        if (not isinstance(message, dict) or not isinstance(message.get("content"), str)
-                or message.get("role") not in ("user", "assistant")):
-            raise ValueError("field 'history' holds something that is no message")
+    history, turns = raw["history"], []
+    if not all(isinstance(m, dict) and isinstance(m.get("content"), str)
+               and m.get("role") in ("user", "assistant") for m in history):
+        raise ValueError("field 'history' holds something that is no message")
+    for message, after in zip(history, [*history[1:], {}]):
         if message["role"] == "assistant":
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
-            replies.append(message["content"])
-            pending = own.get("emotion")
-            if pending is not None:
-                emotions.append(pending)
-        elif "emotion-point" in message and replies and pending is None:
-            emotions.append(message["emotion-point"])
+            turns.append({"reply": message["content"], "user": after.get("content"), **{
+                key: own.get(key) for key in ("thought", "analysis", "change", "emotion")}})
+            if own.get("emotion") is None and "emotion-point" in after:
+                # SAGE's: it stands at the user's next line
+                plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
+                turns[-1] |= {"emotion": after["emotion-point"], "analysis": "\n".join(
+                    f"{key}: {plan.get(key) or plan.get(key.lower())}" for key in SAGE_SECTIONS)}
+    scored = [t for t in turns if t["emotion"] is not None]
+    emotions = [t["emotion"] for t in scored]
     for value in [raw["emo_point"], *emotions]:
         if not isinstance(value, (int, float)) or not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
     made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
+    start = made_by.get("start", INITIAL_EMOTION["benchmark"])
+    for before, t in zip([start, *emotions], scored):
+        t["change"] = t["emotion"] - before if t["change"] is None else t["change"]
     need = raw.get("need")
     intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
     group = raw.get("character") or raw.get("main_cha") or "other"
-    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions, "replies": replies,
+    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions,
+            "replies": [t["reply"] for t in turns], "turns": turns, "start": start,
             "intention": intention, "kind": kind,
             **world_of(raw.get("target")),
             "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
@@ -168,14 +176,6 @@ def recorded_dialogues(path):
     if problems:
         raise BadInput(problems[0])
     for row in rows:
-        history = row["raw"]["history"]
-        turns = []
-        for k, message in enumerate(history):
-            if message["role"] == "assistant":
-                own = message.get("rlver") or {}
-                line = history[k + 1]["content"] if k + 1 < len(history) else None
-                turns.append({"reply": message["content"], "user": line, **{
-                    k: own.get(k) for k in ("thought", "analysis", "change", "emotion")}})
-        yield {"profile_id": row["id"], "first_line": history[0]["content"], "turns": turns,
-               "ended": row["ended"], "reward": row["final"] / 100,
-               "start": row["made_by"].get("start", INITIAL_EMOTION["benchmark"])}
+        yield {**row, "profile_id": row["id"], "reward": row["final"] / 100,
+               "first_line": row["raw"]["history"][0]["content"], "user": comparison_key(row),
+               "task": row["raw"]["task"]}
