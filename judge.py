@@ -266,7 +266,8 @@ async def run(args):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = Parser(prog="judge.py", description="What was learned, is the score worth it?")
+    parser = Parser(prog="judge.py", description="Ask a judge what a policy learned and "
+                    "what its score is worth.")
     parser.add_argument("command", choices=["capabilities", "needs", "validity", "strategies",
                                             "acceptance"])
     parser.add_argument("files", nargs="+", metavar="FILE",

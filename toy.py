@@ -19,6 +19,7 @@ import random
 import re
 import shutil
 import tempfile
+import tomllib
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -27,175 +28,31 @@ from support.settings import BadModel
 from support.signs import emotion_level
 
 # ------------------------------------------------------------------------------- words of the world
-# Two of each list: for training users, and for held-out ones. Nobody in the held-out set shares a
-# person, an event, a feeling or a wording of a need with anybody in training.
+# prompts/toy.toml holds them. Of people, events, feelings and wordings there are two lists, for
+# training users and for held-out ones, who share nothing.
 
-PEOPLE = {"train": "sister brother boss roommate husband teacher neighbor father mother coworker "
-          "partner friend".split(), "heldout": "cousin coach landlord uncle wife manager".split()}
-FEELINGS = {"train": "hurt angry lonely ashamed anxious jealous tired lost guilty empty".split(),
-            "heldout": "bitter nervous homesick worthless numb".split()}
-EVENTS = {"train": ["forgot my birthday", "shouted at me in front of everyone", "read my diary",
-                    "sold my bike without asking", "stopped answering my calls",
-                    "laughed at my plan", "took credit for my work", "cancelled our trip",
-                    "told everyone my secret", "broke my guitar",
-                    "left me at the station", "lied about the money"],
-          "heldout": ["threw away my letters", "missed my graduation", "gave my room to a stranger",
-                      "blamed me for the mistake", "ignored me at dinner", "copied my project"]}
-DETAILS = {"train": ["It was last Monday.", "Nobody else saw it.",
-                     "We have not spoken since.", "I keep seeing it again.",
-                     "It was not the first time.", "I did not sleep after that."],
-           "heldout": ["It was on a cold morning.", "Two people were watching.",
-                       "I left without a word.", "My phone is silent now."]}
-NAMES = {"train": "Anna Ben Clara David Emma Felix Grace Henry Iris Jonas".split(),
-         "heldout": "Karl Lena Martin Nora Oscar Paula".split()}
-PERSONAS = [("negative", ["irritable", "suspicious", "vain"]),
-            ("passive", ["anxious", "modest", "patient"]),
-            ("avoidant", ["sensitive", "cautious", "tolerant"])]
-
-# The eight hidden needs of SAGE (RLVER Table 5), the first four rational, the others emotional: the
-# text of the hidden theme, the name that the policy's thoughts use, and how people word it.
-NEEDS = {
-    "analyse": ("You want the problem weighed critically, from all its sides.", "analysis",
-                {"train": ["I want to see the whole picture.", "I need to sort the facts out.",
-                           "It is all tangled in my head.",
-                           "I want to look at it clearly.", "Help me untangle this."],
-                 "heldout": ["I want to weigh all sides of it.", "My head can not put it in order.",
-                             "I need a clear view of it."]}),
-    "advise": ("You want advice that really helps with the present trouble.", "advice",
-               {"train": ["I do not know what to do next.", "What should I do now?",
-                          "I need a way out of this.",
-                          "I need something I can try.", "How can I fix this?"],
-                "heldout": ["I have no plan for tomorrow.", "Which step comes first?",
-                            "I need a way to mend this."]}),
-    "explain": ("You want to understand why the other person acted so.", "reasons",
-                {"train": ["Why would anyone act like that?",
-                           "I can not understand the reason.", "What were they thinking?",
-                           "I keep asking myself why.", "It makes no sense to me."],
-                 "heldout": ["What goes on in a mind like that?",
-                             "I search for the reason every day.", "I would love to know why."]}),
-    "reflect": ("You want to be guided to look at yourself and to grow.", "growth",
-                {"train": ["Maybe I should learn from this.", "I want to understand myself better.",
-                           "What does it say about me?",
-                           "I want to grow from it.", "I wonder about my own part."],
-                 "heldout": ["I want to become wiser from it.", "Maybe there is a lesson in it.",
-                             "I look at my own part a lot."]}),
-    "praise": ("You want sincere praise for what you did.", "praise",
-               {"train": ["I tried so hard.", "Nobody noticed my effort.", "I really did my best.",
-                          "I worked so long on this.", "I stayed polite the whole time."],
-                "heldout": ["I gave it all my effort.", "I stayed calm and nobody saw it.",
-                            "I did so much for them."]}),
-    "listen": ("You want somebody to listen while you let it out.", "ears",
-               {"train": ["I just need to let it out.", "There is so much to tell.",
-                          "Nobody ever lets me finish.",
-                          "I have to talk about it.", "Can I just talk for a while?"],
-                "heldout": ["I have kept it in so long.", "Please let me finish for once.",
-                            "I need to talk and talk."]}),
-    "empathise": ("You want your feeling to be felt deeply, not simply soothed.", "empathy",
-                  {"train": ["Nobody knows how it feels.",
-                             "It hurts so deep inside.", "I cried the whole night.",
-                             "It is so heavy on my heart.", "No one feels this with me."],
-                   "heldout": ["My heart is so heavy.", "I cried until morning.",
-                               "Nobody feels how deep it goes."]}),
-    "side": ("You did nothing wrong, and you want that to be said.", "support",
-             {"train": ["They say it was my fault.",
-                        "I am not the bad one here.", "Everyone blames me.",
-                        "I did not start this.", "Why am I the one to say sorry?"],
-              "heldout": ["They all think I am the bad one.", "I never started it.",
-                          "And I should say sorry for that?"]}),
-}
-
-# What can be said to them. A sentence of an act is opening + body + ending; <P> and <F> stand for
-# the person and the feeling.
-ACTS = {
-    "analyse": (["Looking at it calmly,", "Taking it apart,", "Seen from above,", "Step by step,",
-                 "If we sort it,"],
-                ["there are two problems", "facts and feelings are mixed", "trust is one part",
-                 "the pattern counts most", "your <P> is one half", "being <F> is one half"],
-                [".", " here.", " as I see it."]),
-    "advise": (["Maybe you could", "Next you can", "It may help to", "My advice is to",
-                "Tomorrow you could"],
-               ["tell your <P> one thing", "write down your wishes", "ask for ten minutes",
-                "pick a calm evening", "set one clear limit", "say that you are <F>"],
-               [".", " first.", " before you decide."]),
-    "explain": (["Perhaps your <P>", "I guess your <P>", "It seems your <P>", "Deep down your <P>",
-                 "That day your <P>"],
-                ["was afraid of looking weak", "did not know how to ask", "carried too much",
-                 "never learned to apologise", "wanted to stay in control",
-                 "thought silence was safer"],
-                [".", " back then.", " and left you <F>."]),
-    "reflect": (["What could this teach you about", "What do you notice about",
-                 "What would you change in", "What does feeling <F> show about",
-                 "What does your <P> show about"],
-                ["your limits", "the way you ask", "your old habits", "your own wishes",
-                 "who you become", "what you need"],
-                ["?", " these days?", " over time?"]),
-    "praise": (["It took courage to", "I admire how you could", "Not many people would",
-                "You did well to", "It was strong to"],
-               ["stay kind to your <P>", "admit you are <F>", "keep going all week",
-                "hold your temper", "tell the truth", "think before answering"],
-               [".", " through all that.", " without help."]),
-    "listen": (["I am here,", "Take your time,", "I am all ears,", "No rush,", "Go on,"],
-               ["tell me about your <P>", "let it all out", "say whatever comes",
-                "start wherever you like", "I want the whole story", "tell me why you are <F>"],
-               [".", " right now.", " at your own pace."]),
-    "empathise": (["You must be so <F>", "No wonder you are <F>", "I feel how <F> you are",
-                   "Anyone would be <F>", "Of course you are <F>"],
-                  ["deep inside", "after what your <P> did", "when night comes",
-                   "each time it returns", "and alone with it", "with every breath"],
-                  [".", " and it aches.", " for so long."]),
-    "side": (["You did nothing wrong", "None of this is your fault", "You are right",
-              "The blame is not yours", "I take your side"],
-             ["in this", "against your <P>", "from start to end", "though it left you <F>",
-              "and your <P> knows it", "today"],
-             [".", " no doubt.", ", I mean it."]),
-    # Bad habits: nobody here is helped by them.
-    "cheer": (["Cheer up,", "Come on,", "Do not worry,"],
-              ["it will be fine", "others have it worse", "tomorrow is a new day"],
-              [".", " you will see."]),
-    "dismiss": (["You think too much", "Just forget it", "It is no big thing"],
-                ["and move on", "and relax", "and smile a bit"], [".", " for once."]),
-    "topic": (["By the way,", "Anyway,", "So,"],
-              ["did you see the game", "what was for lunch", "have you heard the song"],
-              ["?", " last night?"]),
-}
+WORD_FILE = Path(__file__).parent / "prompts" / "toy.toml"
+WORDS = tomllib.loads(WORD_FILE.read_text(encoding="utf-8"))
+PEOPLE, FEELINGS, EVENTS, DETAILS, NAMES = (
+    WORDS[name] for name in ("people", "feelings", "events", "details", "names"))
+PERSONAS = list(WORDS["personas"].items())
+# hidden theme, the name that the policy's thoughts use, how people word it
+NEEDS = {need: (told.pop("theme"), told.pop("name"), told)
+         for need, told in WORDS["needs"].items()}
+# what can be said: opening + body + ending, where <P> and <F> stand for the person and the feeling
+ACTS = {act: tuple(parts.values()) for act, parts in WORDS["acts"].items()}
 HABITS = ["cheer", "dismiss", "topic"]
 # Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else
 # does harm. If one kind paid for several needs, every policy would end there and stop at about 45.
 SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise",
                              "listen", "advise"]))
-
-# ------------------------------------------------------------------------- words of everyday talk
 # People without a trouble, who want an evening that does not bore them. The base policy meets them
 # in its supervised training and never in an RL run: whether comforting carries over to chatting is
 # a question, and it would be none if chatting were trained on.
-
-INTERESTS = ("football cooking painting hiking music chess gardening fishing films poetry dancing "
-             "sailing").split()
-# By purpose (the profile's `target`): what their thoughts call it, what helps, how they talk.
-PURPOSES = {
-    "target": ("questions", "ask",             # wants to speak of what it loves
-               ["I want to tell you about <I>.", "My week was all <I>.",
-                "I could talk about <I> for hours.", "There is news in <I>."]),
-    "no-target": ("stories", "share",          # waits for the other to bring something up
-                  ["I have a free evening for <I>.", "You choose, maybe <I>.",
-                   "I like to hear of <I>.", "Nothing new on my side."])}
-DULL = ["Please no more <I>.", "I find <I> so dull.", "I never cared for <I>."]
-# What can be said to them; <I> stands for an interest.
-SMALL_TALK = {
-    "ask": (["What do you like most about", "How did you get into", "When did you last enjoy",
-             "Who showed you", "What is next for you in"],
-            ["<I>", "this <I>", "all that <I>", "<I> at home", "<I> with friends"],
-            ["?", " these days?", ", if I may ask?"]),
-    "share": (["I once tried", "Last week I enjoyed", "My family loves", "I grew up with",
-               "On Sundays I go for"],
-              ["<I>", "some <I>", "a bit of <I>", "<I> at home", "<I> with friends"],
-              [".", " too.", " and loved it."]),
-    "switch": (["Let us talk about", "I would rather hear of", "Now on to",
-                "Enough, it is time for"],
-               ["<I>", "something like <I>", "a bit of <I>"], [".", " for a change."]),
-    "bore": (["I see", "Okay then", "That is nice"],
-             ["I guess", "and so on", "as they say"], [".", " again."]),
-}
+INTERESTS, DULL = WORDS["talk"]["interests"], WORDS["talk"]["dull"]
+CHAT_TASKS = {purpose: told.pop("theme") for purpose, told in WORDS["purposes"].items()}
+PURPOSES = {purpose: tuple(told.values()) for purpose, told in WORDS["purposes"].items()}
+SMALL_TALK = {act: tuple(parts.values()) for act, parts in WORDS["small_talk"].items()}
 
 PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
 FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
@@ -230,11 +87,6 @@ def profiles(split, count=None, seed=0):
             + "\n## What I say when I open up\n" + "".join(f"- {c}\n" for c in cues),
             "main_cha": main, "cha_group": traits, "task": NEEDS[need][0]})
     return made
-
-
-# What the hidden theme of somebody who chats says; PURPOSES has the rest.
-CHAT_TASKS = {"target": "You want to be asked about what you love.",
-              "no-target": "You want to hear what others enjoy in what you love."}
 
 
 def chatters(count=128):
@@ -542,9 +394,9 @@ def base_policy(think, quiet=False):
 
     One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets
     to think. The place is $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the
-    recipe, so an edit of this file makes a new one.
+    recipe, so an edit of this file or of its words makes a new one.
     """
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    recipe = hashlib.sha256(Path(__file__).read_bytes() + WORD_FILE.read_bytes()).hexdigest()[:12]
     root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
     place = root / f"toy-{'think' if think else 'direct'}-{recipe}"
     if not place.is_dir():

@@ -112,7 +112,7 @@ def test_a_handout_holds_no_answer(whole):
     bytecode, no history, no course/."""
     files = [path for path in whole.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl",
-                                               ".json", ".png", ".ini", ""}
+                                               ".json", ".toml", ".png", ".ini", ""}
     assert not [path for path in files
                 if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
     squeeze = lambda line: re.sub(r"\s|#.*", "", line)

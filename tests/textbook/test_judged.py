@@ -21,6 +21,7 @@ DIMENSIONS = FORMS["capabilities"]["parts"]
     ("[4]", 4), ("4.0", 4), ("4 - warm, though 2 replies repeat", 4), ("4 分", 4), ("４", 4),
     ("Level 4", 4), ("4 out of 5", 4), ("4 (good)", 4), ("4：很好", 4)])
 def test_a_score_is_read_as_models_write_it(text, score):
+    """A digit, a word, a fraction of five, bold or bare, with or without a reason behind it."""
     assert parse_score(text, 1, 5) == score
 
 
@@ -56,6 +57,7 @@ def test_five_scores_are_found_however_they_are_set(form):
 
 
 def test_the_order_is_the_judges():
+    """The five parts may stand in any order."""
     turned = dict(reversed(SCORES.items()))
     assert read_answer("capabilities", answer(turned)) == SCORES
 
@@ -73,6 +75,7 @@ def test_a_missing_part_and_two_scores_are_refused():
 
 
 def test_a_number_in_a_sentence_is_no_score():
+    """A sentence that happens to hold a number gives none."""
     with pytest.raises(ValueError):
         read_parts("ED: 3 replies are warm", {"ED": "ED"}, lambda p: judged.scores_in(p, 1, 5))
 
@@ -81,10 +84,12 @@ def test_a_number_in_a_sentence_is_no_score():
     ("B", ["B"]), ("(b)", []), ("C. Rather agree", ["C"]), ("A clear case of B", []),
     ("Analysis: A friend.\nGrade: D", ["D"]), ("选择：E", ["E"]), ("agree", [])])
 def test_a_grade_is_a_letter(text, found):
+    """A letter from A to F by itself, and not one in a word."""
     assert GRADE.findall(text) == found
 
 
 def test_items_are_read_in_tags_and_in_lines():
+    """Fifteen grades, in tags or as numbered lines."""
     tags = "\n".join(f"<sentence {i}> {'ABCDEF'[i % 6]} </sentence {i}>" for i in range(1, 16))
     lines = "\n".join(f"{i}. {'ABCDEF'[i % 6]}" for i in range(1, 16))
     assert read_answer("utterance", tags) == read_answer("utterance", lines)
@@ -120,6 +125,7 @@ def test_the_scales_of_the_two_questionnaires():
 # --------------------------------------------------------------------------------------- strategies
 
 def test_there_are_24_strategies_in_7_groups():
+    """SAGE's table 5 has 24 codes, from A-1 to G-2."""
     assert len(CODES) == 24 == len(set(CODES)) and {code[0] for code in CODES} == set("ABCDEFG")
     assert len({code for own in GROUPS.values() for code in own}) == 11
     assert {code for own in GROUPS.values() for code in own} <= set(CODES)
@@ -138,6 +144,7 @@ def test_codes_are_read_and_not_names():
 
 
 def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
+    """B-2 excludes B-1 and B-3 both, but only in its own paragraph."""
     read = lambda *paragraphs: read_strategies("\n".join(f"<Strategy>{p}</Strategy>"
                                                          for p in paragraphs))
     assert read("(B-1), (B-2)") == ["B-2"] and read("(B-2), (B-3), (B-1)") == ["B-3"]
@@ -147,6 +154,7 @@ def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
 @pytest.mark.parametrize("text", ["(C-2) story", "<Strategy>warmth</Strategy>", "", "I refuse.",
                                   "<Strategy>(B-4) x</Strategy>", "<Strategy>(H-1) x</Strategy>"])
 def test_no_tag_and_unknown_codes_are_refused(text):
+    """The judge is asked again; nothing is guessed."""
     with pytest.raises(ValueError):
         read_strategies(text)
 
@@ -172,6 +180,7 @@ def by_brute_force(a, b):
 
 
 def test_similarity_is_the_best_alignment():
+    """Against all alignments of short sequences, one by one."""
     rng = random.Random(0)
     for _ in range(200):
         a, b = ([rng.choice("xyz") for _ in range(rng.randint(0, 4))] for _ in range(2))
@@ -196,6 +205,7 @@ def tagged(replies, intention="praise", **more):
 
 
 def test_all_that_tags_tell_by_hand():
+    """Two dialogues on paper: uses, gains, gains where asked for."""
     told = strategies_of([tagged(REPLIES), tagged([[["E-3", "G-1"], -6]], "listen")])
     praise = told["strategies"]["Praise"]
     assert praise == {"uses": 4 / 2, "gain": (10 - 4 - 6) / 3, "n": 3, "asked": 3.0, "asked_n": 2}
@@ -236,6 +246,7 @@ def test_means_are_over_dialogues_and_what_is_missing_is_left_out():
 
 
 def test_turns_of_one_dialogue_are_one_dialogue():
+    """A dialogue of many questions counts once in the mean."""
     table = scale_table([rated("a", 1), rated("a", 5, part=1), rated("b", 5)])
     assert table["ED"]["mean"] == 4 and table["ED"]["n"] == 2 and table["ED"]["spread"] is None
 
