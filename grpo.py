@@ -10,7 +10,7 @@ Run it alone for the smallest example:  python grpo.py
 import torch
 import torch.nn.functional as F
 
-from ppo import compute_log_probs, identity, logp_gap, optimize
+from ppo import compute_log_probs, old_log_probs, optimize
 from support.settings import SelfCheckFailed
 
 
@@ -86,7 +86,7 @@ def check_groups(episodes):
 
 
 def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, reference=None,
-                kl_coef=0.0, kl_estimator="k3", gap_limits=None, reduce=identity, **settings):
+                kl_coef=0.0, kl_estimator="k3", check_ratio=True, **settings):
     """One GRPO update from one rollout; arguments as in `ppo_update`. Batches need .group [B] too.
 
     kind: of advantage, as in `group_advantages`. per_turn: one advantage a turn, for rewards that
@@ -98,8 +98,7 @@ def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, 
                          "reward; use k2, k3 or k3-ratio")
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old = compute_log_probs(policy, batches)
-    gap = logp_gap(batches, old, gap_limits, reduce)
+    old = old_log_probs(policy, minibatches, check_ratio)
     ref = compute_log_probs(reference, batches) if kl_coef else None
     # 2. Advantages within each group, wherever the packing put its dialogues; then to the tokens.
     groups, sizes = torch.cat([b.group for b in batches]), [len(b.group) for b in batches]
@@ -115,8 +114,8 @@ def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, 
                   for a, b in zip(advantages.split(sizes), batches)]
     # 3. The policy step.
     metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef,
-                       kl_estimator=kl_estimator, ref=ref, reduce=reduce, **settings)
-    return {**metrics, **gap, "explained_variance": None}
+                       kl_estimator=kl_estimator, ref=ref, **settings)
+    return {**metrics, "explained_variance": None}
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Models:
         computing."""
         self.cfg, self.runner, start = cfg, runner, cfg.model
         self.toy_seconds, self.start_batches = 0.0, None
+        self.fresh = True               # nothing has been trained since the start, or the resume
         self.device = torch.device("cpu") if cfg.toy else best_device()
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.limits = LIMITS[dtype]
@@ -119,6 +120,7 @@ class Models:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
         if saved and cfg.lora_rank:             # the engine has seen the base only
             self.sync()
+            self.fresh = True
         elif cfg.engine == "vllm":
             self.probe()
 
@@ -131,6 +133,7 @@ class Models:
         """The new weights go to the engine, tensor by tensor, on every rank."""
         model = self.policy.model
         self.engine.load_weights(merge(iter_full_weights(model), model))
+        self.fresh = False
         if self.cfg.engine == "vllm":   # the torch engine copies by name; vLLM has ways of its own
             self.probe()
 

@@ -187,6 +187,16 @@ def compute_log_probs(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
+def old_log_probs(policy, minibatches, check_ratio=True):
+    """log pi_old of every batch, before the first step; None for those of the first mini-batch
+    unless `check_ratio`. They are trained by pi_old itself, so the pass that trains them finds
+    them, and one made before it would be made twice. A ratio to oneself is 1, though, and checks
+    nothing: a run makes both at its start and where it is resumed."""
+    batches = [batch for micros in minibatches for batch in micros]
+    skip = 0 if check_ratio else len(minibatches[0])
+    return [None] * skip + compute_log_probs(policy, batches[skip:])
+
+
 def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over
     this rank's own).
@@ -227,20 +237,23 @@ class CriticPart:
 
 def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0,
              kl_coef=0.0, kl_estimator="k3", ref=None, max_grad_norm=1.0, reduce=identity, ranks=1,
-             critic=None, frozen=False, ratio_limit=1e-3):
+             critic=None, frozen=False, gap_limits=None, ratio_limit=1e-3):
     """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's
     policy step are this one.
 
     minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in
-    the same order: log pi_old, A, log pi_ref. critic: None, or a CriticPart, stepped on the same
-    mini-batches. ranks: by how many the sharding divides a gradient when it sums it. frozen: the
-    policy is looked at, not stepped. A k1 penalty is no loss (it has been put into the rewards),
-    and a micro-batch in which the policy is silent adds nothing.
+    the same order: log pi_old (as `old_log_probs` leaves it), A, log pi_ref. critic: None, or a
+    CriticPart, stepped on the same mini-batches. ranks: by how many the sharding divides a gradient
+    when it sums it. frozen: the policy is looked at, not stepped. gap_limits: of `logp_gap`. A k1
+    penalty is no loss (it has been put into the rewards), and a micro-batch in which the policy is
+    silent adds nothing.
 
-    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained}: means over all tokens and all steps,
-    and the number of the tokens. Raises SelfCheckFailed if the first ratio is not 1 (log-probs
-    `ratio_limit` apart), and before any step for a gradient that is not finite.
+    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained, logp_gap, logp_gap_max}: means over
+    all tokens and all steps, and the number of the tokens. Raises SelfCheckFailed before any step
+    if the first ratio is not 1 (log-probs `ratio_limit` apart) or the engine disagrees, and for a
+    gradient that is not finite.
     """
+    old = list(old)
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0
     for step, micros in enumerate(minibatches):
@@ -249,6 +262,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
         for batch in micros:
             mask = batch.action_mask
             log_probs, entropy = policy(batch)
+            if old[k] is None:
+                old[k] = log_probs.detach()
             log_ratio = (log_probs - old[k])[mask].detach()
             if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < ratio_limit:
                 raise SelfCheckFailed(
@@ -271,6 +286,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             sums["clipped"] += clipped.item()
             sums["tokens"] += mask.sum().item()
             k += 1
+        if step == 0:
+            gap = logp_gap([b for micros in minibatches for b in micros], old, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
         if not math.isfinite(norm) or not math.isfinite(critic_norm):
@@ -289,11 +306,11 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
     kl, entropy, clipped, trained = totals.tolist()
     count = max(1.0, trained)
     return {"kl": kl / count, "entropy": entropy / count, "clipfrac": clipped / count,
-            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(trained)}
+            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(trained), **gap}
 
 
 def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0,
-               value_clip=0.5, reference=None, kl_coef=0.0, kl_estimator="k3", gap_limits=None,
+               value_clip=0.5, reference=None, kl_coef=0.0, kl_estimator="k3", check_ratio=True,
                reduce=identity, **settings):
     """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) ->
     values; all [B, L].
@@ -304,14 +321,14 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    old = compute_log_probs(policy, batches)
-    gap = logp_gap(batches, old, gap_limits, reduce)
+    k1 = kl_coef and kl_estimator == "k1"                       # its rewards need log pi_old
+    old = old_log_probs(policy, minibatches, check_ratio or k1)
     ref = compute_log_probs(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
     # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
-    if kl_coef and kl_estimator == "k1":
+    if k1:
         rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m
                    for r, o, f, m in zip(rewards, old, ref, masks)]
     # 3. Advantages, whitened over the whole batch.
@@ -325,7 +342,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef,
                        kl_estimator=kl_estimator, ref=ref, reduce=reduce,
                        critic=critic_part, **settings)
-    return {**metrics, **gap,
+    return {**metrics,
             "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 
 

@@ -284,7 +284,7 @@ class Trainer:
         warm = min(1.0, step / max(1, cfg.warmup))
         m.optimizer.param_groups[0]["lr"] = cfg.lr * warm
         shared = dict(clip_eps=cfg.clip_eps, entropy_coef=cfg.entropy_coef, kl_coef=cfg.kl_coef,
-                      kl_estimator=cfg.kl_estimator, reference=m.reference,
+                      kl_estimator=cfg.kl_estimator, reference=m.reference, check_ratio=m.fresh,
                       reduce=all_reduce_sum, ranks=world(), **m.limits)
         if cfg.algo == "grpo":
             metrics = grpo_update(m.policy, m.optimizer, minibatches, kind=cfg.advantage,

@@ -7,6 +7,7 @@ process.
                                      minutes)
     python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten
                                      minutes)
+    python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
@@ -18,6 +19,7 @@ server          32 dialogues of 8 turns over the slow server: all at once, again
                 measured alone).
 faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a
                 deadline of 2 s and 8 retries.
+trl             bench_trl.py says what is compared.
 """
 import argparse
 import asyncio
@@ -210,7 +212,16 @@ def main():
                         help="a user over a slow model server, instead")
     parser.add_argument("--faults", action="store_true",
                         help="a run over a server with faults, instead")
+    parser.add_argument("--trl", action="store_true",
+                        help="the toy's training by TRL's GRPOTrainer and here, instead")
     args = parser.parse_args()
+    if args.trl:
+        import bench_trl
+        if not bench_trl.PYTHON.exists():
+            parser.exit(2, f"bench.py --trl: {bench_trl.MISSING}\n")
+        result = bench_trl.compare(seed=0, steps=DEFAULTS.steps)
+        print(json.dumps(result, indent=2) if args.json else bench_trl.table(result))
+        return
     if args.server or args.faults:
         print(json.dumps(over_a_server() if args.server else with_faults(), indent=2))
         return

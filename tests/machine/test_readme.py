@@ -353,3 +353,16 @@ def test_the_benchmark_compares_like_with_like(base_policies):
     assert trained == [[3, 4, 7], [3, 4, 7]]
     result = bench.bench(False, dialogues=4, repeats=1)
     assert 0 < 2 * result["packed_tokens"] < result["rows_tokens"]
+
+
+def test_a_comparison_with_trl_needs_trl(monkeypatch, tmp_path, capsys):
+    """One line that says how to get it."""
+    import bench
+    import bench_trl
+    monkeypatch.setattr(bench_trl, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--trl"])
+    with pytest.raises(SystemExit) as end:
+        bench.main()
+    told = capsys.readouterr()
+    assert end.value.code == 2 and not told.out and told.err.count("\n") == 1
+    assert "python3 -m venv .venv-trl && .venv-trl/bin/pip install" in told.err

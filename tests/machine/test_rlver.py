@@ -564,6 +564,17 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(algo, line, whole, ti
     alike(out, whole(algo))
 
 
+def test_the_first_ratio_is_checked_at_the_start_and_where_a_run_goes_on(tiny_dir, tmp_path,
+                                                                         monkeypatch):
+    """In between, the first mini-batch gets no pass of its own for log pi_old."""
+    seen, update = [], rlver.grpo_update
+    monkeypatch.setattr(rlver, "grpo_update", lambda *args, **more: (
+        seen.append(more["check_ratio"]) or update(*args, **more)))
+    assert go(tiny_dir, tmp_path / "out", "--steps", 2) == 0
+    assert go_on(tmp_path / "out", "--steps", 3) == 0
+    assert seen == [True, False, True]
+
+
 @pytest.mark.slow
 def test_an_interrupt_inside_a_dialogue_is_an_interrupt(whole, tiny_dir, tmp_path,
                                                         monkeypatch, capfd):

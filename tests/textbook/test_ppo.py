@@ -644,9 +644,10 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
                            [torch.ones(b.ids.shape) for b in batches], clip_eps=0.2,
                            max_grad_norm=INF, reduce=lambda x: ranks * x)
         norms = [float(gradient.norm()) for gradient in notes.seen]
-        assert metrics == pytest.approx({"kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5))
-                                         / 10, "entropy": math.log(5), "clipfrac": 0.4,
-                                         "grad_norm": sum(norms) / 2, "tokens_trained": 10 * ranks})
+        wanted = {"kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10,
+                  "entropy": math.log(5), "clipfrac": 0.4, "grad_norm": sum(norms) / 2,
+                  "tokens_trained": 10 * ranks}
+        assert {key: metrics[key] for key in wanted} == pytest.approx(wanted)
 
 
 def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
@@ -756,6 +757,29 @@ def test_the_first_ratio_must_be_1():
     metrics = update(policy.eval(), batches)
     # the second mini-batch was past a ratio of 1
     assert metrics["kl"] > 1e-4 and not untouched(policy, before)
+
+
+def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
+    """Once the ratio has been seen to be 1, log pi_old of the first mini-batch comes from the pass
+    that trains it; a k1 reward needs it before. And an engine with other weights is found out
+    there, too, before any step."""
+    batches, passes = [pack(talk(s, 2, 5), talk(s + 9, 1, 6)) for s in range(3)], []
+    policy = Table()
+    policy.register_forward_hook(lambda module, args, out: passes.append(
+        [args[0] is b for b in batches].index(True)))
+    k1 = dict(reference=Table(9), kl_coef=0.1, kl_estimator="k1")
+    for settings, wanted in (({}, [0, 1, 2] * 2), ({"check_ratio": False}, [1, 2, 0, 1, 2]),
+                             ({"check_ratio": False, **k1}, [0, 1, 2] * 2)):
+        update(policy, batches, **settings)
+        assert passes == wanted
+        passes.clear()
+    for check_ratio in (True, False):
+        policy, critic = Table(), Values()
+        before, critic_before = weights(policy), weights(critic)
+        with pytest.raises(SelfCheckFailed, match="engine"):
+            update(policy, [pack(talk(0, 2, 5, gap=1.0))], critic, gap_limits=(1e-4, 1e-2),
+                   check_ratio=check_ratio)
+        assert untouched(policy, before) and untouched(critic, critic_before)
 
 
 @pytest.mark.parametrize("broken", ["policy", "critic"])
@@ -927,12 +951,14 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
                                   "explained_variance": 1 - np.var(target - v) / np.var(target)}
 
 
+@pytest.mark.parametrize("check_ratio", [True, False])
 @pytest.mark.parametrize("estimator", [None, "k1", "k2", "k3", "k3-ratio"])
-def test_a_whole_update_by_hand(estimator):
+def test_a_whole_update_by_hand(estimator, check_ratio):
     """All of it, against the same thing written out: three optimizer steps of two micro-batches
     each, on dialogues with user lines between and behind, gamma and lambda below 1, an engine that
     is off, both clips and both limits of the gradients at work. If a list is out of order, a mask
-    missing or a sign wrong, the weights end elsewhere."""
+    missing or a sign wrong, the weights end elsewhere; so they do if log pi_old of the first
+    mini-batch, which its own pass finds unless the ratio is to be checked, is anything else."""
     policy, reference, critic = Table(1), Table(2), Values(3)
     turns = [(2, 3), (1, 4, 3, 2), (2, 2, 1, 3, 4), (3, 1), (1, 5, 2), (2, 1, 2, 2), (1, 2, 5),
              (2, 6), (4, 3, 1, 1), (1,) * 6]
@@ -945,7 +971,7 @@ def test_a_whole_update_by_hand(estimator):
                                            estimator=estimator, lr=20, critic_lr=15, **settings)
     got = ppo_update(policy, torch.optim.SGD(policy.parameters(), lr=20), critic,
                      torch.optim.SGD(critic.parameters(), lr=15), minibatches, reference=reference,
-                     kl_estimator=estimator or "k3", **settings)
+                     kl_estimator=estimator or "k3", check_ratio=check_ratio, **settings)
     assert all(acted.values()), acted                           # else the test would not see them
     close(policy.logits.detach(), logits)
     close(critic.table.detach(), table)

@@ -1,0 +1,204 @@
+"""bench_trl.py - the same training by TRL's GRPOTrainer: `python tests/bench.py --trl`.
+
+The same toy policy, users, dialogues (`rlver.rollout`), batch, groups, optimizer steps and learning
+rates, direct mode. Each side is a process, TRL's with a Python of its own; they take turns, a cycle
+(rollout and update) each, so what befalls the machine befalls all. Evaluation and checkpoints are
+in nobody's seconds. TRL's settings are the fastest found on a CPU: fp32, no recomputed activations,
+a mini-batch in one piece, no log-probs of the sampler (it wants them only to correct vLLM's); the
+loss is divided by the tokens of the batch, as here. Keys and values of earlier turns are kept,
+which samples a fifth faster than reading the dialogues again.
+"""
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import DynamicCache, TrainerCallback
+
+from ablation import BATCH, GOAL, ROOT, dialogues_until
+from engine import TorchEngine
+from rlver import Trainer
+from simulator import profiles_of_step
+from support.settings import resolve_settings
+
+PYTHON = ROOT / ".venv-trl" / "bin" / "python"
+MISSING = ("there is no TRL here. It wants an environment of its own: python3 -m venv .venv-trl && "
+           ".venv-trl/bin/pip install -r requirements.txt -r requirements-trl.txt")
+SIDES = {"TRL": {}, "here": {}, "here, --reward delta": {"reward": "delta"}}
+
+
+class GenerateEngine(TorchEngine):
+    """`generate` of transformers behind the same seam: one call for the turn of all dialogues."""
+
+    def __init__(self, model, stop_id, pad):
+        super().__init__(model, stop_id)
+        self.model, self.pad = model, pad
+
+    async def work(self):
+        while self.waiting:
+            requests, self.waiting = self.waiting, []
+            for request, ids in zip(requests, self.replies(requests)):
+                request.done.set_result((ids, [0.0] * len(ids)))
+            await asyncio.sleep(0)                      # the toy's users answer at once: all wait
+
+    @torch.inference_mode()
+    def replies(self, requests):
+        """One reply to each request, ids. A row of the cache is "pad prompt reply pad, pad prompt
+        ...", the padding masked; rows of dialogues that are over are dropped."""
+        new = [r.prompt for r in requests]
+        past = torch.zeros(2, len(new), 0, dtype=torch.long)            # ids and mask, [2, R, W]
+        seen = [self.known.get(r.key, (0, [None])) for r in requests]       # row, ids in it
+        if all(prompt[:len(ids)] == ids for (_, ids), prompt in zip(seen, new)):
+            rows = torch.tensor([row for row, _ in seen])
+            self.cache.batch_select_indices(rows)
+            past, new = self.past[:, rows], [p[len(ids):] for (_, ids), p in zip(seen, new)]
+        else:
+            self.cache = DynamicCache(config=self.model.config)
+        width = max(map(len, new))
+        ids, mask = torch.cat([past, torch.tensor([
+            [[self.pad] * (width - len(p)) + p for p in new],
+            [[0] * (width - len(p)) + [1] * len(p) for p in new]])], 2)
+        out = self.model.generate(
+            input_ids=ids, attention_mask=mask, past_key_values=self.cache, do_sample=True,
+            temperature=1.0, top_k=0, top_p=1.0, eos_token_id=self.stop_id, pad_token_id=self.pad,
+            max_new_tokens=min(r.max_tokens for r in requests))
+        sampled = out[:, ids.shape[1]:]
+        stops = (sampled == self.stop_id).long()
+        own = (stops.cumsum(1) - stops == 0).long()             # up to the first stop token
+        self.past = torch.stack([out, torch.cat([mask, own], 1)])
+        replies = [row[:n] for row, n in zip(sampled.tolist(), own.sum(1).tolist())]
+        self.known = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
+        return replies
+
+
+def train_with_trl(trainer, steps, end_cycle):
+    """The same by TRL, whose trainer has a loop of its own. `trainer`, of rlver.py, lends it the
+    model, the optimizer and the users, and evaluates."""
+    import trl
+    from datasets import Dataset
+    from torch.optim.lr_scheduler import LambdaLR
+    cfg, m, users = trainer.cfg, trainer.models, trainer.cfg.batch_size // trainer.cfg.group_size
+    own_engine, sampler = m.engine, GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
+
+    def rollout_func(prompts, theirs):
+        """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
+        completion all that follows, env_mask says which of its tokens the policy sampled."""
+        began, step = time.perf_counter(), theirs.state.global_step // cfg.minibatches + 1
+        people = profiles_of_step(trainer.people, users, cfg.seed, step)
+        m.engine = sampler
+        groups = dict(enumerate(people))
+        episodes, _ = trainer.hold_dialogues(groups, cfg.group_size, "training", step)
+        m.engine = own_engine
+        clock.sampling = time.perf_counter() - began
+        rest = [e.segments[1:] for e in episodes]
+        return {"prompt_ids": [e.segments[0].ids for e in episodes], "logprobs": None,
+                "completion_ids": [[i for s in row for i in s.ids] for row in rest],
+                "env_mask": [[int(bool(s.log_probs)) for s in row for _ in s.ids] for row in rest],
+                "final": [e.reward for e in episodes]}
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            end_cycle(0)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step % cfg.minibatches == 0:
+                end_cycle(state.global_step // cfg.minibatches, self.sampling)
+
+    clock, rate = Clock(), lambda k: min(1.0, (k // cfg.minibatches + 1) / cfg.warmup)
+    trl.GRPOTrainer(
+        m.policy.model, [lambda final, **kwargs: final], args=trl.GRPOConfig(
+            output_dir=str(trainer.run.path), seed=cfg.seed, max_steps=steps * cfg.minibatches,
+            per_device_train_batch_size=cfg.batch_size // cfg.minibatches,
+            steps_per_generation=cfg.minibatches, num_generations=cfg.group_size,
+            max_grad_norm=1.0, epsilon=cfg.clip_eps, entropy_coef=cfg.entropy_coef,
+            loss_type="dapo", bf16=False, use_cpu=True, gradient_checkpointing=False,
+            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            dataloader_pin_memory=False),
+        train_dataset=Dataset.from_dict({"prompt": ["a user"] * users * steps}),
+        processing_class=m.tokenizer, callbacks=[clock], rollout_func=rollout_func,
+        optimizers=(m.optimizer, LambdaLR(m.optimizer, rate))).train()
+
+
+def one_side(side, seed, steps, every):
+    """In a process of its own: a line of JSON a cycle, the next when a line comes in."""
+    out, sys.stdout = sys.stdout, sys.stderr            # whatever a library prints
+    cfg = resolve_settings({"algo": "grpo", "seed": int(seed), "steps": int(steps), **SIDES[side]})
+    now = lambda: np.array([time.perf_counter(), time.process_time()])
+
+    def end_cycle(step, sampling=0.0):
+        cycle = dict(zip(("seconds", "cpu"), now() - began), sampling=sampling)
+        if step % int(every) == 0:
+            if side == "TRL":                           # here each step ends with it
+                trainer.models.sync()
+            trainer.evaluate(step)
+            cycle["score"] = trainer.state["evaluations"][-1]["score"]
+        print(json.dumps(cycle), file=out, flush=True)
+        sys.stdin.readline()
+        began[:] = now()
+    with tempfile.TemporaryDirectory() as place:
+        trainer, began = Trainer(cfg, Path(place), new=True), now()
+        if side == "TRL":
+            return train_with_trl(trainer, cfg.steps, end_cycle)
+        end_cycle(0)
+        for step in range(1, cfg.steps + 1):
+            before = trainer.state["seconds"]["rollout"]
+            trainer.train_step(step)
+            end_cycle(step, trainer.state["seconds"]["rollout"] - before)
+
+
+def compare(seed, steps, every=5):
+    """{side: [before training, cycle, cycle, ...]}."""
+    result, workers = {side: [] for side in SIDES}, {}
+    try:
+        for side in SIDES:
+            command = [str(PYTHON if side == "TRL" else sys.executable), __file__, side,
+                       *map(str, (seed, steps, every))]
+            workers[side] = subprocess.Popen(command, text=True, bufsize=1, stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for step in range(steps + 1):
+            for side in list(SIDES)[::1 if step % 2 else -1]:
+                if step:
+                    workers[side].stdin.write("\n")
+                line = workers[side].stdout.readline()
+                if not line:
+                    raise RuntimeError(f"it ended, alone it says why: {workers[side].args}")
+                result[side].append(json.loads(line))
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    return result
+
+
+def seconds_until(cycles):
+    """Of training, until the held-out score first passes GOAL, evaluations joined by straight
+    lines; NaN if it never does."""
+    scores = [(step, c["score"]) for step, c in enumerate(cycles) if "score" in c]
+    step = (dialogues_until(scores, GOAL) or np.nan) / BATCH
+    return np.interp(step, range(len(cycles)), np.cumsum([0] + [c["seconds"] for c in cycles[1:]]))
+
+
+def table(result):
+    """As in BENCHMARKS.md."""
+    columns, theirs = [["", "seconds a cycle", "of which sampling", "dialogues/s", "times faster",
+                        "in processor time", f"seconds until {GOAL}", "times sooner",
+                        "held-out scores, every 5 steps"]], result["TRL"]
+    for side, r in result.items():
+        median = lambda key: statistics.median(c[key] for c in r[1:])
+        times = lambda key: statistics.median(a[key] / b[key] for a, b in zip(theirs[1:], r[1:]))
+        numbers = [median("seconds"), median("sampling"), BATCH / median("seconds"),
+                   times("seconds"), times("cpu"), seconds_until(r),
+                   seconds_until(theirs) / seconds_until(r)]
+        scores = ", ".join(f"{c['score']:.0f}" for c in r if "score" in c)
+        columns.append([side, *(f"{n:.2f}" for n in numbers), scores])
+    head, *rows = (f"| {' | '.join(row)} |" for row in zip(*columns))
+    return "\n".join([head, "|---" * len(columns) + "|", *rows])
+
+
+if __name__ == "__main__":
+    one_side(*sys.argv[1:])
