@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from support.settings import Parser, positive
 
 KINDS = ("grpo", "dr-grpo", "rloo")
-EVERY, BATCH, SEEDS, GOAL = 5, 64, (0, 1, 2), 75
+EVERY, BATCH, SEEDS = 5, 64, (0, 1, 2)
 T_95 = {2: 12.71, 3: 4.30}      # Student's t, two-sided 95 %, for a mean of so many seeds
 
 
@@ -86,17 +86,17 @@ def interval(values):
     return f"{np.mean(values):.1f} ± {half:.1f}"
 
 
-def table(out, chosen, steps=30):
+def table(out, chosen, steps=30, goal=75):
     """The Markdown table of what is done."""
     early = steps // 3 // EVERY * EVERY
-    lines = [f"| run | score after {early} steps | after {steps} | dialogues until {GOAL} | "
+    lines = [f"| run | score after {early} steps | after {steps} | dialogues until {goal} | "
              "by seed |", "|---|---|---|---|---|"]
     for name, _ in chosen:
         curves = [c for s in SEEDS if (c := curve(out / f"{name.replace(' ', '-')}-{s}"))]
         if not curves:
             continue
         at = lambda step: [dict(c)[step] for c in curves]
-        until = [dialogues_until(c, GOAL) for c in curves]
+        until = [dialogues_until(c, goal) for c in curves]
         reached = [u for u in until if u is not None]
         told = f"{np.mean(reached):.0f}" if len(reached) == len(until) else (
             f"{len(reached)} of {len(until)} seeds")
@@ -105,7 +105,7 @@ def table(out, chosen, steps=30):
     return "\n".join(lines)
 
 
-def draw(out, chosen, path):
+def draw(out, chosen, path, goal=75):
     """Held-out score over dialogues: a panel for each algorithm and mode, a line for each variant,
     the mean of the seeds and all of them faintly."""
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ def draw(out, chosen, path):
         for one in scores:
             panels[algo, mode].plot(steps, one, color=line.get_color(), alpha=0.25, linewidth=0.8)
     for axis in panels.values():
-        axis.axhline(GOAL, color="grey", linewidth=0.5)
+        axis.axhline(goal, color="grey", linewidth=0.5)
         axis.set(xlabel="training dialogues", ylabel="held-out score")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
@@ -139,6 +139,7 @@ def main(argv=None):
                         "with commas between: grpo,delta")
     parser.add_argument("--of", choices=("reward", "rank"), default="reward", help="which table")
     parser.add_argument("--steps", type=positive, default=30, help="of every run, at least 15")
+    parser.add_argument("--goal", type=positive, default=75, help="held-out score to be passed")
     args = parser.parse_args(argv)
     out, everything = Path(args.out).resolve(), list(variants(args.of))
     chosen = [v for v in everything if set(filter(None, args.only.split(","))) <= set(v[0].split())]
@@ -152,8 +153,8 @@ def main(argv=None):
     with ThreadPoolExecutor(args.jobs) as pool:
         for seed, (name, flags) in itertools.product(SEEDS, chosen):
             pool.submit(make, out, name, flags, seed, args.steps)
-    print(table(out, chosen, args.steps))
-    draw(out, chosen, out / "ablation.png")
+    print(table(out, chosen, args.steps, args.goal))
+    draw(out, chosen, out / "ablation.png", args.goal)
 
 
 if __name__ == "__main__":
