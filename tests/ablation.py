@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from support.settings import Parser, positive
 
 KINDS = ("grpo", "dr-grpo", "rloo")
-EVERY, BATCH, SEEDS = 5, 64, (0, 1, 2)
+EVERY, BATCH, SEEDS, GOAL = 5, 64, (0, 1, 2), 75
 T_95 = {2: 12.71, 3: 4.30}      # Student's t, two-sided 95 %, for a mean of so many seeds
 
 
@@ -86,7 +86,7 @@ def interval(values):
     return f"{np.mean(values):.1f} ± {half:.1f}"
 
 
-def table(out, chosen, steps=30, goal=75):
+def table(out, chosen, steps=30, goal=GOAL):
     """The Markdown table of what is done."""
     early = steps // 3 // EVERY * EVERY
     lines = [f"| run | score after {early} steps | after {steps} | dialogues until {goal} | "
@@ -105,7 +105,7 @@ def table(out, chosen, steps=30, goal=75):
     return "\n".join(lines)
 
 
-def draw(out, chosen, path, goal=75):
+def draw(out, chosen, path, goal=GOAL):
     """Held-out score over dialogues: a panel for each algorithm and mode, a line for each variant,
     the mean of the seeds and all of them faintly."""
     from matplotlib.figure import Figure
@@ -139,7 +139,7 @@ def main(argv=None):
                         "with commas between: grpo,delta")
     parser.add_argument("--of", choices=("reward", "rank"), default="reward", help="which table")
     parser.add_argument("--steps", type=positive, default=30, help="of every run, at least 15")
-    parser.add_argument("--goal", type=positive, default=75, help="held-out score to be passed")
+    parser.add_argument("--goal", type=positive, default=GOAL, help="held-out score to be passed")
     args = parser.parse_args(argv)
     out, everything = Path(args.out).resolve(), list(variants(args.of))
     chosen = [v for v in everything if set(filter(None, args.only.split(","))) <= set(v[0].split())]

@@ -53,6 +53,7 @@ def test_a_checkpoint_is_a_plain_model_and_peft_finds_its_adapter(whole, tiny_di
     torch.testing.assert_close(found, merged, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_starts_another_run_with_adapters_of_another_rank(whole, tmp_path):
     """It is a model like any other; its own adapters are merged and done with."""
     assert go(whole / "checkpoint-000004", tmp_path / "out", "--lora-rank", 2, "--steps", 1) == 0

@@ -270,6 +270,7 @@ def test_the_benchmark_in_sages_format(results):
                                               "change"} and after["thinking"]
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path):
     """What is there is kept, half a line is done again, and the whole is what one go would have
     given."""
@@ -321,6 +322,7 @@ def test_a_policy_behind_a_server(tmp_path):
             and found[0]["history"][1]["rlver"]["thought"] == "secret")
 
 
+@pytest.mark.slow
 def test_a_run_that_never_finished_a_step(tiny_dir, tmp_path, capsys):
     assert rlver.main(["--model", str(tiny_dir), "--steps", "0", "--eval-size", "2", "--max-tokens",
                        "4", "--max-turns", "1", "--out", str(tmp_path / "run")]) == 0

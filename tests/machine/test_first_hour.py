@@ -222,6 +222,7 @@ def go_main(model):
     return lambda argv: rlver.main(["--model", str(model), *SMALL, *argv])
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so(run, tmp_path, capfd):
     """It was evaluated a second time, and its last evaluation cut from the log before."""
     out = shutil.copytree(run, tmp_path / "run")
@@ -322,6 +323,7 @@ def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd
 
 # ---------------------------------------------------------------------------- report and picture
 
+@pytest.mark.slow
 def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypatch, no_pictures):
     """A run of 350 steps is looked at on its first evening, also one that was interrupted."""
     seen, step = [], rlver.Trainer.train_step

@@ -204,6 +204,7 @@ def test_a_judge_that_was_stopped_keeps_what_it_answered(good):
 
 # ------------------------------------------------------------------------------------- wrong input
 
+@pytest.mark.slow
 def test_the_scripted_judge_is_for_the_toy_alone(good, tmp_path, capfd):
     assert run("capabilities", good)[0] == 0 == run("strategies", good)[0]
     for command in ("capabilities", "strategies", "needs", "validity"):

@@ -104,6 +104,7 @@ def told(capsys, *flags):
     return {row[0]: [float(x) for x in row[1:] if x.strip() and "e" not in x] for row in rows}, text
 
 
+@pytest.mark.slow
 def test_what_else_a_run_needs(capsys):
     """By hand: the peak of a rollout is what rests on the card and the engine's share of it; a
     checkpoint of 7B PPO is 4 x 7.62 + 4 x 7.07 of weights and 8 x 14.7 of moments, 176 GB, and the
@@ -119,6 +120,7 @@ def test_what_else_a_run_needs(capsys):
     assert rows["disk"][0] < 100 and "81 million" in text
 
 
+@pytest.mark.slow
 def test_an_engine_without_room_for_a_cache_is_refused(capsys):
     """7B in bf16 is 15.2 GB; 15 % of a card of 80 GB is 12."""
     flags = ["--plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--engine-memory", "0.15"]

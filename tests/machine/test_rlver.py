@@ -310,6 +310,7 @@ def test_a_resumed_run_keeps_its_settings(flags, whole, tmp_path, monkeypatch, c
     assert files(out) == before and files(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_are_done_are_refused(whole, tmp_path, capfd):
     """Steps cannot be taken back; and the refusal must not be remembered, or the run refuses to go
     on for good."""
@@ -564,6 +565,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(algo, line, whole, ti
     alike(out, whole(algo))
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_checked_at_the_start_and_where_a_run_goes_on(tiny_dir, tmp_path,
                                                                          monkeypatch):
     """In between, the first mini-batch gets no pass of its own for log pi_old."""
@@ -645,6 +647,7 @@ def test_a_line_cut_within_a_letter_is_only_a_cut_line(whole, tmp_path):
     alike(out, whole("grpo"))
 
 
+@pytest.mark.slow
 def test_a_log_that_lost_its_end_is_not_filled_up(whole, tmp_path, capfd):
     """A checkpoint may reach the disk before the log does. What is lost is lost: say so in a line
     that names the file, and touch nothing, above all write no hole into the log (which is what

@@ -112,6 +112,7 @@ def test_what_may_heal_is_tried_again(fault):
         assert server.calls == 4
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_given_up_and_tried_again():
     """Defect 17 again: without a deadline one silent connection stops the whole batch for ever."""
     with Loopback(faults={"hang": 1.0}) as server:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROBES = ROOT / "tests" / "probes"
 
 
+@pytest.mark.slow
 def test_mcnemar_by_hand():
     """Eight problems change sides, seven to right, one to wrong: p = 2 (C(8,0) + C(8,1)) / 2^8 =
     18 / 256. Those that stay where they were count for nothing but n and the interval."""

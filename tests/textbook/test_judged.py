@@ -251,6 +251,7 @@ def test_turns_of_one_dialogue_are_one_dialogue():
     assert table["ED"]["mean"] == 4 and table["ED"]["n"] == 2 and table["ED"]["spread"] is None
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say():
     """Of 200 means of 30 draws from a normal, the 95 % interval holds the truth in about 95 % (here
     more than 88, for 30 are few): the chance to see fewer is below 1e-4 at a coverage of 94 %."""

@@ -776,6 +776,7 @@ def test_draws_do_not_depend_on_the_company_nor_on_the_slots(chat, tiny_model):
     assert len({str(x) for x in everybody.values()}) == 9               # and seeds do matter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("think", [False, True])
 @pytest.mark.parametrize("max_slots, count", [(1, 2), (2, 5), (64, 12)])
 def test_slots_that_change_hands_or_rest(think, max_slots, count, chat, tiny_gqa_model):

@@ -169,6 +169,7 @@ def converse(chat, texts, think):
 
 # --------------------------------------------------------------------------------------- the pieces
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["", "Be warm."])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_policy_reads_is_what_its_template_writes(name, system):
