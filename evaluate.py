@@ -29,8 +29,9 @@ from typing import Callable
 import numpy as np
 
 import toy
-from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator, move_emotion,
-                       parse_emotion, refuse_foreign, replay, toy_profiles, users_of_run)
+from simulator import (PROMPTS, User, all_toy_profiles, load_profiles, load_prompt,
+                       make_simulator, move_emotion, parse_emotion, refuse_foreign, replay,
+                       toy_profiles, users_of_run)
 from support.ability import compare_ability
 from support.llm import ServerModel, ask_with_retries
 from support.report import draw_run, report_of_results, write_report
@@ -39,7 +40,7 @@ from support.results import (comparison_key, describe, intention_of, parts_of, r
 from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
 from support.settings import (BadInput, Parser, SimulatorFailed, is_beside_us, json_object, natural,
                               not_negative, number, positive, split_name)
-from support.signs import INITIAL_EMOTION, emotion_level, score_summary, signs
+from support.signs import INITIAL_EMOTION, emotion_level, score_summary, sign_flips, signs
 
 # the floor: the highest emotion that ends a dialogue
 BENCHMARK = dict(start=INITIAL_EMOTION["benchmark"], max_turns=10, floor=9)
@@ -436,8 +437,7 @@ def compare(a, b, rule=None, draws=10_000):
         one, two = (z[rng.integers(len(z), size=len(z))] if len(z) > 1 else z for z in (x, y))
         boot[k] = one[:, users].mean() - two[:, users].mean()
     low, high = np.percentile(boot, [2.5, 97.5])
-    flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ difference / n
-    p = (1 + np.sum(np.abs(flips) >= abs(difference.mean()) - 1e-9)) / (1 + draws)
+    p = sign_flips(difference, rng, draws)
     mean = float(difference.mean())
     if low <= 0 <= high:
         sentence = f"no difference can be told at n = {n}"
@@ -446,7 +446,7 @@ def compare(a, b, rule=None, draws=10_000):
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
     return {"a": a, "b": b, "a_by": by[0], "b_by": by[1], "score_a": float(x.mean()),
             "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
-            "p": float(p), "n": n, "seeds": [len(x), len(y)], "sentence": sentence,
+            "p": p, "n": n, "seeds": [len(x), len(y)], "sentence": sentence,
             "problems": unusable}
 
 
@@ -733,8 +733,7 @@ def print_consistency(args):
     settings = [args.lang or recorded[1], args.difficulty or recorded[2]]
     simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
     names = [args.profiles] if args.profiles else made_by.get("profiles") or []
-    people = ([p for n in names for p in load_profiles(n)]
-              or toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
+    people = [p for n in names for p in load_profiles(n)] or all_toy_profiles()
     result = consistency(log, simulator, {p.id: p for p in people}, args.times)
     write(args.json, result)
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "

@@ -102,7 +102,7 @@ def read(path):
     config, found = read_json(Path(path).parent / "config.json"), []
     people = [p for name in config.get("profiles") or () for p in simulator.load_profiles(name)]
     people = {p.id: {"task": p.task, "intention": intention_of(p.task, p.need)[0]} for p in people
-              or simulator.toy_profiles("train") + simulator.toy_profiles("heldout", 1000)}
+              or simulator.all_toy_profiles()}
     for number, d in enumerate(recorded_dialogues(path), 1):
         if "task" not in d and d["profile_id"] not in people:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")

@@ -52,7 +52,6 @@ class Models:
         computing."""
         self.cfg, self.runner, start = cfg, runner, cfg.model
         self.toy_seconds, self.start_batches = 0.0, None
-        self.fresh = True               # nothing has been trained since the start, or the resume
         self.device = torch.device("cpu") if cfg.toy else best_device()
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.limits = LIMITS[dtype]
@@ -120,9 +119,9 @@ class Models:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
         if saved and cfg.lora_rank:             # the engine has seen the base only
             self.sync()
-            self.fresh = True
         elif cfg.engine == "vllm":
             self.probe()
+        self.fresh = True               # nothing has been trained since the start, or the resume
 
     def make_agent(self, seed):
         """The policy's side of one dialogue."""

@@ -146,6 +146,11 @@ def profiles_of_step(people, count, seed, step):
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
 
+def all_toy_profiles():
+    """Everybody whom a recorded dialogue of the toy may be with."""
+    return toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat")
+
+
 def toy_profiles(split, count=None):
     """`count` users of the toy: "train", "heldout" (default: 500 and 128), or "chat", people of
     everyday talk, who are in no training."""
@@ -612,8 +617,7 @@ def main(argv=None):
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         if not args.profiles:
             need_profiles(args.simulator)
-        people = (load_profiles(args.profiles) if args.profiles
-                  else toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
+        people = load_profiles(args.profiles) if args.profiles else all_toy_profiles()
         refuse_foreign(args.simulator, people)
         if args.profile >= len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "

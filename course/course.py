@@ -35,7 +35,7 @@ import threading
 import time
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import labs
@@ -415,10 +415,9 @@ def tests_process(place, report, seconds):
     os.chdir(place)
     os.environ.update(PYTHONPATH="", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True
-    mine = lambda path: Path(path or "/").resolve().is_relative_to(ROOT / "support") or (
-        Path(path or "/").resolve().parent in (ROOT, HERE))
+    homes = {str(place) for place in (ROOT, ROOT / "support", HERE)}
     for name, module in list(sys.modules.items()):
-        if mine(getattr(module, "__file__", None)):
+        if os.path.dirname(getattr(module, "__file__", None) or "") in homes:
             del sys.modules[name]
     sys.path[:] = [str(place)] + [path for path in sys.path
                                   if Path(path).resolve() not in (ROOT, HERE)]

@@ -10,6 +10,7 @@ import numpy as np
 from support.llm import digest
 from support.rundir import read_jsonl
 from support.settings import BadInput
+from support.signs import sign_flips
 
 
 def read_samples(place):
@@ -59,9 +60,7 @@ def paired(before, after, draws=10_000):
         tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
         p, test = min(1.0, 2 * tail / 2 ** (b + c)), f"McNemar, +{b} -{c}"
     else:
-        flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ d / n
-        p = float((1 + (np.abs(flips) >= abs(d.mean()) - 1e-9).sum()) / (1 + draws))
-        test = "sign flips"
+        p, test = sign_flips(d, rng, draws), "sign flips"
     boot = [d[rng.integers(n, size=n)].mean() for _ in range(draws)]
     return {"n": n, "before": float(x.mean()), "after": float(y.mean()), "p": p, "test": test,
             "difference": float(d.mean()), "interval": np.percentile(boot, [2.5, 97.5]).tolist()}

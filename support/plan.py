@@ -108,10 +108,11 @@ def peak(parts, share=0):
     return sum(largest.values()), max(largest, key=largest.get)
 
 
-def host(cfg, config, gpus):
-    """Bytes outside of the GPUs, (memory, disk). Each rank loads policy and critic, and the first
-    one gathers a checkpoint; on disk are --keep of them and the one in the making."""
-    parts = {name: size for name, (size, _) in memory(cfg, config, 1).items()}
+def host(cfg, alone, gpus):
+    """Bytes outside of the GPUs, (memory, disk). alone: `memory` on one GPU. Each rank loads policy
+    and critic, and the first one gathers a checkpoint; on disk are --keep of them and the one in
+    the making."""
+    parts = {name: size for name, (size, _) in alone.items()}
     loaded = parts["frozen base"] + parts["masters"]
     saved = parts["masters"] + parts["Adam"] + 2 * parts["frozen base"]     # merged in fp32
     return max(gpus * loaded, saved), (cfg.keep + 1) * saved
@@ -147,7 +148,7 @@ def report(cfg, given):
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
                      + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
-    hosts = zip(*[host(cfg, config, gpus) for gpus in (1, 2, 4, 8)])
+    hosts = zip(*[host(cfg, columns[0], gpus) for gpus in (1, 2, 4, 8)])
     for name, row in zip(("at the peak", "host memory", "disk"),
                          ([peak(c, share)[0] for c in columns], *hosts)):
         lines.append(f"{name}  (estimate)".ljust(28) + "".join(f"{x / GB:>9.1f}" for x in row))

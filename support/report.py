@@ -302,7 +302,8 @@ def embed(value, longest):
 def tables_by_part(sides):
     """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score":
     [dialogues of the report]}."""
-    tables = []
+    tables, everything = [], [d for dialogues in sides.values() for d in dialogues]
+    told_apart = parts_of(everything)
     for name, title, reading in (
             ("world", "By world", "Policies are trained to comfort, and not to chat."),
             ("purpose", "By purpose", "Users of eq confide a trouble, target has a small aim, then "
@@ -313,10 +314,10 @@ def tables_by_part(sides):
              "explain, reflect), emotional ones want to be felt with."),
             ("group", "By persona group", "How the user behaves when hurt: avoidant ones evade, "
              "negative ones complain, passive ones say little; equal rows are best.")):
-        if name not in parts_of([d for dialogues in sides.values() for d in dialogues]):
+        if name not in told_apart:
             continue
         rows = []
-        for value in sorted({d[name] for dialogues in sides.values() for d in dialogues}):
+        for value in sorted({d[name] for d in everything}):
             parts = [[d["score"] for d in dialogues if d[name] == value]
                      for dialogues in sides.values()]
             rows.append([value, *[score_summary(part)["score"] if part else None for part in parts],

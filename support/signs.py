@@ -27,6 +27,15 @@ def emotion_level(emotion):
     return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
 
 
+def sign_flips(differences, rng, draws):
+    """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
+    it comes out as far from 0 if neither side is better."""
+    n = len(differences)
+    flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ differences / n
+    far = np.abs(flips) >= abs(differences.mean()) - 1e-9
+    return float((1 + far.sum()) / (1 + draws))
+
+
 def score_summary(finals):
     """What is said of final emotions everywhere: mean, standard error, success (100) and failure
     (below 10) in percent, n."""
