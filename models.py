@@ -22,8 +22,8 @@ from policy import (Agent, ChatFormat, Critic, Episode, Policy, Segment, best_de
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
 from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world, full_tensor,
-                           iter_full_weights, load_optimizer_state, optimizer_state, rank, shard,
-                           wait_for_all, world)
+                           iter_full_weights, load_optimizer_state, make_masters, optimizer_state,
+                           rank, shard, wait_for_all, world)
 from support.rundir import write_json
 from support.settings import BadInput
 
@@ -67,9 +67,10 @@ class Models:
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
         # adapters go on the model that they were made for; a checkpoint has them merged into it
         source = start if cfg.lora_rank else checkpoint or start
-        model, self.tokenizer = load_model(
-            source, dtype=dtype if cfg.lora_rank else torch.float32,
+        load = lambda place: load_model(
+            place, dtype=dtype if cfg.lora_rank else None,
             flag="the base of this run's adapters:" if cfg.lora_rank and checkpoint else "--model")
+        model, self.tokenizer = load(source)
         self.context = cfg.context or model.config.max_position_embeddings
         self.chat = ChatFormat(self.tokenizer, system, cfg.think, cfg.template_args,
                                stop_ids(source))
@@ -99,28 +100,31 @@ class Models:
             self.critic = Part(root, "critic") if cfg.algo == "ppo" else None
             modules, bodies, how = [root], [model], {"context_fn": root.remember}
         else:
-            if cfg.algo == "ppo":
-                self.critic = Critic(model)
+            if cfg.algo == "ppo":           # its body is loaded again: what is mapped costs nothing
+                self.critic = Critic(load(source)[0], share=True)
                 if saved:
-                    self.critic.load_state_dict(saved["critic"])
+                    self.critic.load_state_dict(saved["critic"], assign=True)
             if cfg.kl_coef:
-                self.reference = Policy(load_model(start)[0], cfg.temperature)
+                self.reference = Policy(load(start)[0], cfg.temperature)
             modules = list(filter(None, (self.policy, self.critic, self.reference)))
             bodies, how = [model, *([self.critic.body] if self.critic else [])], {}
         for body in bodies if not cfg.toy else ():
             recompute_activations(body, **how)
-        for module in modules if dist.is_initialized() else ():  # to the device, block by block
-            shard(module, self.device.type, None if dtype == torch.float32 else dtype)
+        for module in modules:                  # to the device, block by block
+            if dist.is_initialized():
+                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
+            else:
+                make_masters(module)
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = self.critic and adamw(self.critic, cfg.critic_lr)
         if saved:
             load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
             if self.critic:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
-        if saved and cfg.lora_rank:             # the engine has seen the base only
+        if cfg.engine == "vllm":                # its first sleep now, and not after a rollout
+            self.engine.sleep()
+        if cfg.engine == "vllm" or saved and cfg.lora_rank:     # it has seen the base only
             self.sync()
-        elif cfg.engine == "vllm":
-            self.probe()
         self.fresh = True               # nothing has been trained since the start, or the resume
 
     def make_agent(self, seed):

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -53,19 +54,32 @@ def stop_ids(path):
     return np.atleast_1d(found.eos_token_id or []).tolist()
 
 
+def stored_dtype(path):
+    """The type of the weights in a directory, if all have one (and are no mixture that the narrower
+    one would round), else fp32."""
+    found = set()
+    for file in Path(path).glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
+    return {("BF16",): torch.bfloat16, ("F16",): torch.float16}.get(tuple(found), torch.float32)
+
+
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by
     its name (OWNER/NAME).
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
     bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
-    to nothing. (`dtype`: of weights that nobody trains.) Dropout is set to 0, not switched off by
-    `eval()`: with it the same tokens get other log-probs on every pass, and no first ratio is 1.
+    to nothing. (`dtype`: of weights that nobody trains; None: as they are stored, if that loses
+    nothing; they are then mapped, not read, until `make_masters`.) Dropout is set to 0, not
+    switched off by `eval()`: with it the same tokens get other log-probs on every pass, and no
+    first ratio is 1.
 
     Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few
     architectures that scale or cap their logits behind the output layer, which this code reads
     directly.
     """
+    from huggingface_hub import snapshot_download
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -77,7 +91,9 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
         raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, "
                        "weights and a tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=here)
+        place = path if here else snapshot_download(path, allow_patterns=[
+            "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
         if not tokenizer.chat_template:
             raise BadModel("its tokenizer has no chat template; take an instruct model, or add "
                            "chat_template.jinja")
@@ -85,9 +101,12 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
         if back.strip() != SENTENCE:    # without tokenizer.json transformers makes up a vocabulary
             raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is "
                            "tokenizer.json there?")
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=here,
+        load = lambda dtype: AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, attn_implementation="sdpa", local_files_only=True,
             output_loading_info=True)
+        model, found = load(dtype or stored_dtype(place))
+        if not dtype and any(b.dtype in (torch.bfloat16, torch.float16) for b in model.buffers()):
+            model, found = load(torch.float32)      # what it computed when it was built is rounded
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
         rows, last = (model.get_input_embeddings().weight.shape[0],

@@ -21,7 +21,6 @@ import contextlib
 import os
 import sys
 
-import numpy as np
 import torch
 from tqdm import tqdm
 

@@ -108,14 +108,13 @@ def peak(parts, share=0):
     return sum(largest.values()), max(largest, key=largest.get)
 
 
-def host(cfg, alone, gpus):
-    """Bytes outside of the GPUs, (memory, disk). alone: `memory` on one GPU. Each rank loads policy
-    and critic, and the first one gathers a checkpoint; on disk are --keep of them and the one in
-    the making."""
+def host(cfg, alone):
+    """Bytes outside of the GPUs, (memory, disk): the first rank gathers a checkpoint; on disk are
+    --keep of them and the one in the making. (Loading takes less: weights are mapped from their
+    files.) alone: `memory` on one GPU."""
     parts = {name: size for name, (size, _) in alone.items()}
-    loaded = parts["frozen base"] + parts["masters"]
     saved = parts["masters"] + parts["Adam"] + 2 * parts["frozen base"]     # merged in fp32
-    return max(gpus * loaded, saved), (cfg.keep + 1) * saved
+    return saved, (cfg.keep + 1) * saved
 
 
 def dialogue_tokens(cfg):
@@ -148,9 +147,9 @@ def report(cfg, given):
     for part, (_, kind) in columns[0].items():
         lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
                      + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
-    hosts = zip(*[host(cfg, columns[0], gpus) for gpus in (1, 2, 4, 8)])
+    peaks = [peak(c, share)[0] for c in columns]
     for name, row in zip(("at the peak", "host memory", "disk"),
-                         ([peak(c, share)[0] for c in columns], *hosts)):
+                         (peaks, *([size] * 4 for size in host(cfg, columns[0])))):
         lines.append(f"{name}  (estimate)".ljust(28) + "".join(f"{x / GB:>9.1f}" for x in row))
     replies, calls = cfg.batch_size * cfg.max_turns, 2 * cfg.max_turns
     lines += ["", f"the user's answers: {cfg.steps * calls * wait / 3600:.1f} hours, at {wait:g} s "

@@ -134,6 +134,14 @@ def gather_episodes(episodes):
 
 # -------------------------------------------------------------------------------------------- FSDP2
 
+def make_masters(module):
+    """What is trained becomes fp32, each tensor a copy of its own. Until then it may be a page of
+    the checkpoint's file, mapped and not read. (A shard has been made already.)"""
+    for p in module.parameters():
+        if p.requires_grad and not hasattr(p, "full_tensor"):
+            p.data = p.data.to(torch.float32, copy=True)
+
+
 def shard(module, device="cpu", dtype=None):
     """Shard a Policy or a Critic over all ranks with FSDP2, in place: each transformer block, then
     the whole, through whose forward() everything goes. Master weights, gradients and Adam's moments
@@ -145,9 +153,10 @@ def shard(module, device="cpu", dtype=None):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     how = dict(mesh=init_device_mesh(device, (dist.get_world_size(),)),
                mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
-    for block in max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len):
-        fully_shard(block, **how)
-    fully_shard(module, **how)
+    blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
+    for part in (*blocks, module):          # a rank never holds more than its shard and one block
+        make_masters(part)
+        fully_shard(part, **how)
     # who only looks gives the root's weights back too; FSDP2 keeps them for a backward pass
     module.register_forward_hook(lambda m, *_: None if torch.is_grad_enabled() else m.reshard())
 

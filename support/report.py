@@ -19,6 +19,7 @@ import re
 import resource
 import sys
 import textwrap
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,69 +35,10 @@ LONGEST = 4000                  # characters of one text; a longer one is shorte
 # of data in the page; beyond it all texts are cut at half the length, and again
 MAX_BYTES = 4_500_000
 
-# The panels of curves: section, title, unit, usual range of the y-axis or None, what is drawn (key
-# in metrics.jsonl, label, colour) and how to read it. A panel has one unit and so one axis; what is
-# missing from the metrics is left out.
-PANELS = [
-    ("Learning", "Final emotion", "0 to 100", (0, 100),
-     [("emotion", "training users, mean", "blue"),
-      ("watched", "the user who watches", "red")],
-     "How users feel at the end; the band is one standard deviation, so it may pass 100. Where the "
-     "user who watches falls while the other rises, the reward is being hacked."),
-    ("Learning", "How dialogues end", "% of dialogues", (0, 100),
-     [("success", "success (100)", "green"), ("failure", "failure (below 10)", "red"),
-      ("malformed", "malformed", "grey")],
-     "Success should climb and failure fall; a malformed reply ends its dialogue at a score of 0."),
-    ("Learning", "Groups without a lesson", "share of groups", (0, 1),
-     [("flat_groups", "all dialogues earn the same", "grey")],
-     "GRPO learns from differences within a group: where there are none, nothing."),
-    ("Learning", "Length of a reply", "tokens", None,
-     [("reply_tokens", "tokens per reply", "purple")],
-     "A steep climb may be padding, a steep fall may be silence: read dialogues of both ends."),
-    ("Learning", "Length of a dialogue", "turns", None,
-     [("turns", "turns per dialogue", "orange")],
-     "Users leave early when they despair, and when they are content: read it with the scores."),
-    ("Learning", "Entropy", "nats per token", None,
-     [("entropy", "entropy of the policy", "orange")],
-     "A slow fall is learning; near 0 the policy always says the same."),
-    ("Learning", "KL within the update", "nats per token", None,
-     [("kl", "KL(pi_old, pi)", "blue")],
-     "How far one update moves the policy: jumps mean that the learning rate is too high."),
-    ("Signs of failure", "Repetition", "share of replies", None,
-     [("repeat_within", "said before to the same user", "red"),
-      ("repeat_across", "said to another user too", "blue")],
-     "A climb means that a formula takes the place of listening."),
-    ("Signs of failure", "Variety", "share of word pairs that differ", (0, 1),
-     [("distinct_2", "distinct-2", "green")],
-     "Distinct-2, different pairs of neighbouring words per pair: it falls as replies grow alike."),
-    ("Signs of failure", "Talk of the reward", "share of replies", None,
-     [("reward_talk", "names its own reward", "red")],
-     "Replies that speak of scores or points: what is well above 0 plays to the judge."),
-    ("Signs of failure", "KL from the start", "nats per token", None,
-     [("kl_start", "KL(pi_0, pi), sampled from pi_0", "purple")],
-     "How strange the replies of the starting policy pi_0 have become to the trained one, pi: a "
-     "slow climb is learning, above 5 is a warning."),
-    ("Signs of failure", "Gap", "points of emotion", None,
-     [("gap", "training users above held-out ones", "blue")],
-     "Near 0 what is learned holds for strangers too; a climb means learning by heart."),
-    ("Signs of failure", "Dropped", "dialogues", None,
-     [("dropped", "given up by the simulator", "grey")],
-     "Dialogues in which the user's model failed: they do not count, and should be few."),
-    ("The update", "Clipped", "share of tokens", None,
-     [("clipfrac", "tokens at the clip", "blue")],
-     "The clip fraction: tokens that moved so far that they push no further; usually below 0.1."),
-    ("The update", "Gradient", "norm before clipping", None,
-     [("grad_norm", "norm of the gradient", "purple")],
-     "How hard the update pulls at the weights: a steady level is usual, a spike is unrest."),
-    ("The update", "Explained variance", "1 is all", None,
-     [("explained_variance", "of the returns, by the critic", "green")],
-     "How much the critic foresees: 1 all of it, 0 no more than a constant guess, below 0 less."),
-    ("The update", "Engine against trainer", "nats per token", None,
-     [("logp_gap", "gap of log-probs", "orange")],
-     "Tokens scored in sampling and in training: more than rounding means stale weights."),
-    ("The update", "Time", "seconds per step", None, [("seconds", "a whole step", "grey")],
-     "Dialogues and update together; longer replies or a slow user's model make it climb."),
-]
+# [(section, title, unit, range, [(key in metrics.jsonl, label, colour)], how to read it)]
+PANELS = [tuple(panel.get(key) for key in ("section", "title", "unit", "span", "series", "reading"))
+          for panel in tomllib.loads(TEMPLATE.with_name("report_panels.toml").read_text("utf-8"))[
+              "panel"]]
 TURN = ("reply", "thought", "user", "analysis", "change", "emotion")
 SIDES = {"before": 0, "": 1, "after": 2}
 

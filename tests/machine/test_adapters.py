@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import rlver
 import toy
 from conftest import make_tiny_model
 from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse

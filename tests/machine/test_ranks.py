@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -337,5 +338,69 @@ def failing(tiny_dir, out):
     sys.exit(rlver.main(["--model", tiny_dir, *SMALL, "--out", out]))
 
 
+# ----------------------------------------------------------------------------------------- loading
+
+def resident():
+    """Bytes of this process that are no page of a file: such a page is read when it is looked at
+    and can be dropped again, so that eight ranks share one."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s*(\d+)", status)[1])
+
+
+def loading(model_dir, out):
+    """What each rank does in the test below: the models of a PPO run, but for an engine."""
+    import asyncio
+    import threading
+    import models
+    from support.ranks import all_gather_list, join_ranks, rank
+    from support.settings import resolve_settings
+    models.TorchEngine = lambda *_, **__: SimpleNamespace(move=lambda *_: None)
+    join_ranks(cuda=False)
+    cfg = resolve_settings({"model": model_dir, "algo": "ppo", "think": False})
+    before = most = resident()
+    done = threading.Event()
+
+    def watch():
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, resident())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    made = models.Models(cfg, None, None, asyncio.Runner())
+    done.set()
+    watcher.join()
+    numbers = [sum(p.numel() for p in m.parameters()) for m in (made.policy, made.critic)]
+    assert {p.dtype for m in (made.policy, made.critic) for p in m.parameters()} == {torch.float32}
+    block = made.policy.model.get_input_embeddings().weight.numel()
+    found = all_gather_list([most - before])
+    if rank() == 0:
+        Path(out).write_text(json.dumps({"whole": 4 * sum(numbers), "block": 4 * block,
+                                         "grown": found}))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is resident")
+def test_loading_needs_no_second_copy_in_fp32(tiny_tokenizer, tmp_path):
+    """Policy and critic in the shape of Qwen2.5 0.5B, stored in bf16: the file is mapped, and block
+    by block becomes fp32 and a shard. So a rank grows by its shard and the largest block (the
+    embedding, which is the root's), and not by two whole models."""
+    from transformers import AutoModelForCausalLM
+    from support.plan import config_of
+    model = AutoModelForCausalLM.from_config(config_of("Qwen/Qwen2.5-0.5B-Instruct"),
+                                             dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    del model
+    # what is freed goes back at once: glibc would keep most of a matrix of 17 MB for later
+    code, _, err = torchrun(2, __file__, "loading", tmp_path / "model", tmp_path / "out.json",
+                            env={"MALLOC_MMAP_THRESHOLD_": "1000000"})
+    assert code == 0, err
+    found = json.loads((tmp_path / "out.json").read_text())
+    for grown in found["grown"]:
+        assert grown <= 1.2 * found["whole"] / 2 + found["block"], found
+    assert sum(found["grown"]) <= 1.5 * found["whole"], found
+
+
 if __name__ == "__main__":
-    {"worker": worker, "failing": failing}[sys.argv[1]](*sys.argv[2:])
+    {"worker": worker, "failing": failing, "loading": loading}[sys.argv[1]](*sys.argv[2:])

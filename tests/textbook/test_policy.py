@@ -24,6 +24,7 @@ from engine import TorchEngine
 from ppo import place_rewards
 from policy import (Agent, BadModel, ChatFormat, Critic, Episode, Policy, Segment, load_model,
                     micro_batches, pack, split_thought, token_scores, tree_mask)
+from support.ranks import make_masters
 
 LINES = ["My sister forgot my birthday.", "I feel hurt, and I do not know why I should be the one "
          "to say sorry.", "Yes.", "Take your time, it is long: she read my diary, she sold my "
@@ -189,6 +190,59 @@ def test_weights_are_fp32_and_dropout_is_off(family, tiny_tokenizer, tmp_path):
     model, _ = load_model(tmp_path)
     assert torch.equal(*two_passes(model))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stored", ["bf16", "mixed"])
+def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
+        family, stored, tiny_tokenizer, tmp_path):
+    """A rank maps the file and turns block by block into fp32: the same weights as if all were
+    loaded in fp32, and the same log-probs, so no buffer was rounded either. A file of two types is
+    loaded in the wider one: a checkpoint in which one tensor is fp32 has it for a reason."""
+    settings = {**FAMILIES[family], "vocab_size": len(tiny_tokenizer),
+                "eos_token_id": tiny_tokenizer.eos_token_id}
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    made.to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    if stored == "mixed":
+        weights = load_file(tmp_path / "model.safetensors")
+        name = max(weights)
+        save_file(weights | {name: weights[name].float() + 1e-6}, tmp_path / "model.safetensors",
+                  {"format": "pt"})
+    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    assert ({p.dtype for p in model.parameters()}
+            == {torch.bfloat16 if stored == "bf16" else torch.float32})
+    make_masters(model)
+    for (name, a), b in zip(wide.named_parameters(), model.parameters()):
+        assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
+    ids = torch.arange(3, 40)[None]
+    assert torch.equal(wide.eval()(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(tiny_tokenizer, tmp_path):
+    """Gemma keeps the square root of its width as a buffer, made in the type it is loaded in: 5.66
+    instead of 5.657 would make training and `evaluate.py` two models."""
+    config = AutoConfig.for_model("gemma3_text", vocab_size=len(tiny_tokenizer), hidden_size=32,
+                                  intermediate_size=64, num_hidden_layers=2, head_dim=16,
+                                  num_attention_heads=2, num_key_value_heads=2)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    for (name, a), b in zip(wide.named_buffers(), model.buffers()):
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+
+
+def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
+    """So that it is mapped like any other. (The cache's layout is the hub's: a name, a commit.)"""
+    place = tmp_path / "models--some--model"
+    shutil.copytree(tiny_dir, place / "snapshots" / "c0ffee")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("c0ffee")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model, _ = load_model("some/model", dtype=None)
+    assert torch.equal(model.get_input_embeddings().weight,
+                       load_model(tiny_dir)[0].get_input_embeddings().weight)
 
 
 def cut_the_weights(path):
