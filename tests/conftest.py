@@ -29,6 +29,8 @@ TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.",
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: learning runs, and whole runs that take a second")
     config.addinivalue_line("markers", "soak: kills, faults and long servers; only with -m soak")
+    config.addinivalue_line("markers", "fake_cuda: a device that refuses what CUDA refuses")
+    config.addinivalue_line("markers", "gpu: needs a GPU; skipped where there is none")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,0 +1,183 @@
+"""CUDA, as far as it can be known: first without a GPU (`-m fake_cuda`, part of every run), on a
+device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
+name where there is none)."""
+import asyncio
+import copy
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from elsewhere import DEVICE, elsewhere, load
+from test_ranks import SMALL, make_episodes
+
+import models
+import rlver
+from engine import TorchEngine
+from grpo import grpo_update
+from lora import Part, SharedBase, merge
+from policy import Critic, Policy, load_model, pack, recompute_activations, split_batch
+from ppo import ppo_update
+from support.ranks import iter_full_weights, make_masters
+
+fake_cuda = pytest.mark.fake_cuda
+FLAGS = dict(clip_eps=0.2, entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", ratio_limit=0.2)
+
+
+@pytest.fixture
+def device():
+    with elsewhere() as place:
+        yield place
+
+
+def cast(module, device, dtype=torch.bfloat16):
+    """Parameters in bf16, as FSDP2 gathers them on a GPU, buffers as they are; on the device."""
+    for p in module.parameters():
+        p.data = p.data.to(dtype)
+    return module.to(device)
+
+
+def minibatches(device, count=2, reward="terminal"):
+    """Two optimizer steps of a few micro-batches each, made as a run makes them."""
+    episodes = make_episodes()
+    for e in episodes:
+        sampled = sum(s.log_probs is not None for s in e.segments)
+        e.turns = [{"emotion": 30 + 7 * e.number * turn} for turn in range(sampled)]
+    return split_batch(episodes, 6, count, 60, 0, 0, device, lambda x: x, reward)
+
+
+def numbers(metrics):
+    return all(v is None or np.isfinite(v) for v in metrics.values())
+
+
+@fake_cuda
+def test_the_device_refuses_what_cuda_refuses(device):
+    """And computes what the CPU computes: else all below would prove nothing."""
+    a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
+    assert torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b)
+    assert torch.zeros(2, device=device).device == a.to(device).device == device
+    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10      # one number may stay
+    for wrong in (lambda: a.to(device) @ b, lambda: a.to(device)[torch.tensor([0, 1])],
+                  lambda: torch.cat([a.to(device), a]), lambda: a.to(device).add_(a)):
+        with pytest.raises(AssertionError, match="on the CPU"):
+            wrong()
+    with pytest.raises(RuntimeError, match="dtype"):
+        a.to(device).bfloat16() @ b.to(device)
+
+
+@fake_cuda
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, device):
+    """In bf16, in several chunks of logits and with activations made again; what leaves is fp32,
+    and what a CPU finds in bf16, gradient for gradient, but for another attention's rounding."""
+    found = []
+    for place in ("cpu", device):
+        model = cast(load(tiny_dir)[0], place)
+        recompute_activations(model)
+        if kind == "critic":
+            module = cast(Critic(model, share=True), place)
+            torch.nn.init.ones_(module.head.weight)
+        else:
+            module = Policy(model, logits=2 ** 12)
+        out = module(pack(make_episodes()).to(place))
+        out = torch.stack(out) if kind == "policy" else out
+        assert out.dtype == torch.float32
+        out.sum().backward()
+        found.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters()
+                                            if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 10
+    for one, two in zip(*found):
+        assert (one - two).norm() <= 0.05 * one.norm()
+
+
+@fake_cuda
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("reward", ["terminal", "delta"])
+def test_an_update(algo, reward, tiny_dir, device):
+    """Advantages, losses, whitening, clipping, KL against a reference, a step of Adam."""
+    policy, reference = (Policy(cast(load(tiny_dir)[0], device)) for _ in range(2))
+    before = [p.cpu().clone() for p in policy.parameters()]
+    optimizer = models.adamw(policy, 1e-2)
+    batches = minibatches(device, reward=reward)
+    if algo == "ppo":
+        critic = cast(Critic(policy.model), device)
+        metrics = ppo_update(policy, optimizer, critic, models.adamw(critic, 1e-2), batches,
+                             reference=reference, **FLAGS)
+    else:
+        metrics = grpo_update(policy, optimizer, batches, reference=reference, **FLAGS,
+                              per_turn=reward == "delta")
+    assert numbers(metrics)
+    assert any(not torch.equal(a, p.cpu()) for a, p in zip(before, policy.parameters()))
+
+
+@fake_cuda
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_an_update_of_adapters(estimator, tiny_dir, device):
+    """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
+    on one base, activations made again."""
+    root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
+    cast(root.critic.head, device)               # FSDP2 casts what it gathers; here nobody does
+    parts = [Part(root, who) for who in ("policy", "critic", "reference")]
+    recompute_activations(root.policy.model, context_fn=root.remember)
+    metrics = ppo_update(parts[0], models.adamw(parts[0], 1e-2), parts[1],
+                         models.adamw(parts[1], 1e-2), minibatches(device),
+                         reference=parts[2], **FLAGS | {"kl_estimator": estimator})
+    assert numbers(metrics)
+    for name, p in root.named_parameters():
+        want = torch.float32 if "lora_" in name else torch.bfloat16
+        assert p.dtype == want and p.device == device, name
+
+
+@fake_cuda
+@pytest.mark.parametrize("rank", [0, 4])
+def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
+    """Merged tensors go from the trainer's device to the engine's, in its own type; and what it
+    then says has the log-probs that the trainer finds."""
+    model = load(tiny_dir)[0]
+    engine = TorchEngine(copy.deepcopy(model), stop_id=2)
+    engine.move(device, torch.bfloat16)
+    if rank:
+        root = SharedBase(Policy(model), rank, 8).to(device)
+        for name, p in root.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(p, std=0.1)
+        policy = Part(root, "policy")
+    else:
+        policy = Policy(model.to(device))
+        torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.1)
+    engine.load_weights(merge(iter_full_weights(model), model))
+    assert {p.dtype for p in engine.model.parameters()} == {torch.bfloat16}
+    prompt = list(range(3, 40))
+    ids, log_probs = asyncio.run(engine.generate(prompt, 12, np.random.default_rng(0), key=0))
+    episodes = make_episodes(1, think=False)
+    episodes[0].segments = [type(s)(i, log_probs=p) for s, i, p in zip(
+        episodes[0].segments, (prompt, ids), (None, log_probs))]
+    batch = pack(episodes).to(device)
+    with torch.no_grad():
+        gap = (policy(batch)[0] - batch.engine_log_probs)[batch.action_mask].abs()
+    assert len(ids) > 3 and gap.mean() < models.LIMITS[torch.bfloat16]["gap_limits"][0]
+
+
+@fake_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--algo", "ppo", "--think", "--kl-coef", "0.1"],
+                                   ["--algo", "grpo", "--lora-rank", "4"]])
+def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
+    """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
+    (FSDP2 moves models to the GPU; here the test does.)"""
+    def masters(module):
+        make_masters(module)
+        module.to(DEVICE)
+    monkeypatch.setattr(models, "make_masters", masters)
+    monkeypatch.setattr(models, "load_model", load)
+    monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
+    monkeypatch.setitem(models.LIMITS, torch.float32, dict(gap_limits=(1e-3, 1e-2),
+                                                           ratio_limit=1e-3))
+    out = tmp_path / "run"
+    with elsewhere():
+        assert rlver.main(["--model", str(tiny_dir), *SMALL, *flags, "--steps", "1",
+                           "--out", str(out)]) == 0
+        assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    load_model(out / "checkpoint-000002")
