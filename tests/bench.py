@@ -8,6 +8,7 @@ process.
     python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten
                                      minutes)
     python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
+    python tests/bench.py --gpu      all that is to be known on a GPU (nine minutes)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
@@ -19,7 +20,7 @@ server          32 dialogues of 8 turns over the slow server: all at once, again
                 measured alone).
 faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a
                 deadline of 2 s and 8 retries.
-trl             bench_trl.py says what is compared.
+trl, gpu        bench_trl.py and bench_gpu.py say what is measured.
 """
 import argparse
 import asyncio
@@ -214,7 +215,11 @@ def main():
                         help="a run over a server with faults, instead")
     parser.add_argument("--trl", action="store_true",
                         help="the toy's training by TRL's GRPOTrainer and here, instead")
+    parser.add_argument("--gpu", action="store_true", help="speed and memory on a GPU, instead")
     args = parser.parse_args()
+    if args.gpu:
+        import bench_gpu
+        sys.exit(bench_gpu.main())
     if args.trl:
         import bench_trl
         if not bench_trl.PYTHON.exists():

@@ -3,14 +3,14 @@ device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m 
 name where there is none)."""
 import asyncio
 import copy
-import json
-from types import SimpleNamespace
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from elsewhere import DEVICE, elsewhere, load
-from test_ranks import SMALL, make_episodes
+from test_ranks import ROOT, SMALL, make_episodes
 
 import models
 import rlver
@@ -181,3 +181,74 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
         assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     load_model(out / "checkpoint-000002")
+
+
+# -------------------------------------------------------------------------------------- with a GPU
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+
+
+def marked(test):
+    for mark in gpu:
+        test = mark(test)
+    return test
+
+
+@marked
+def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
+    """In bf16 against fp32, with rows of a length that is padded up to 128; and the same kernel on
+    the same tokens gives the same bits, with a gradient or without, so the first ratio is 1."""
+    episodes = make_episodes()
+    policy = Policy(load_model(tiny_dir)[0])
+    with torch.no_grad():
+        right = policy(pack(episodes))[0]
+    policy = Policy(cast(policy.model, "cuda"))
+    batch = pack(episodes, multiple=128).to("cuda")
+    found = policy(batch)[0]
+    with torch.no_grad():
+        assert torch.equal(found.detach(), policy(batch)[0])
+    width = right.shape[1]
+    gap = (found.detach().cpu()[:, :width] - right)[batch.action_mask.cpu()[:, :width]].abs()
+    assert batch.ids.shape[1] % 128 == 0 and gap.mean() < 0.05
+
+
+@marked
+@pytest.mark.parametrize("flags", [["--algo", "ppo", "--think", "--kl-coef", "0.1"],
+                                   ["--algo", "grpo", "--lora-rank", "4"]])
+def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
+    """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
+    NCCL, a checkpoint, and `--resume`."""
+    out = tmp_path / "run"
+    for more in (["--model", str(tiny_dir), *SMALL, *flags, "--steps", "2", "--out", str(out)],
+                 ["--resume", str(out), "--steps", "3"]):
+        done = subprocess.run([sys.executable, str(ROOT / "rlver.py"), *more], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@marked
+def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
+    engine = TorchEngine(load_model(tiny_dir)[0], stop_id=2)
+    engine.move(torch.device("cuda"), torch.bfloat16)
+    empty = torch.cuda.memory_allocated()
+    asyncio.run(engine.generate(list(range(3, 40)), 4, np.random.default_rng(0), key=0))
+    assert torch.cuda.memory_allocated() > empty
+    engine.sleep()
+    assert torch.cuda.memory_allocated() == empty
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_measures(tiny_dir, base_policies, tmp_path):
+    """On whatever is here, with a model of no size: what it would print on a GPU."""
+    import bench_gpu
+    found = {}
+    for rank in (0, 4):
+        config = load_model(tiny_dir)[0].config
+        config.max_position_embeddings, config.vocab_size = 4096, 1024
+        bench_gpu.make_model("tiny", tmp_path / "model", config)
+        found["tiny", rank] = bench_gpu.measure(tmp_path / "model", rank, (48, 96), 192, (3, 8, 4))
+    found["7B", 16] = "CUDA out of memory"
+    lines = bench_gpu.table(found).split("\n")
+    assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
+    assert all(u["tokens"] > 0 for r in list(found.values())[:2] for u in r["updates"])
