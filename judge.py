@@ -5,7 +5,7 @@ the score mean anything? (RLVER 3.3-3.6 and appendices C-E; SAGE 3, 4.2)
     python judge.py needs FILE...           how clearly users show what they need
     python judge.py validity FILE...        two questionnaires against the final emotion
     python judge.py strategies FILE...      24 codes: uses, gain, repetition; over a log's steps
-    python judge.py acceptance FILE...      how many replies lift the emotion; no model is asked
+    python judge.py acceptance FILE         how many replies lift the emotion; to other users, too
 
 FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is one more prompt chain
 (prompts/en/judge) over any model. docs/judging.md says what the numbers are not.
@@ -35,19 +35,25 @@ simulator.PLACEHOLDERS.update(judged.PROMPTS)
 
 # ------------------------------------------------------------------------------------- who is asked
 
+def paid(name):
+    """The log of calls in results/, read again: nothing is paid for twice."""
+    path = Path("results") / f"{name}-calls.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    return CallLog(path, path if path.exists() else None)
+
+
 class Judge(Simulator):
     """A judge, asked as the simulated user is: bounded retries, a log of calls, answers in parts.
     An unreadable answer is asked again, and then missing and counted."""
 
     def __init__(self, args):
-        model, log, path = ScriptedJudge(), None, Path("results/judge-calls.jsonl")
+        model, log = toy.ScriptedJudge(), None
         if args.judge and not args.plan:
             if not re.match(r"openai:.+@https?://\S|local:.", args.judge):
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
             model = simulator.make_simulator(args.judge, args.lang, timeout=300,
                                              temperature=args.temperature).model
-            path.parent.mkdir(exist_ok=True)
-            log = CallLog(path, path if path.exists() else None)
+            log = paid("judge")
         super().__init__(model, args.lang, "vanilla", args.retries, 0.4, 16, log)
         self.repeats, self.prompts = args.repeats, {
             name: simulator.load_prompt(name, args.lang, "judge") for name in judged.PROMPTS}
@@ -78,41 +84,27 @@ class Judge(Simulator):
         return answers
 
 
-class ScriptedJudge:
-    """Stands where a model would, in the toy's world: it reads the same prompt and fills in the
-    form at its end, by how many sentences are of a kind that somebody needs. It has no opinion."""
-    name, temperature = "scripted", 0.0
-
-    async def __call__(self, prompt):
-        body, _, form = prompt.rpartition("\n---\n")
-        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", body, re.S))
-        good = [toy.act_of(s) in toy.NEEDS for m in json.loads(tags.get("dialogue", "[]"))[1::2]
-                for s in toy.split_sentences(m["text"])]
-        good += [felt == "lifted" for felt in re.findall("lifted|let down", tags.get("record", ""))]
-        x = sum(good) / max(1, len(good))
-        fills = {"1-5": 1 + round(4 * x), "0-10": round(10 * x), "A-F": "FEDCBA"[round(5 * x)]}
-        return re.sub(r"\[([^\]]*)\]", lambda m: str(fills.get(m[1], "scripted")), form)
-
-
 @cache
 def read(path):
     """The dialogues of a file, as `recorded_dialogues` has them, with what a judge may see: replies
-    without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
+    without thoughts, none malformed. Also of each its "profile", "intention", "final" emotion and
     "user", the simulator. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
     people = [p for name in config.get("profiles") or () for p in simulator.load_profiles(name)]
-    people = {p.id: {"task": p.task, "intention": intention_of(p.task, p.need)[0]} for p in people
-              or simulator.all_toy_profiles()}
+    people = {p.id: p for p in people or simulator.all_toy_profiles()}
     for number, d in enumerate(recorded_dialogues(path), 1):
-        if "task" not in d and d["profile_id"] not in people:
+        who = people.get(d["profile_id"]) if "raw" not in d else simulator.parse_profile(
+            {"main_cha": "?", "cha_group": [], **d["raw"]}, f"{path}, dialogue {number}")
+        if who is None:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")
         turns = [{**t, "reply": said.rpartition("</think>")[2].partition("<think>")[0].strip()}
                  for t in d["turns"] for said in [t["reply"]]
                  if t["emotion"] is not None or d.get("ended") != "malformed"]
         # a log has many dialogues of one profile
         found += [{"user": f"simulator {config.get('simulator', '?')}", "step": None, "split": "",
-                   "id": f"{d['profile_id']}, line {number}", **people.get(d["profile_id"], {}),
-                   **d, "turns": turns, "final": round(100 * d["reward"])}]
+                   "id": f"{d['profile_id']}, line {number}", **d, "profile": who, "turns": turns,
+                   "intention": intention_of(who.task, who.need)[0],
+                   "final": round(100 * d["reward"])}]
     if not any(d["turns"] for d in found):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return found
@@ -133,7 +125,7 @@ def questions(prompt, path):
             return [{"dialogue": as_json(said := messages_of(d, i)), "reply": as_json(t["reply"]),
                      "line": as_json(said[-1]["text"])} for i, t in enumerate(turns)]
         if prompt == "needs":
-            return [{"need": d["task"], "thought": as_json(t["analysis"]),
+            return [{"need": d["profile"].task, "thought": as_json(t["analysis"]),
                      "line": as_json(t["user"])} for t in turns if t["user"]]
         if prompt == "blri":        # the user's own record of each round, as SAGE has it
             rounds = []
@@ -227,15 +219,43 @@ def strategies(args, answers):
     return result
 
 
-def acceptance(args, answers):
-    """How often a reply lifts the emotion: as much the policy's doing as the user's (RLVER 3.4)."""
-    changes = [t["change"] for path in args.files for d in read(path) for t in d["turns"]
+def scored(path):
+    """[(dialogue, number of a turn)] of the replies of a file that got an emotion."""
+    replies = [(d, i) for d in read(path) for i, t in enumerate(d["turns"])
                if t["change"] is not None]
-    if not changes:
-        raise BadInput(f"{args.files[0]}: no reply in it got an emotion")
+    if not replies:
+        raise BadInput(f"{path}: no reply in it got an emotion")
+    return replies
+
+
+def acceptance(args, answers):
+    """How often a reply lifts the emotion, as recorded: as much the policy's doing as the user's
+    (RLVER 3.4)."""
+    changes = [d["turns"][i]["change"] for path in args.files for d, i in scored(path)]
     positive = 100 * sum(change > 0 for change in changes) / len(changes)
     print(f"{positive:.1f} % of {len(changes)} replies lifted the emotion")
     return {"positive": positive, "replies": len(changes)}
+
+
+async def heard(args, replies):
+    """{"all" or a group of strategies: [% accepted by each user, n]}, when users of each difficulty
+    hear the same replies, each after its recorded past. A group: where it is more than half of a
+    reply's strategies."""
+    user, rows = args.simulator or "toy", {}
+    simulator.refuse_foreign(user, [d["profile"] for d, _ in replies])
+    log = None if user.startswith("toy") else paid("acceptance")
+    users = [simulator.make_simulator(user, args.lang, level, log=log) for level in args.difficulty]
+    felt = [await asyncio.gather(*[simulator.hear(one, d["profile"], d, i) for d, i in replies])
+            for one in users]
+    tags = [judged.toy_codes(d["turns"][i]["reply"], toy) for d, i in replies]
+    for name, codes in {"all": None, **judged.GROUPS}.items():
+        shares = [[100.0 * (change > 0) for change in changes]
+                  for used, changes in zip(tags, zip(*felt)) if None not in changes and (
+                      not codes or 2 * sum(code in codes for code in used) > len(used))]
+        rows |= {name: [*np.mean(shares, 0).tolist(), len(shares)]} if shares else {}
+    show("accepted, % of the same replies", [*args.difficulty, "n"], rows, "a group: where it is "
+         "more than half of what a reply does; only the toy's replies can be told apart so")
+    return rows
 
 
 async def run(args):
@@ -246,19 +266,24 @@ async def run(args):
     asks = {"validity": ["blri", "utterance"], "acceptance": []}.get(args.command, [args.command])
     if of_toy and not args.judge:
         asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    if asks and not (of_toy or args.judge or args.plan):
-        raise BadInput("--judge is needed, openai:MODEL@URL or local:DIR: the scripted judge "
-                       "understands the toy's files alone")
+    lacks = asks and not args.judge or args.difficulty and not args.simulator
+    if lacks and not (of_toy or args.plan):
+        raise BadInput(f"--{'judge' if asks else 'simulator'} is needed, openai:MODEL@URL or "
+                       "local:DIR: what is scripted understands the toy's files alone")
     cases = {name: [q for path in args.files for q in questions(name, path)] for name in asks}
     judge = Judge(args)
+    again = scored(args.files[0])[:args.limit] if args.difficulty else []
     if args.plan:
         sizes = [len(simulator.fill(judge.prompts[name], q["slots"]))
                  for name in asks for q in cases[name]] * args.repeats
         print(f"{len(sizes):,} calls to the judge, about {sum(sizes) // 4:,} tokens to it and "
-              f"{300 * len(sizes):,} from it, but for what is asked again (estimate)")
+              f"{300 * len(sizes):,} from it, but for what is asked again (estimate); "
+              f"{len(again) * len(args.difficulty):,} calls to users")
         return 0
     tell = {"strategies": strategies, "acceptance": acceptance}.get(args.command, questionnaires)
     result = tell(args, {name: await judge.put(name, cases[name]) for name in asks})
+    if again:
+        result["accepted"] = await heard(args, again)
     if args.json:
         write_json(args.json, {"command": args.command, **result})
     return 0
@@ -280,7 +305,11 @@ def main(argv=None):
         lang=("of the prompts", {"choices": ["en", "zh"], "default": "en"}),
         plan=("tell the calls and tokens, ask nobody", {"action": "store_true"}),
         json=("write everything here", {"metavar": "FILE"}),
-        counted=("acceptance: as recorded (there is no other)", {"action": "store_true"}))
+        counted=("acceptance: as recorded alone, the default", {"action": "store_true"}),
+        difficulty=("acceptance: of users who all hear the same replies, vanilla challenging",
+                    {"nargs": "+", "choices": ["vanilla", "challenging"], "default": []}),
+        simulator=("acceptance: their model, as in rlver.py (the toy's files need none)", {}),
+        limit=("acceptance: only so many replies", {"type": positive}))
     return parser.run(lambda args: asyncio.run(run(args)), argv)
 
 

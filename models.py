@@ -270,7 +270,5 @@ def adamw(module, lr):
 
 if __name__ == "__main__":
     from support.settings import Parser
-    ABOUT = ("What one rank of a run trains and samples with: policy, critic, reference, "
-             "optimizers, engine. A part of rlver.py; it prints nothing but this.")
-    Parser(description=ABOUT).parse_args()
-    print(ABOUT)
+    Parser(description=__doc__.split("\n\n")[0]).parse_args()
+    print(__doc__)

@@ -20,7 +20,7 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -531,6 +531,18 @@ async def replay(dialogue, user):
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
+
+
+async def hear(simulator, profile, dialogue, turn):
+    """The change of a user who hears the reply of one turn after the recorded dialogue before it,
+    in the recorded emotion; None if the user fails."""
+    past, emotion = [{"speaker": "me", "text": dialogue["first_line"]}], dialogue["start"]
+    for t in dialogue["turns"][:turn]:
+        emotion = t["emotion"]
+        past += [{"speaker": "friend", "text": t["reply"]}, {"speaker": "me", "text": t["user"]}]
+    user = User(simulator, profile, emotion, f"{dialogue['profile_id']} {turn}", past)
+    with suppress(SimulatorFailed):
+        return (await user.feel(dialogue["turns"][turn]["reply"]))[1]
 
 
 def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):

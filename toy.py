@@ -268,6 +268,22 @@ class ScriptedWriter:
         return re.sub(r"\{\{(.+?)\}\}", lambda match: words[match.group(1)].pop(), text)
 
 
+class ScriptedJudge:
+    """Stands where a model would, in the toy's world: it reads the same prompt and fills in the
+    form at its end, by how many sentences are of a kind that somebody needs. It has no opinion."""
+    name, temperature = "scripted", 0.0
+
+    async def __call__(self, prompt):
+        body, _, form = prompt.rpartition("\n---\n")
+        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", body, re.S))
+        good = [act_of(s) in NEEDS for m in json.loads(tags.get("dialogue", "[]"))[1::2]
+                for s in split_sentences(m["text"])]
+        good += [felt == "lifted" for felt in re.findall("lifted|let down", tags.get("record", ""))]
+        x = sum(good) / max(1, len(good))
+        fills = {"1-5": 1 + round(4 * x), "0-10": round(10 * x), "A-F": "FEDCBA"[round(5 * x)]}
+        return re.sub(r"\[([^\]]*)\]", lambda m: str(fills.get(m[1], "scripted")), form)
+
+
 OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",
             "Emotion-C": "Hm."}
 

@@ -35,10 +35,10 @@ LONGEST = 4000                  # characters of one text; a longer one is shorte
 # of data in the page; beyond it all texts are cut at half the length, and again
 MAX_BYTES = 4_500_000
 
+TEXTS = tomllib.loads(TEMPLATE.with_name("report_texts.toml").read_text("utf-8"))
 # [(section, title, unit, range, [(key in metrics.jsonl, label, colour)], how to read it)]
 PANELS = [tuple(panel.get(key) for key in ("section", "title", "unit", "span", "series", "reading"))
-          for panel in tomllib.loads(TEMPLATE.with_name("report_panels.toml").read_text("utf-8"))[
-              "panel"]]
+          for panel in TEXTS["panel"]]
 TURN = ("reply", "thought", "user", "analysis", "change", "emotion")
 SIDES = {"before": 0, "": 1, "after": 2}
 
@@ -246,16 +246,7 @@ def tables_by_part(sides):
     [dialogues of the report]}."""
     tables, everything = [], [d for dialogues in sides.values() for d in dialogues]
     told_apart = parts_of(everything)
-    for name, title, reading in (
-            ("world", "By world", "Policies are trained to comfort, and not to chat."),
-            ("purpose", "By purpose", "Users of eq confide a trouble, target has a small aim, then "
-             "speaks of what it loves, no-target waits for the other to bring something up."),
-            ("intention", "By hidden intention", "What the user wants without saying so, one of "
-             "SAGE's eight; a low row is a comfort not learned yet, few users (n) prove little."),
-            ("kind", "Rational or emotional", "Rational users want help to think (advise, analyse, "
-             "explain, reflect), emotional ones want to be felt with."),
-            ("group", "By persona group", "How the user behaves when hurt: avoidant ones evade, "
-             "negative ones complain, passive ones say little; equal rows are best.")):
+    for name, title, reading in (part.values() for part in TEXTS["part"]):
         if name not in told_apart:
             continue
         rows = []

@@ -92,6 +92,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
 
 
 @fake_cuda
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 @pytest.mark.parametrize("reward", ["terminal", "delta"])
 def test_an_update(algo, reward, tiny_dir, device):
@@ -112,6 +113,7 @@ def test_an_update(algo, reward, tiny_dir, device):
 
 
 @fake_cuda
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_an_update_of_adapters(estimator, tiny_dir, device):
     """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference

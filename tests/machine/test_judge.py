@@ -276,6 +276,55 @@ def test_acceptance_counted(good, bad, tmp_path):
     assert run("acceptance", bad, "--counted")[1]["positive"] == 0
 
 
+def test_the_same_replies_to_two_users(good, bad, capsys):
+    """What is said is in the file, what they feel is their own: these accept no sentence a second
+    time, though it was recorded as a lift. And nobody accepts cheer."""
+    code, result = run("acceptance", good, "--difficulty", "vanilla", "challenging")
+    accepted = result["accepted"]
+    assert code == 0 and result["positive"] == 100 and accepted["all"][2] == 64
+    assert 90 < accepted["all"][1] <= accepted["all"][0] < 100
+    assert accepted["Deep Empathy"] == [100, 100, 8] and "Praise" in capsys.readouterr().out
+    twice = run("acceptance", bad, "--difficulty", "challenging", "vanilla", "--limit", 12)[1]
+    assert twice["accepted"] == {"all": [0, 0, 12]} and twice["positive"] == 0
+
+
+def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
+    """After the recorded past and nothing else: a user who went on with what it felt itself would
+    judge another dialogue from the second reply on."""
+    asked = []
+
+    class Deaf:
+        purposes = {"eq": ""}
+
+        async def ask(self, name, values, parse, dialogue):
+            asked.append((values["emotion"], json.loads(values["dialogue"])))
+            return "", {"Activity": "", "Analyse": "", "Reason": ""}, -10
+    d = judge.read(good)[0]
+    changes = [judge.asyncio.run(judge.simulator.hear(Deaf(), d["profile"], d, i))
+               for i in range(3)]
+    assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
+    for i, (_, said) in enumerate(asked):
+        assert len(said) == 2 * i + 2 and said[-1] == {"speaker": "friend",
+                                                       "text": d["turns"][i]["reply"]}
+        assert [m["text"] for m in said[:-1:2]] == [d["first_line"]] + [
+            t["user"] for t in d["turns"][:i]]
+
+
+def test_other_users_need_a_model(tmp_path, capfd):
+    path = sage(tmp_path)
+    assert judge.main(["acceptance", path, "--difficulty", "vanilla"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    with Loopback(answer=lambda prompt: "Content: c\nTargetCompletion: t\nActivity: a\n"
+                  "Analyse: b\nChange: +4") as server:
+        model = ["--simulator", f"openai:scripted@{server.url}"]
+        flags = ["--difficulty", "vanilla", "challenging", *model]
+        assert run("acceptance", path, *flags, "--plan")[0] == 0 and server.calls == 0
+        assert "12 calls to users" in capfd.readouterr().out
+        code, result = run("acceptance", path, *flags)
+        assert code == 0 and result["accepted"] == {"all": [100, 100, 6]} and server.calls == 12
+        assert run("acceptance", path, *flags)[1] == result and server.calls == 12  # paid once
+
+
 def test_needs_are_asked_per_line_of_the_user(tmp_path):
     said = "Reasons: r\nAttitude: 8/10\nThoughts: seven\n**Needs**: 6\nOverall: 7"
     with Loopback(answer=lambda prompt: said) as server:
@@ -290,7 +339,7 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
 def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     """BLRI is asked with the user's record alone: no reply stands in it."""
     prompts = []
-    scripted = judge.ScriptedJudge()
+    scripted = judge.toy.ScriptedJudge()
 
     def answer(prompt):
         prompts.append(prompt)
