@@ -244,9 +244,6 @@ class VllmEngine:
         trainer agrees with;
       * generation_config="vllm": else the checkpoint's own top-p, top-k and stop ids are applied
         behind our back.
-
-    Under torchrun the process group must be there first: an engine that is built earlier takes
-    itself for a world of one, and the reductions that follow silently do nothing.
     """
 
     def __init__(self, path, stop_id, temperature=1.0, *, context, seed=0, dtype=torch.float32,

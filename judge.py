@@ -12,7 +12,6 @@ FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is on
 """
 import asyncio
 import contextlib
-import json
 import re
 import sys
 from functools import cache
@@ -87,24 +86,22 @@ class Judge(Simulator):
 @cache
 def read(path):
     """The dialogues of a file, as `recorded_dialogues` has them, with what a judge may see: replies
-    without thoughts, none malformed. Also of each its "profile", "intention", "final" emotion and
+    without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
     "user", the simulator. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
     people = [p for name in config.get("profiles") or () for p in simulator.load_profiles(name)]
-    people = {p.id: p for p in people or simulator.all_toy_profiles()}
+    people = {p.id: {"profile": p, "task": p.task, "intention": intention_of(p.task, p.need)[0]}
+              for p in people or simulator.all_toy_profiles()}
     for number, d in enumerate(recorded_dialogues(path), 1):
-        who = people.get(d["profile_id"]) if "raw" not in d else simulator.parse_profile(
-            {"main_cha": "?", "cha_group": [], **d["raw"]}, f"{path}, dialogue {number}")
-        if who is None:
+        if "task" not in d and d["profile_id"] not in people:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")
         turns = [{**t, "reply": said.rpartition("</think>")[2].partition("<think>")[0].strip()}
                  for t in d["turns"] for said in [t["reply"]]
                  if t["emotion"] is not None or d.get("ended") != "malformed"]
         # a log has many dialogues of one profile
         found += [{"user": f"simulator {config.get('simulator', '?')}", "step": None, "split": "",
-                   "id": f"{d['profile_id']}, line {number}", **d, "profile": who, "turns": turns,
-                   "intention": intention_of(who.task, who.need)[0],
-                   "final": round(100 * d["reward"])}]
+                   "id": f"{d['profile_id']}, line {number}", **people.get(d["profile_id"], {}),
+                   **d, "turns": turns, "final": round(100 * d["reward"])}]
     if not any(d["turns"] for d in found):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return found
@@ -125,7 +122,7 @@ def questions(prompt, path):
             return [{"dialogue": as_json(said := messages_of(d, i)), "reply": as_json(t["reply"]),
                      "line": as_json(said[-1]["text"])} for i, t in enumerate(turns)]
         if prompt == "needs":
-            return [{"need": d["profile"].task, "thought": as_json(t["analysis"]),
+            return [{"need": d["task"], "thought": as_json(t["analysis"]),
                      "line": as_json(t["user"])} for t in turns if t["user"]]
         if prompt == "blri":        # the user's own record of each round, as SAGE has it
             rounds = []
@@ -237,25 +234,44 @@ def acceptance(args, answers):
     return {"positive": positive, "replies": len(changes)}
 
 
+async def hear(user, d, turn):
+    """The change of a User who hears the reply of one turn after the recorded dialogue before it,
+    in the recorded emotion; None if it fails."""
+    felt = [d["start"]] + [t["emotion"] for t in d["turns"][:turn] if t["emotion"] is not None]
+    user.emotion, user.dialogue = felt[-1], [
+        {"speaker": "me" if m["speaker"] == "user" else "friend", "text": m["text"]}
+        for m in messages_of(d, turn)]
+    with contextlib.suppress(SimulatorFailed):
+        return (await user.feel(d["turns"][turn]["reply"]))[1]
+
+
 async def heard(args, replies):
-    """{"all" or a group of strategies: [% accepted by each user, n]}, when users of each difficulty
-    hear the same replies, each after its recorded past. A group: where it is more than half of a
-    reply's strategies."""
-    user, rows = args.simulator or "toy", {}
-    simulator.refuse_foreign(user, [d["profile"] for d, _ in replies])
+    """When users of each difficulty hear the same replies, each after its recorded past: {"all" or
+    a group of strategies: [% accepted by each user, n]}. A group: where it is more than half of
+    what a reply does. Raises BadInput if a user never answers."""
+    file, user, rows, changes = args.files[0], args.simulator or "toy", {}, {}
+    who = [simulator.parse_profile({"main_cha": "?", "cha_group": [], **d["raw"]}, file)
+           if "raw" in d else d["profile"] for d, _ in replies]
+    simulator.refuse_foreign(user, who)
     log = None if user.startswith("toy") else paid("acceptance")
-    users = [simulator.make_simulator(user, args.lang, level, log=log) for level in args.difficulty]
-    felt = [await asyncio.gather(*[simulator.hear(one, d["profile"], d, i) for d, i in replies])
-            for one in users]
+    for level in args.difficulty:
+        one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
+        changes[level] = await asyncio.gather(*[
+            hear(simulator.User(one, p, name=f"{d['id']} {i}"), d, i)
+            for p, (d, i) in zip(who, replies)])
+        if changes[level].count(None) == len(replies):
+            raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "
+                           f"{one.last_failure}")
     tags = [judged.toy_codes(d["turns"][i]["reply"], toy) for d, i in replies]
     for name, codes in {"all": None, **judged.GROUPS}.items():
-        shares = [[100.0 * (change > 0) for change in changes]
-                  for used, changes in zip(tags, zip(*felt)) if None not in changes and (
+        shares = [[100.0 * (change > 0) for change in felt]
+                  for used, felt in zip(tags, zip(*changes.values())) if None not in felt and (
                       not codes or 2 * sum(code in codes for code in used) > len(used))]
         rows |= {name: [*np.mean(shares, 0).tolist(), len(shares)]} if shares else {}
-    show("accepted, % of the same replies", [*args.difficulty, "n"], rows, "a group: where it is "
-         "more than half of what a reply does; only the toy's replies can be told apart so")
-    return rows
+    missing = len(replies) - rows.get("all", [0])[-1]
+    show("accepted, % of the same replies", [*changes, "n"], rows, f"missing {missing}; a group: "
+         "where it is more than half of what a reply does; told of the toy's replies alone")
+    return {"accepted": rows, "changes": changes, "missing": missing}
 
 
 async def run(args):
@@ -266,10 +282,13 @@ async def run(args):
     asks = {"validity": ["blri", "utterance"], "acceptance": []}.get(args.command, [args.command])
     if of_toy and not args.judge:
         asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    lacks = asks and not args.judge or args.difficulty and not args.simulator
+    if args.difficulty and (args.counted or args.command != "acceptance" or args.files[1:]):
+        raise BadInput("--difficulty is for acceptance, of one FILE, and not for --counted")
+    lacks = ("simulator" if args.difficulty and not args.simulator else
+             "judge" if asks and not args.judge else "")
     if lacks and not (of_toy or args.plan):
-        raise BadInput(f"--{'judge' if asks else 'simulator'} is needed, openai:MODEL@URL or "
-                       "local:DIR: what is scripted understands the toy's files alone")
+        raise BadInput(f"--{lacks} is needed, openai:MODEL@URL or local:DIR: what is scripted "
+                       "understands the toy's files alone")
     cases = {name: [q for path in args.files for q in questions(name, path)] for name in asks}
     judge = Judge(args)
     again = scored(args.files[0])[:args.limit] if args.difficulty else []
@@ -283,7 +302,7 @@ async def run(args):
     tell = {"strategies": strategies, "acceptance": acceptance}.get(args.command, questionnaires)
     result = tell(args, {name: await judge.put(name, cases[name]) for name in asks})
     if again:
-        result["accepted"] = await heard(args, again)
+        result |= await heard(args, again)
     if args.json:
         write_json(args.json, {"command": args.command, **result})
     return 0

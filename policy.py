@@ -71,7 +71,7 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
     bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
     to nothing. (`dtype`: of weights that nobody trains; None: as they are stored, if that loses
-    nothing; they are then mapped, not read, until `make_masters`.) Dropout is set to 0, not
+    nothing; they are then mapped, not copied, until `make_masters`.) Dropout is set to 0, not
     switched off by `eval()`: with it the same tokens get other log-probs on every pass, and no
     first ratio is 1.
 
@@ -92,7 +92,8 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
                        "weights and a tokenizer")
     try:
         place = path if here else snapshot_download(path, allow_patterns=[
-            "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+            "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"], ignore_patterns=[
+                "consolidated*", "*/*"])        # the same weights once more, in other layouts
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
         if not tokenizer.chat_template:
             raise BadModel("its tokenizer has no chat template; take an instruct model, or add "
@@ -646,7 +647,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's transformer, or with adapters (share) itself, under a scalar
+    """V_phi: a copy of the policy's transformer, or (share) the given one itself, under a scalar
     head. `forward(batch)` returns values, [B, L], 0 off the policy.
 
     V of a token is read from the state before it is emitted, which is what an action's baseline may

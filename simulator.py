@@ -20,8 +20,9 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import toy
@@ -439,8 +440,10 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
+@cache
 def load_local(path, temperature):
-    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
+    """The model in the directory `path` as a LocalModel, served by the policy's own engine code;
+    one for all users."""
     import numpy as np      # late, these four: they bring torch along
     from engine import TorchEngine
     from policy import ChatFormat, best_device, load_model, stop_ids
@@ -531,18 +534,6 @@ async def replay(dialogue, user):
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
-
-
-async def hear(simulator, profile, dialogue, turn):
-    """The change of a user who hears the reply of one turn after the recorded dialogue before it,
-    in the recorded emotion; None if the user fails."""
-    past, emotion = [{"speaker": "me", "text": dialogue["first_line"]}], dialogue["start"]
-    for t in dialogue["turns"][:turn]:
-        emotion = t["emotion"]
-        past += [{"speaker": "friend", "text": t["reply"]}, {"speaker": "me", "text": t["user"]}]
-    user = User(simulator, profile, emotion, f"{dialogue['profile_id']} {turn}", past)
-    with suppress(SimulatorFailed):
-        return (await user.feel(dialogue["turns"][turn]["reply"]))[1]
 
 
 def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):

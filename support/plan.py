@@ -110,8 +110,8 @@ def peak(parts, share=0):
 
 def host(cfg, alone):
     """Bytes outside of the GPUs, (memory, disk): the first rank gathers a checkpoint; on disk are
-    --keep of them and the one in the making. (Loading takes less: weights are mapped from their
-    files.) alone: `memory` on one GPU."""
+    --keep of them and the one in the making. Not counted: the torch engine's copy, which passes
+    through on each rank. alone: `memory` on one GPU."""
     parts = {name: size for name, (size, _) in alone.items()}
     saved = parts["masters"] + parts["Adam"] + 2 * parts["frozen base"]     # merged in fp32
     return saved, (cfg.keep + 1) * saved

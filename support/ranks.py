@@ -135,8 +135,8 @@ def gather_episodes(episodes):
 # -------------------------------------------------------------------------------------------- FSDP2
 
 def make_masters(module):
-    """What is trained becomes fp32, each tensor a copy of its own. Until then it may be a page of
-    the checkpoint's file, mapped and not read. (A shard has been made already.)"""
+    """What is not frozen becomes fp32, each tensor a copy of its own. Until then it may be a page
+    of the checkpoint's file, mapped and not copied. (A shard has been made already.)"""
     for p in module.parameters():
         if p.requires_grad and not hasattr(p, "full_tensor"):
             p.data = p.data.to(torch.float32, copy=True)

@@ -290,8 +290,7 @@ def report_of_results(path, result):
     path = Path(path).with_suffix(".html")
     counted = {"title": "Signs of failure", "columns": ["sign", "value"],
                "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()],
-               "reading": "Repeats and talk of the reward are shares of replies and best near 0; "
-               "distinct-n, the share of n words in a row that differ, is low where all is alike."}
+               "reading": TEXTS["signs"]}
     write_report(path, title=result["by_whom"],
                  settings={**dialogues[0]["made_by"], "rule": result["rule"]}, curves=[],
                  evaluations=[{"step": None, **numbers}], dialogues=dialogues,

@@ -177,4 +177,5 @@ def recorded_dialogues(path):
         raise BadInput(problems[0])
     for row in rows:
         yield {**row, "profile_id": row["id"], "reward": row["final"] / 100,
-               "first_line": row["raw"]["history"][0]["content"], "user": comparison_key(row)}
+               "first_line": row["raw"]["history"][0]["content"], "user": comparison_key(row),
+               "task": row["raw"]["task"]}

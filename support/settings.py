@@ -156,8 +156,7 @@ def json_object(text):
     return value
 
 
-GROUP_TIMEOUT = 7200    # seconds a rank waits for another in a collective call; a rollout must be
-#                         over long before
+GROUP_TIMEOUT = 7200    # seconds a rank waits for another; a rollout must be over long before
 natural = number(int, lambda x: x >= 0, "a whole number from 0")
 positive = number(int, lambda x: x >= 1, "a whole number from 1")
 above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
@@ -201,8 +200,7 @@ class Settings:
                           "without one the last fifth is held out, --eval-size at most (default: "
                           "the toy's 500 and 128)", nargs="+", metavar="FILE")
     lang: str = flag("language of the prompts", "en", choices=["en", "zh"])
-    history_thoughts: str = flag("--think: whether later turns see earlier thoughts (keep: a "
-                                 "dialogue is one causal row; for templates that keep them)",
+    history_thoughts: str = flag("--think: whether later turns see thoughts (if the template does)",
                                  "strip", choices=["strip", "keep"])
 
     # ---- the run. The toy runs until its curve is flat; direct steps are cheaper.
@@ -227,23 +225,21 @@ class Settings:
     max_tokens: int = flag("tokens of a reply, thought included, at most", toy=48, real=5000,
                            type=positive)
     temperature: float = flag("sampling temperature, also of all log-probs", 1.0, type=above_zero)
-    engine: str = flag("what samples (default: vllm where it is installed and there is a GPU, else "
-                       "torch)", choices=["torch", "vllm"])
+    engine: str = flag("what samples (default: vllm, if it is there, on a GPU; else torch)",
+                       choices=["torch", "vllm"])
     engine_memory: float = flag("vLLM: its share of the GPU's memory while it samples", 0.45,
                                 type=fraction, resumable=True)
-    rollout_timeout: float = flag("seconds after which the dialogues that are still open are "
-                                  "dropped", 1800.0, type=rollout_seconds, resumable=True)
+    rollout_timeout: float = flag("seconds after which open dialogues are dropped", 1800.0,
+                                  type=rollout_seconds, resumable=True)
 
     # ---- the user's model, where it is a server
     simulator_concurrency: int = flag("calls under way at a time, for each rank (default: as many "
                                       "as a batch has dialogues)", type=positive, resumable=True,
                                       group="the user's model, where it is a server")
     simulator_timeout: float = flag("seconds until a call is given up", 60.0, type=above_zero)
-    simulator_retries: int = flag("further attempts at a call that failed or cannot be read, after "
-                                  "growing waits", 8, type=natural)
+    simulator_retries: int = flag("further attempts at a call that failed", 8, type=natural)
     simulator_temperature: float = flag("its sampling temperature", 0.0, type=not_negative)
-    simulator_cache: str = flag("calls.jsonl of another run, whose answers need not be paid for "
-                                "again", metavar="FILE")
+    simulator_cache: str = flag("calls.jsonl of a run, not to be paid again", metavar="FILE")
 
     # ---- what is rewarded
     reward: str = flag("terminal: e_T / 100, once; delta: (e_t - e_{t-1}) / 100 after each reply",
@@ -251,8 +247,7 @@ class Settings:
     advantage: str = flag("GRPO: divided by the group's std; not divided (dr-grpo); against the "
                           "mean of the others (rloo)", "grpo",
                           choices=["grpo", "dr-grpo", "rloo"])
-    refill: int = flag("GRPO: rounds in which new users take the place of groups whose dialogues "
-                       "all earned the same", 0, type=natural)
+    refill: int = flag("GRPO: rounds of new users for groups without a lesson", 0, type=natural)
     watch: str = flag("a second user, as --simulator, who is told the same replies and never "
                       "trained on", metavar="NAME")
     watch_every: int = flag("steps between two looks of --watch", 1, type=positive)
@@ -272,15 +267,12 @@ class Settings:
     critic_lr: float = flag("PPO: learning rate of the critic", toy={"lora": 5e-3, "full": 1e-3},
                             real={"lora": 5e-5, "full": 5e-6}, type=above_zero)
     warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
-    minibatches: int = flag("optimizer steps from one rollout; with 1 the ratio is 1 and clipping "
-                            "never acts", toy=2, real=1, type=positive)
+    minibatches: int = flag("optimizer steps from one rollout", toy=2, real=1, type=positive)
     gamma: float = flag("PPO: discount per policy token", 1.0, type=fraction)
     lam: float = flag("PPO: GAE's lambda", 1.0, type=fraction)
     clip_eps: float = flag("the ratio is clipped to 1 +- this", 0.2, type=above_zero)
-    value_clip: float = flag("PPO: values move at most this far from the old ones; 0: any distance",
-                             0.5, type=not_negative)
-    kl_coef: float = flag("weight of the KL to the starting policy; 0: none, and no "
-                          "reference model is loaded", 0.0, type=not_negative)
+    value_clip: float = flag("PPO: how far values may move; 0: anywhere", 0.5, type=not_negative)
+    kl_coef: float = flag("weight of the KL to the start; 0: no reference", 0.0, type=not_negative)
     kl_estimator: str = flag("k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio", "k3",
                              choices=["k1", "k2", "k3", "k3-ratio"])
     entropy_coef: float = flag("weight of the entropy bonus", 0.001, type=not_negative)

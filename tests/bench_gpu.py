@@ -8,11 +8,13 @@ process of its own, with a run's own Models, engine and update:
   * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, one thought and
     reply each on a branch. MFU counts 6 N operations a token for a whole model and 4 N for
     adapters (lora.py), of the policy and, with PPO, of the critic; it leaves out attention, what is
-    computed a second time in the backward pass, and passes that only look. So the hardware does up
-    to 1.7 times that.
+    computed a second time in the backward pass, and passes that only look. So the hardware does
+    more than that, up to twice.
   * memory: the largest that torch had allocated, beside `--plan`'s number
   * end to end: three steps of PPO with adapters on 7B, against the toy's scripted user: that it
-    runs, fits, and how long
+    runs, fits, and how long. No checkpoints: two of them are 57 GB
+
+What is not done nine minutes after the start is said to be so. It needs 20 GB for the models.
 """
 import argparse
 import asyncio
@@ -138,24 +140,35 @@ def table(found):
         for algo in ("GRPO", "PPO"):
             own = [u for u in r["updates"] if u["algo"] == algo]
             memory = "-" if r["memory"] is None else f"{r['memory'] / 1e9:.1f}"
+            both = f"{memory}, {r['planned'] / 1e9:.1f}" if algo == "PPO" else "-"
             lines.append(f"{what} {r['sampled']:,.0f} | {algo} | "
                          + ", ".join(f"{u['tokens']:,.0f}" for u in own) + " | "
-                         + ", ".join(share(u["mfu"]) for u in own)
-                         + f" | {memory}, {r['planned'] / 1e9:.1f} |")
+                         + ", ".join(share(u["mfu"]) for u in own) + f" | {both} |")
     return "\n".join(lines)
 
 
 def child(*args, limit):
-    """Another process of this file. Returns (its last line or its error, seconds)."""
+    """Another process. Returns (exit code, its last line or its last words of woe, seconds)."""
     began = time.perf_counter()
+    if limit <= 0:
+        return 1, "not begun in nine minutes", 0.0
     try:
         done = subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, capture_output=True,
                               text=True, timeout=limit)
-        out = done.stdout if done.returncode == 0 else done.stderr
-        said = (out.strip().split("\n") or [""])[-1][:300]
-        return done.returncode, said, time.perf_counter() - began
     except subprocess.TimeoutExpired:
-        return 1, f"not done in {limit} s", limit
+        return 1, f"not done in {limit:.0f} s", limit
+    last = lambda text: (text.strip().split("\n") or [""])[-1]
+    said = last(done.stdout) if done.returncode == 0 else (
+        last(done.stderr) or last(done.stdout))[:300]
+    return done.returncode, said, time.perf_counter() - began
+
+
+def steps(place, out):
+    """The three steps, without their checkpoints."""
+    import rlver
+    from support.rundir import RunDir
+    RunDir.save_checkpoint = lambda self, *_: None
+    return rlver.main(["--model", str(place), *END_TO_END, "--out", str(out)])
 
 
 def main():
@@ -163,33 +176,39 @@ def main():
     if not torch.cuda.is_available():
         print("bench.py --gpu: no GPU here", file=sys.stderr)
         return 2
+    end = time.perf_counter() + 540
+    left = lambda most: min(most, end - time.perf_counter())
     code, said, _ = child("-m", "pytest", "-q", "-m", "gpu", "tests/machine/test_cuda.py",
-                          limit=150)
+                          limit=left(150))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; `pytest -m gpu`: {said}\n")
     found, failed = {}, code != 0
     with tempfile.TemporaryDirectory() as folder:
         for size, rank in LINES:
-            place = Path(folder) / size
+            place, code = Path(folder) / size, 0
             if not place.exists():
-                child(__file__, "make", size, place, limit=90)
-            code, said, _ = child(__file__, "measure", place, rank, limit=100)
+                code, said, _ = child(__file__, "make", size, place, limit=left(90))
+            if code == 0:
+                code, said, _ = child(__file__, "measure", place, rank, limit=left(100))
             found[size, rank] = json.loads(said) if code == 0 else said
             failed |= code != 0
         print(table(found), flush=True)
-        code, said, seconds = child("rlver.py", "--model", Path(folder) / "7B", *END_TO_END,
-                                    "--out", Path(folder) / "run", limit=150)
-    print(f"\n7B, PPO, adapters, three steps end to end: "
+        code, said, seconds = child(__file__, "steps", Path(folder) / "7B", Path(folder) / "run",
+                                    limit=left(150))
+    print("\n7B, PPO, adapters, three steps end to end: "
           + (f"{seconds:.0f} s" if code == 0 else f"failed: {said}"))
     return int(failed or code != 0)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("work", choices=("make", "measure"))
-    parser.add_argument("args", nargs=2)
+    parser.add_argument("work", choices=("make", "measure", "steps"))
+    parser.add_argument("args", nargs="+")
     given = parser.parse_args()
     if given.work == "make":
         make_model(*given.args)
+    elif given.work == "steps":
+        sys.exit(steps(*given.args))
     else:
         join_ranks(cuda=torch.cuda.is_available())
-        print(json.dumps(measure(given.args[0], int(given.args[1]))))
+        place, rank, *more = given.args
+        print(json.dumps(measure(place, int(rank), *map(json.loads, more))))

@@ -1,4 +1,4 @@
-"""What tests share: the path, an offline world, two markers, and a policy so small that tests can
+"""What tests share: the path, an offline world, markers, and a policy so small that tests can
 run it hundreds of times."""
 import os
 import sys

@@ -3,6 +3,7 @@ device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m 
 name where there is none)."""
 import asyncio
 import copy
+import json
 import subprocess
 import sys
 
@@ -53,7 +54,8 @@ def numbers(metrics):
 
 @fake_cuda
 def test_the_device_refuses_what_cuda_refuses(device):
-    """And computes what the CPU computes: else all below would prove nothing."""
+    """And computes what the CPU computes: else all below would prove nothing. (An index that was
+    left behind CUDA would fetch, at every step; here it is refused.)"""
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
     assert torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b)
     assert torch.zeros(2, device=device).device == a.to(device).device == device
@@ -121,6 +123,7 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
     cast(root.critic.head, device)               # FSDP2 casts what it gathers; here nobody does
     parts = [Part(root, who) for who in ("policy", "critic", "reference")]
+    before = {name: p.cpu().clone() for name, p in root.named_parameters()}
     recompute_activations(root.policy.model, context_fn=root.remember)
     metrics = ppo_update(parts[0], models.adamw(parts[0], 1e-2), parts[1],
                          models.adamw(parts[1], 1e-2), minibatches(device),
@@ -129,6 +132,8 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     for name, p in root.named_parameters():
         want = torch.float32 if "lora_" in name else torch.bfloat16
         assert p.dtype == want and p.device == device, name
+        moves = "lora_B" in name or "critic.head" in name      # A has no gradient as long as B is 0
+        assert torch.equal(before[name], p.cpu()) != moves or "lora_A" in name, name
 
 
 @fake_cuda
@@ -171,6 +176,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     def masters(module):
         make_masters(module)
         module.to(DEVICE)
+    monkeypatch.setattr(rlver, "gpu_is_there", lambda: False)
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
@@ -233,6 +239,8 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
 def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     engine = TorchEngine(load_model(tiny_dir)[0], stop_id=2)
     engine.move(torch.device("cuda"), torch.bfloat16)
+    asyncio.run(engine.generate([5, 6], 2, np.random.default_rng(0), key=0))    # what CUDA keeps
+    engine.sleep()
     empty = torch.cuda.memory_allocated()
     asyncio.run(engine.generate(list(range(3, 40)), 4, np.random.default_rng(0), key=0))
     assert torch.cuda.memory_allocated() > empty
@@ -249,8 +257,17 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, base_policies, tmp_path):
         config = load_model(tiny_dir)[0].config
         config.max_position_embeddings, config.vocab_size = 4096, 1024
         bench_gpu.make_model("tiny", tmp_path / "model", config)
-        found["tiny", rank] = bench_gpu.measure(tmp_path / "model", rank, (48, 96), 192, (3, 8, 4))
+        code, said, _ = bench_gpu.child(bench_gpu.__file__, "measure", tmp_path / "model", rank,
+                                        [48, 96], 192, [3, 8, 4], limit=120)
+        assert code == 0, said
+        found["tiny", rank] = json.loads(said)
     found["7B", 16] = "CUDA out of memory"
     lines = bench_gpu.table(found).split("\n")
     assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
     assert all(u["tokens"] > 0 for r in list(found.values())[:2] for u in r["updates"])
+    code, said, _ = bench_gpu.child(bench_gpu.__file__, "steps", tmp_path / "model",
+                                    tmp_path / "run", limit=120)
+    assert code == 0, said
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+    assert bench_gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")

@@ -300,7 +300,7 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
             asked.append((values["emotion"], json.loads(values["dialogue"])))
             return "", {"Activity": "", "Analyse": "", "Reason": ""}, -10
     d = judge.read(good)[0]
-    changes = [judge.asyncio.run(judge.simulator.hear(Deaf(), d["profile"], d, i))
+    changes = [judge.asyncio.run(judge.hear(judge.simulator.User(Deaf(), d["profile"]), d, i))
                for i in range(3)]
     assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
     for i, (_, said) in enumerate(asked):
@@ -310,10 +310,33 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
             t["user"] for t in d["turns"][:i]]
 
 
-def test_other_users_need_a_model(tmp_path, capfd):
-    path = sage(tmp_path)
-    assert judge.main(["acceptance", path, "--difficulty", "vanilla"]) == 2
+def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, capfd):
+    """A reply that a user could not be asked about is in no share. And a recorded turn without an
+    emotion is no emotion to go on from."""
+    path = sage(tmp_path, count=1, emotions=(45, None, 55))
+    said = iter(["Change: +4"] * 1 + ["nonsense"] * 9)
+    with Loopback(answer=lambda prompt: "Content: c\nTargetCompletion: t\nActivity: a\n"
+                  "Analyse: b\n" + next(said)) as server:
+        flags = ["--simulator", f"openai:scripted@{server.url}", "--retries", 1, "--difficulty"]
+        code, result = run("acceptance", path, *flags, "vanilla")
+        assert code == 0 and result["accepted"]["all"] == [100, 1] and result["missing"] == 1
+        assert judge.main(["acceptance", path, *map(str, flags), "challenging"]) == 2
+    assert "could be read" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [
+    ["acceptance", "FILE", "--difficulty", "vanilla"],                  # whose model?
+    ["acceptance", "FILE", "FILE2", "--difficulty", "vanilla", "--simulator", "toy"],
+    ["acceptance", "FILE", "--counted", "--difficulty", "vanilla", "--simulator", "toy"],
+    ["capabilities", "FILE", "--judge", "local:x", "--difficulty", "vanilla"]])
+def test_users_are_asked_by_acceptance_alone(flags, tmp_path, capfd):
+    files = {"FILE": sage(tmp_path), "FILE2": sage(tmp_path, folder="two")}
+    assert judge.main([files.get(flag, flag) for flag in flags]) == 2
     assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_users_behind_a_server_hear_the_replies(tmp_path, capfd):
+    path = sage(tmp_path)
     with Loopback(answer=lambda prompt: "Content: c\nTargetCompletion: t\nActivity: a\n"
                   "Analyse: b\nChange: +4") as server:
         model = ["--simulator", f"openai:scripted@{server.url}"]

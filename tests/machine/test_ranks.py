@@ -30,18 +30,17 @@ SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatche
 def torchrun(ranks, script, *flags, env=None, timeout=240):
     """(exit code, stdout, stderr). A rank that dies of SIGSEGV died inside torch (once on CI;
     never in 130 steps of the same run here): that is told with the trace,
-    and the command is given once more."""
+    and a new run is begun once more."""
     for attempt in range(2):
         done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
                                "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
                               capture_output=True, text=True, timeout=timeout, cwd=ROOT,
                               env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
                                    **(env or {})})
-        if "Signal 11 (SIGSEGV)" not in done.stderr:
+        if "Signal 11 (SIGSEGV)" not in done.stderr or "--out" not in flags:
             break
         warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}")
-        if "--out" in flags:
-            shutil.rmtree(flags[flags.index("--out") + 1], ignore_errors=True)
+        shutil.rmtree(flags[flags.index("--out") + 1], ignore_errors=True)
     return done.returncode, done.stdout, done.stderr
 
 
