@@ -270,5 +270,5 @@ def adamw(module, lr):
 
 if __name__ == "__main__":
     from support.settings import Parser
-    Parser(description=__doc__.split("\n\n")[0]).parse_args()
+    Parser(description="Tells what one rank of a run trains and samples with.").parse_args()
     print(__doc__)

@@ -270,4 +270,5 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, base_policies, tmp_path):
     assert code == 0, said
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert not list((tmp_path / "run").glob("checkpoint-*"))
-    assert bench_gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")
+    assert bench_gpu.child("-c", "1 / 0", limit=60)[:2] == (
+        1, "ZeroDivisionError: division by zero")
