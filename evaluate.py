@@ -29,9 +29,9 @@ from typing import Callable
 import numpy as np
 
 import toy
-from simulator import (PROMPTS, User, all_toy_profiles, load_profiles, load_prompt,
-                       make_simulator, move_emotion, parse_emotion, refuse_foreign, replay,
-                       toy_profiles, users_of_run)
+from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator, move_emotion,
+                       parse_emotion, people_of, refuse_foreign, replay, toy_profiles,
+                       users_of_run)
 from support.ability import compare_ability
 from support.llm import ServerModel, ask_with_retries
 from support.report import draw_run, report_of_results, write_report
@@ -733,8 +733,7 @@ def print_consistency(args):
     settings = [args.lang or recorded[1], args.difficulty or recorded[2]]
     simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
     names = [args.profiles] if args.profiles else made_by.get("profiles") or []
-    people = [p for n in names for p in load_profiles(n)] or all_toy_profiles()
-    result = consistency(log, simulator, {p.id: p for p in people}, args.times)
+    result = consistency(log, simulator, {p.id: p for p in people_of(names)}, args.times)
     write(args.json, result)
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
           f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "

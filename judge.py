@@ -89,9 +89,8 @@ def read(path):
     without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
     "user", the simulator. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
-    people = [p for name in config.get("profiles") or () for p in simulator.load_profiles(name)]
     people = {p.id: {"profile": p, "task": p.task, "intention": intention_of(p.task, p.need)[0]}
-              for p in people or simulator.all_toy_profiles()}
+              for p in simulator.people_of(config.get("profiles") or ())}
     for number, d in enumerate(recorded_dialogues(path), 1):
         if "task" not in d and d["profile_id"] not in people:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")
@@ -250,18 +249,19 @@ async def heard(args, replies):
     a group of strategies: [% accepted by each user, n]}. A group: where it is more than half of
     what a reply does. Raises BadInput if a user never answers."""
     file, user, rows, changes = args.files[0], args.simulator or "toy", {}, {}
-    who = [simulator.parse_profile({"main_cha": "?", "cha_group": [], **d["raw"]}, file)
-           if "raw" in d else d["profile"] for d, _ in replies]
-    simulator.refuse_foreign(user, who)
+    people = {id: simulator.parse_profile({"main_cha": "?", "cha_group": [], **d["raw"]}, file)
+              if "raw" in d else d["profile"] for id, d in {d["id"]: d for d, _ in replies}.items()}
+    simulator.refuse_foreign(user, people.values())
     log = None if user.startswith("toy") else paid("acceptance")
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
         changes[level] = await asyncio.gather(*[
-            hear(simulator.User(one, p, name=f"{d['id']} {i}"), d, i)
-            for p, (d, i) in zip(who, replies)])
+            hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i)
+            for d, i in replies])
         if changes[level].count(None) == len(replies):
             raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "
                            f"{one.last_failure}")
+        del one                 # a local model goes before the next one comes
     tags = [judged.toy_codes(d["turns"][i]["reply"], toy) for d, i in replies]
     for name, codes in {"all": None, **judged.GROUPS}.items():
         shares = [[100.0 * (change > 0) for change in felt]

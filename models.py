@@ -123,7 +123,7 @@ class Models:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
         if cfg.engine == "vllm":                # its first sleep now, and not after a rollout
             self.engine.sleep()
-        if cfg.engine == "vllm" or saved and cfg.lora_rank:     # awake; adapters, not the base
+        if cfg.engine == "vllm" or saved and cfg.lora_rank:     # wakes it; a resumed adapter
             self.sync()
         self.fresh = True               # nothing has been trained since the start, or the resume
 

@@ -22,7 +22,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import toy
@@ -147,9 +146,11 @@ def profiles_of_step(people, count, seed, step):
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
 
-def all_toy_profiles():
-    """Everybody whom a recorded dialogue of the toy may be with."""
-    return toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat")
+def people_of(names):
+    """Everybody in the files `names`; without any, whom a recorded dialogue of the toy may be
+    with."""
+    return [p for name in names for p in load_profiles(name)] or (
+        toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
 
 
 def toy_profiles(split, count=None):
@@ -440,10 +441,8 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
-@cache
 def load_local(path, temperature):
-    """The model in the directory `path` as a LocalModel, served by the policy's own engine code;
-    one for all users."""
+    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
     import numpy as np      # late, these four: they bring torch along
     from engine import TorchEngine
     from policy import ChatFormat, best_device, load_model, stop_ids
@@ -620,7 +619,7 @@ def main(argv=None):
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         if not args.profiles:
             need_profiles(args.simulator)
-        people = load_profiles(args.profiles) if args.profiles else all_toy_profiles()
+        people = people_of([args.profiles] if args.profiles else [])
         refuse_foreign(args.simulator, people)
         if args.profile >= len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "

@@ -415,7 +415,7 @@ def tests_process(place, report, seconds):
     os.chdir(place)
     os.environ.update(PYTHONPATH="", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True
-    homes = {str(place) for place in (ROOT, ROOT / "support", HERE)}
+    homes = {str(home) for home in (ROOT, ROOT / "support", HERE)}
     for name, module in list(sys.modules.items()):
         if os.path.dirname(getattr(module, "__file__", None) or "") in homes:
             del sys.modules[name]

@@ -237,7 +237,8 @@ class Settings:
                                       "as a batch has dialogues)", type=positive, resumable=True,
                                       group="the user's model, where it is a server")
     simulator_timeout: float = flag("seconds until a call is given up", 60.0, type=above_zero)
-    simulator_retries: int = flag("further attempts at a call that failed", 8, type=natural)
+    simulator_retries: int = flag("further attempts at a call that failed or cannot be read", 8,
+                                  type=natural)
     simulator_temperature: float = flag("its sampling temperature", 0.0, type=not_negative)
     simulator_cache: str = flag("calls.jsonl of a run, not to be paid again", metavar="FILE")
 
@@ -267,7 +268,8 @@ class Settings:
     critic_lr: float = flag("PPO: learning rate of the critic", toy={"lora": 5e-3, "full": 1e-3},
                             real={"lora": 5e-5, "full": 5e-6}, type=above_zero)
     warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
-    minibatches: int = flag("optimizer steps from one rollout", toy=2, real=1, type=positive)
+    minibatches: int = flag("optimizer steps from one rollout; with 1 clipping never acts", toy=2,
+                            real=1, type=positive)
     gamma: float = flag("PPO: discount per policy token", 1.0, type=fraction)
     lam: float = flag("PPO: GAE's lambda", 1.0, type=fraction)
     clip_eps: float = flag("the ratio is clipped to 1 +- this", 0.2, type=above_zero)

@@ -59,7 +59,7 @@ def test_the_device_refuses_what_cuda_refuses(device):
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
     assert torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b)
     assert torch.zeros(2, device=device).device == a.to(device).device == device
-    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10      # one number may stay
+    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10        # one number may stay
     for wrong in (lambda: a.to(device) @ b, lambda: a.to(device)[torch.tensor([0, 1])],
                   lambda: torch.cat([a.to(device), a]), lambda: a.to(device).add_(a)):
         with pytest.raises(AssertionError, match="on the CPU"):
@@ -121,7 +121,7 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
     on one base, activations made again."""
     root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
-    cast(root.critic.head, device)               # FSDP2 casts what it gathers; here nobody does
+    cast(root.critic.head, device)                  # FSDP2 casts what it gathers; here nobody does
     parts = [Part(root, who) for who in ("policy", "critic", "reference")]
     before = {name: p.cpu().clone() for name, p in root.named_parameters()}
     recompute_activations(root.policy.model, context_fn=root.remember)
@@ -193,16 +193,13 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
 
 # -------------------------------------------------------------------------------------- with a GPU
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+def gpu(test):
+    """Marked, and skipped where there is none."""
+    there = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+    return pytest.mark.gpu(there(test))
 
 
-def marked(test):
-    for mark in gpu:
-        test = mark(test)
-    return test
-
-
-@marked
+@gpu
 def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
     """In bf16 against fp32, with rows of a length that is padded up to 128; and the same kernel on
     the same tokens gives the same bits, with a gradient or without, so the first ratio is 1."""
@@ -220,7 +217,7 @@ def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
     assert batch.ids.shape[1] % 128 == 0 and gap.mean() < 0.05
 
 
-@marked
+@gpu
 @pytest.mark.parametrize("flags", [["--algo", "ppo", "--think", "--kl-coef", "0.1"],
                                    ["--algo", "grpo", "--lora-rank", "4"]])
 def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
@@ -235,7 +232,7 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-@marked
+@gpu
 def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     engine = TorchEngine(load_model(tiny_dir)[0], stop_id=2)
     engine.move(torch.device("cuda"), torch.bfloat16)

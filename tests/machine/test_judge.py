@@ -314,7 +314,7 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
     """A reply that a user could not be asked about is in no share. And a recorded turn without an
     emotion is no emotion to go on from."""
     path = sage(tmp_path, count=1, emotions=(45, None, 55))
-    said = iter(["Change: +4"] * 1 + ["nonsense"] * 9)
+    said = iter(["Change: +4"] + ["nonsense"] * 9)
     with Loopback(answer=lambda prompt: "Content: c\nTargetCompletion: t\nActivity: a\n"
                   "Analyse: b\n" + next(said)) as server:
         flags = ["--simulator", f"openai:scripted@{server.url}", "--retries", 1, "--difficulty"]

@@ -28,10 +28,10 @@ SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatche
 
 
 def torchrun(ranks, script, *flags, env=None, timeout=240):
-    """(exit code, stdout, stderr). A rank that dies of SIGSEGV died inside torch (once on CI;
-    never in 130 steps of the same run here): that is told with the trace,
-    and a new run is begun once more."""
-    for attempt in range(2):
+    """(exit code, stdout, stderr). A rank that dies of SIGSEGV died inside torch (once on CI; never
+    in 130 steps of the same run here): that is told with the trace, and a new run is begun once
+    more."""
+    for _ in range(2):
         done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
                                "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
                               capture_output=True, text=True, timeout=timeout, cwd=ROOT,
