@@ -135,7 +135,7 @@ class TorchEngine:
                 # whose dialogue was given up
                 self.waiting = [r for r in self.waiting if not r.done.cancelled()]
                 self.running = {s: r for s, r in self.running.items() if not r.done.cancelled()}
-                with self.clock.sampling() if self.clock else contextlib.nullcontext():
+                with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
                     self.step()
@@ -299,7 +299,7 @@ class VllmEngine:
             while self.running:
                 # let everybody who has something to ask do so before the next step
                 await asyncio.sleep(0)
-                with self.clock.sampling() if self.clock else contextlib.nullcontext():
+                with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
                     finished = [out for out in self.llm.llm_engine.step() if out.finished]
                 for out in finished:
                     ids = list(out.outputs[0].token_ids)

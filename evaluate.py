@@ -38,12 +38,10 @@ from support.report import draw_run, report_of_results, write_report
 from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
                              recorded_dialogues)
 from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
-from support.settings import (BadInput, Parser, SimulatorFailed, is_beside_us, json_object, natural,
-                              not_negative, number, positive, split_name)
-from support.signs import INITIAL_EMOTION, emotion_level, score_summary, sign_flips, signs
+from support.settings import BadInput, Parser, SimulatorFailed, is_beside_us, split_name
+from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
 
-# the floor: the highest emotion that ends a dialogue
-BENCHMARK = dict(start=INITIAL_EMOTION["benchmark"], max_turns=10, floor=9)
+FLOOR = 9       # the benchmark's: the highest emotion that ends a dialogue
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -236,7 +234,7 @@ def benchmark(args):
             line = await user.open()
             user.thoughts.clear()
             episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
-                                     args.max_turns, floor=BENCHMARK["floor"])
+                                     args.max_turns, floor=FLOOR)
             file.write(json.dumps(result_of(profile, episode, user, args.start, args.max_turns,
                                             made_by), ensure_ascii=False) + "\n")
             file.flush()
@@ -460,10 +458,10 @@ def consistency(path, simulator, profiles, times=1):
     Returns {"turns", "emotion", "sign", "final" (shares), "dialogues", "found": [what is not as
     recorded, by line and turn], "scores": for each evaluation in a log, by its step, the mean final
     emotion [as recorded, again]}: with another simulator than the recorded one that tells how the
-    same replies do with another user."""
+    same replies do with another user. And with several `times` the `reliability` of the reward."""
 
     async def all_of_them():
-        counts, found, scores = np.zeros(5), [], {}
+        counts, found, scores, finals = np.zeros(5), [], {}, []
         dialogues = list(recorded_dialogues(path))
         for number, dialogue in enumerate(dialogues, 1):
             if dialogue["profile_id"] not in profiles:
@@ -477,6 +475,7 @@ def consistency(path, simulator, profiles, times=1):
             turns = [t for t in dialogue["turns"] if t["emotion"] is not None]
             recorded, start = [t["emotion"] for t in turns], dialogue["start"]
             problem = arithmetic(dialogue, turns)
+            finals += [[again[-1] for again in goes]] * all(goes)
             for again in goes:
                 before = list(zip([start] + recorded, recorded)), list(zip([start] + again, again))
                 counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
@@ -491,15 +490,16 @@ def consistency(path, simulator, profiles, times=1):
                 found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
             if dialogue.get("split") == "heldout":
                 malformed = dialogue["ended"] == "malformed"
-                finals = [0 if malformed or not e else e[-1] for e in (recorded, again)]
-                scores.setdefault(dialogue["step"], []).append(finals)
-        return counts, found, {step: [sum(column) / len(pairs) for column in zip(*pairs)]
-                               for step, pairs in scores.items()}
-    counts, found, scores = asyncio.run(all_of_them())
+                ends = [0 if malformed or not e else e[-1] for e in (recorded, again)]
+                scores.setdefault(dialogue["step"], []).append(ends)
+        return counts, found, reliability(finals), {
+            step: [sum(column) / len(pairs) for column in zip(*pairs)]
+            for step, pairs in scores.items()}
+    counts, found, reliable, scores = asyncio.run(all_of_them())
     turns, same, sign, dialogues, final = counts
     return {"turns": int(turns), "emotion": same / max(1, turns), "sign": sign / max(1, turns),
             "dialogues": int(dialogues), "final": final / max(1, dialogues), "found": found,
-            "scores": scores}
+            "scores": scores, **reliable}
 
 
 def arithmetic(dialogue, turns):
@@ -580,7 +580,7 @@ def show(args):
         agent.reply, line = reply, await user.open()
         if profile.first_talk:
             tell(f"user    {line}")
-        return await converse(agent, user, line, args.max_turns, floor=BENCHMARK["floor"])
+        return await converse(agent, user, line, args.max_turns, floor=FLOOR)
     user = Shown(simulator, profile, args.start, f"show {profile.id}")
     print(f"{policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk())
@@ -614,53 +614,8 @@ def ask_line(prompt):
 
 def make_parser():
     """The flags of evaluate.py."""
-    parser = Parser(prog="evaluate.py",
-                    description="Measure, compare, verify, and talk to a policy.")
-    a_file, whole, off = dict(metavar="FILE"), dict(type=positive), dict(action="store_true")
-    parser.flags(
-        policy=("a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL "
-                "(default: the newest run)", dict(metavar="P")),
-        step=("of a run, the checkpoint of this step; 0: where it started (default: the newest)",
-              dict(type=natural)),
-        simulator=("as in rlver.py (default: the run's own, else toy)", dict(metavar="S")),
-        profiles=("users as JSONL (default: those that the run held out, else the toy's)", a_file),
-        world=("chit-chat: people of everyday talk, the toy's or those in prompts/profiles/",
-               dict(choices=["heart-to-heart", "chit-chat"], default="heart-to-heart")),
-        difficulty=("(default: the run's own, else vanilla)",
-                    dict(choices=["vanilla", "challenging"])),
-        lang=("language of the prompts (default: the run's own, else en)",
-              dict(choices=["en", "zh"])),
-        think=("the policy thinks first (a run knows itself)", off),
-        history_thoughts=("of a policy that is no run: whether later turns see its thoughts",
-                          dict(choices=["strip", "keep"], default="strip")),
-        start=("emotion at the start (default: 40; RLVER trains from 30)", dict(default=BENCHMARK[
-            "start"], type=number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100"))),
-        max_turns=("replies, at most", dict(type=positive, default=BENCHMARK["max_turns"])),
-        max_tokens=("tokens of a reply (default: the run's own; toy 48, else 2048)", whole),
-        context=("tokens of a dialogue (default: the model's)", whole),
-        template_args=("for a policy that is no run: arguments of its chat template, as "
-                       "'{\"enable_thinking\": false}'", dict(type=json_object, metavar="JSON")),
-        simulator_temperature=("(default: 0)", dict(default=0.0, type=not_negative)),
-        limit=("only so many users", whole),
-        seed=("of the policy's sampling", dict(type=natural, default=0)),
-        out=("result file; one that a stopped evaluation left is continued", a_file),
-        score=("tables of result files; no model is needed", dict(nargs="+", metavar="FILE")),
-        rule=("score every reply, or as SAGE not the last of a full number (default: every for our "
-              "files; SAGE's own hold only theirs)", dict(choices=["every", "sage"])),
-        anyway=("average results of different simulators", off),
-        compare=("two result files; for several seeds, names with commas between, or patterns",
-                 dict(nargs=2, metavar=("A", "B"))),
-        consistency=("replay the dialogues of a log or a result file", a_file),
-        times=("how often to replay", dict(type=positive, default=1)),
-        report=("write a run's report and picture once more", dict(metavar="RUN")),
-        chat=("talk to a policy; P as for --policy", dict(metavar="P")),
-        show=("watch a policy talk with the user number --seed", dict(metavar="P")),
-        pause=("--show: wait for Enter after each line", off),
-        html=("--show: write the dialogue as a page, too", a_file),
-        ability=("per-sample logs of lm-eval or lighteval, or directories of them",
-                 dict(nargs=2, metavar=("BEFORE", "AFTER"))),
-        json=("write the tables here too", a_file))
-    return parser
+    return Parser(prog="evaluate.py",
+                  description="Measure, compare, verify, and talk to a policy.").flags("evaluate")
 
 
 def main(argv=None):
@@ -670,18 +625,11 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
-    if args.chat:
-        return chat(args)
-    if args.report:
-        return report_again(args.report)
-    if args.compare:
-        return print_comparison(args)
-    if args.consistency:
-        return print_consistency(args)
-    if args.show:
-        return show(args)
-    if args.ability:
-        return print_ability(args)
+    other = {"chat": chat, "report": report_again, "compare": print_comparison, "show": show,
+             "consistency": print_consistency, "ability": print_ability}
+    for name, work in other.items():
+        if getattr(args, name):
+            return work(args)
     files = args.score or [benchmark(args)]
     results = [score(path, args.rule, args.anyway) for path in files]
     for result in results:
@@ -738,6 +686,10 @@ def print_consistency(args):
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
           f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
           f"same final score in {100 * result['final']:.1f} %")
+    if "spread" in result:
+        print(f"final emotion of one dialogue over {args.times} replays: standard deviation "
+              f"{result['spread']:.1f}; reliability of the reward "
+              f"{result['reliability'] or 0:.2f}, the share of its variance that dialogues explain")
     for step, (before, again) in result["scores"].items():
         print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
     if [user_label(name), *settings] != recorded:
@@ -751,15 +703,15 @@ def print_consistency(args):
     return 1 if result["found"] else 0
 
 
-def report_again(run):
+def report_again(args):
     """--report: report.html and learning_curve.png of a run, from its logs."""
-    config = read_json(Path(run) / "config.json")
+    run = Path(args.report)
+    config = read_json(run / "config.json")
     if "algo" not in config:
         raise BadInput(f"--report {run}: there is no run here")
-    state = newest_state(Path(run))
     people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])[1]
-    draw_run(Path(run), state, people)
-    print(f"written: {Path(run) / 'report.html'}, {Path(run) / 'learning_curve.png'}")
+    draw_run(run, newest_state(run), people, toy if config["model"] == "toy" else None)
+    print(f"written: {run / 'report.html'}, {run / 'learning_curve.png'}")
     return 0
 
 

@@ -1,11 +1,14 @@
 """judge.py - a curve that rises says that the reward rose. What changed, what did it earn, and does
-the score mean anything? (RLVER 3.3-3.6 and appendices C-E; SAGE 3, 4.2)
+the score mean anything? (RLVER 3.3-3.7 and appendices C-E; SAGE 3, 4.2)
 
-    python judge.py capabilities FILE...    five dimensions, 1 to 5; two files: paired
-    python judge.py needs FILE...           how clearly users show what they need
-    python judge.py validity FILE...        two questionnaires against the final emotion
-    python judge.py strategies FILE...      24 codes: uses, gain, repetition; over a log's steps
-    python judge.py acceptance FILE         how many replies lift the emotion; to other users, too
+    python judge.py capabilities FILE...      five dimensions, 1 to 5; two files: paired
+    python judge.py strategies FILE...        24 codes: uses, gain, repetition; over a log's steps
+    python judge.py coordinate FILE FILE...   all files placed in one call; and a counted place
+    python judge.py acceptance FILE           how many replies lift the emotion; to other users, too
+    python judge.py table3                    policies of either user, measured with either
+    python judge.py needs FILE...             how clearly users show what they need
+    python judge.py validity FILE...          questionnaires, other words, two simulators
+    python judge.py blind A B --out SHEET     a sheet for people; blind --read SHEET... reads it
 
 FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is one more prompt chain
 (prompts/en/judge) over any model. docs/judging.md says what the numbers are not.
@@ -23,11 +26,11 @@ from tqdm import tqdm
 import simulator
 import toy
 from simulator import EMOTION_SECTIONS, Simulator, as_json
-from support import judged
+from support import judged, raters
 from support.llm import CallLog, digest
 from support.results import intention_of, recorded_dialogues
 from support.rundir import read_json, write_json
-from support.settings import BadInput, Parser, SimulatorFailed, natural, not_negative, positive
+from support.settings import BadInput, Parser, SimulatorFailed
 
 simulator.PLACEHOLDERS.update(judged.PROMPTS)
 
@@ -56,27 +59,31 @@ class Judge(Simulator):
         super().__init__(model, args.lang, "vanilla", args.retries, 0.4, 16, log)
         self.repeats, self.prompts = args.repeats, {
             name: simulator.load_prompt(name, args.lang, "judge") for name in judged.PROMPTS}
+        self.names = dict(re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", self.prompts["strategies"],
+                                     re.M))     # of the 24 codes
 
     def key(self, prompt, repeat, answered):
         """As a user's, but for the repeat: else three repeats at temperature 0 would be one."""
         return digest(self.model.name, self.model.temperature, prompt, repeat, answered)
 
     async def put(self, name, cases):
-        """Put prompt `name` to the judge for each of `cases`, `repeats` times. Returns one answer a
-        question: its case, what the answer depends on, and under "found" what was read, None where
-        nothing could be. Raises BadInput if that is all of a file."""
+        """Put prompt `name` to the judge for each of `cases`, `repeats` times where answers have a
+        mean. Returns one answer a question: its case, what the answer depends on, and under "found"
+        what was read, None where nothing could be. Raises BadInput if that is all of a file."""
+        repeats = 1 if name in judged.FORMS["once"] else self.repeats
+
         async def one(case, repeat):
-            answer = {k: v for k, v in case.items() if k != "slots"} | {
+            answer = {k: v for k, v in case.items() if k not in ("slots", "names")} | {
                 "judge": self.model.name, "prompt": digest(self.prompts[name])[:8],
                 "temperature": self.model.temperature, "repeat": repeat, "found": None}
             with contextlib.suppress(SimulatorFailed):
                 _, answer["found"] = await self.ask(name, case["slots"], lambda text: (
-                    judged.read_answer(name, text),), repeat)
+                    judged.read_answer(name, text, case.get("names", self.names)),), repeat)
             bar.update()
             return answer
-        with tqdm(total=len(cases) * self.repeats, desc=name, leave=False) as bar:
+        with tqdm(total=len(cases) * repeats, desc=name, leave=False) as bar:
             answers = await asyncio.gather(*[one(case, repeat) for case in cases
-                                             for repeat in range(self.repeats)])
+                                             for repeat in range(repeats)])
         for path in {a["file"] for a in answers} - {a["file"] for a in answers if a["found"]}:
             raise BadInput(f"{path}: no answer of judge {self.model.name} to prompt {name!r} could "
                            f"be read; {self.last_failure}")
@@ -89,8 +96,9 @@ def read(path):
     without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
     "user", the simulator. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
-    people = {p.id: {"profile": p, "task": p.task, "intention": intention_of(p.task, p.need)[0]}
-              for p in simulator.people_of(config.get("profiles") or ())}
+    people = {p.id: {"profile": p, "task": p.task, **dict(zip(
+        ("intention", "kind"), intention_of(p.task, p.need)))} for p in simulator.people_of(
+            config.get("profiles") or ())}
     for number, d in enumerate(recorded_dialogues(path), 1):
         if "task" not in d and d["profile_id"] not in people:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")
@@ -117,7 +125,7 @@ def questions(prompt, path):
     "final", "slots": what stands in the placeholders}]. Raises BadInput if that is nothing."""
     def slots_of(d):
         turns = d["turns"]
-        if prompt == "strategies":
+        if prompt in ("strategies", "paraphrase"):
             return [{"dialogue": as_json(said := messages_of(d, i)), "reply": as_json(t["reply"]),
                      "line": as_json(said[-1]["text"])} for i, t in enumerate(turns)]
         if prompt == "needs":
@@ -130,16 +138,25 @@ def questions(prompt, path):
                     felt = simulator.parse_sections(t["analysis"] or "", EMOTION_SECTIONS)
                     rounds.append([felt["Activity"], felt["Analyse"]])
             return [{"record": as_json(rounds)}] * bool(rounds)
-        return [{"dialogue": as_json(messages_of(d))}] * bool(turns)     # malformed at once: none
+        slots = {"dialogue": as_json(messages_of(d))}
+        if prompt == "reasons":
+            ends = "success" if d["final"] >= 100 else "failure" if d["final"] <= 10 else ""
+            return [slots | {"outcome": ends, "kind": d["kind"]}] * bool(turns and ends)
+        return [slots] * bool(turns)        # malformed at once: none
     found = [{"file": path, "id": d["id"], "part": part, "replies": len(d["turns"]),
               "final": d["final"], "slots": slots}
              for d in read(path) for part, slots in enumerate(slots_of(d))]
+    if prompt == "reasons":     # of either outcome five, for either kind of need (SAGE)
+        groups = {}
+        for q in found:
+            groups.setdefault((q["slots"]["outcome"], q["slots"]["kind"]), []).append(q)
+        found = [q for group in groups.values() for q in group[:5]]
     if not found:
         raise BadInput(f"{path}: nothing in it that {prompt} could be asked about")
     return found
 
 
-# ----------------------------------------------------------------------- commands: (args, answers)
+# ---------------------------------------------------------------- commands: (args, answers, judge)
 
 def show(title, columns, rows, reading):
     """Print a table, {name: cells}, and how to read it."""
@@ -158,23 +175,26 @@ def whose(answers):
             + f", repeats {1 + answers[-1]['repeat']}. ")
 
 
-def questionnaires(args, answers):
+async def questionnaires(args, answers, judge):
     """What is scored in each file; two files are also compared, dialogue by dialogue; and how far
-    the score goes with the final emotion."""
+    the score goes with the final emotion: within each file, and over three files or more."""
     result, columns, rows = {}, ["mean", "stderr", "spread", "missing", "n", "short"], {}
+    other_words = answers.pop("paraphrase", None)
     for prompt, given in answers.items():
         tables = {path: judged.scale_table([a for a in given if a["file"] == path],
                                            judged.FORMS[prompt].get("too_short", ()))
                   for path in args.files}
         result[prompt] = {"answers": given, "tables": tables}
-        finals = {(a["file"], a["id"]): a["final"] for a in given}
+        finals, means = {(a["file"], a["id"]): a["final"] for a in given}, []
         for path, table in tables.items():
             show(f"{prompt}, {path}", columns, {item: [t[key] for key in columns]
                                                 for item, t in table.items()}, whose(given))
             if "overall" in table:
                 pairs = [(x, finals[path, i]) for i, x in table["overall"]["means"].items()]
-                rows[f"{prompt}, {path}"] = judged.interval(
-                    lambda x, y: np.corrcoef(x, y)[0, 1], *np.transpose(pairs))
+                rows[f"{prompt}, {path}"] = judged.interval(judged.pearson, *np.transpose(pairs))
+                means.append(np.mean(pairs, 0))
+        if len(means) > 2:
+            rows[f"{prompt}, over files"] = judged.interval(judged.pearson, *np.transpose(means))
         if len(tables) == 2:
             one, two = tables.values()
             result[prompt]["paired"] = {item: judged.interval(np.mean, [
@@ -185,151 +205,283 @@ def questionnaires(args, answers):
     if "blri" in answers:
         show("correlation with the final emotion", ["r", "from", "to", "n"], rows, "BLRI reads the "
              "analysis that made the emotion: its high correlation is nearly built in")
+    if other_words:
+        result["paraphrase"] = await paraphrase(args, other_words)
     return result | {"correlations": rows}
 
 
-def strategies(args, answers):
+def tagged(path, answers):
+    """The dialogues of a file with the strategies of each reply, as support/judged.py wants them: a
+    judge's `answers`, or, None, by the toy's grammar."""
+    found = {(a["id"], a["part"]): a["found"] or {} for a in answers or () if a["file"] == path}
+    codes = lambda d, i: (judged.toy_codes(d["turns"][i]["reply"], toy) if answers is None
+                          else found[d["id"], i].get("codes"))
+    return [{**{key: d[key] for key in ("id", "intention", "step", "split")}, "replies": [
+        [codes(d, i), t["change"]] for i, t in enumerate(d["turns"])]} for d in read(path)]
+
+
+async def strategies(args, answers, judge):
     """What was done, how often, and what it earned; by the judge, or by the toy's grammar."""
     given, result = answers.get("strategies"), {"answers": answers, "files": {}}
     for path in args.files:
-        found = {(a["id"], a["part"]): a["found"] for a in given or () if a["file"] == path}
-        tags = [{**{key: d[key] for key in ("id", "intention", "step", "split")}, "replies": [
-            [(found[d["id"], i] or {"codes": None})["codes"] if given
-             else judged.toy_codes(t["reply"], toy), t["change"]]
-            for i, t in enumerate(d["turns"])]} for d in read(path)]
-        trained = [d for d in tags if d["split"] == "train"]
-        steps = {step: judged.strategies_of([d for d in trained if d["step"] == step])
-                 for step in sorted({d["step"] for d in trained})}
-        told = judged.strategies_of(tags) | {"missing": list(found.values()).count(None)}
+        tags, found = tagged(path, given), [a["found"] for a in given or () if a["file"] == path]
+        steps, told = judged.steps_of(tags), judged.strategies_of(tags) | {
+            "missing": found.count(None), "misnamed": sum(f["misnamed"] for f in found if f)}
         result["files"][path] = told | {"steps": steps, "tagged": tags}
         show(f"strategies, {path}", ["uses", "gain", "n", "gain asked", "n asked"],
              {name: list(s.values()) for name, s in told["strategies"].items() if s["n"]},
-             f"{whose(given) if given else 'Exact tags, by the grammar of the toy. '}"
-             f"missing {told['missing']}, SSRR {told['ssrr'] or 0:.2f}.\nuses: replies per dialogue"
-             "; gain: mean change of the emotion over n replies: what goes with it, not what\nit "
-             "causes; asked: where the need asks for it")
+             f"{whose(given) if given else 'Exact tags, by the grammar of the toy. '}missing "
+             f"{told['missing']}, misnamed {told['misnamed']}, SSRR {told['ssrr'] or 0:.2f}."
+             "\nuses: replies per dialogue; gain: mean change of the emotion over n replies: what "
+             "goes with it,\nnot what it causes; asked: where the need asks for it")
         for what in ("uses", "gain") if len(steps) > 1 else ():
-            show(f"{what} by training step", list(judged.GROUPS), {
-                step: [steps[step]["strategies"][name][what] for name in judged.GROUPS]
-                for step in list(steps)[::-max(1, len(steps) // 8)][::-1]}, "")
+            show(f"{what}, steps up to", list(judged.GROUPS), {
+                step: [told["strategies"][name][what] for name in judged.GROUPS]
+                for step, told in steps.items()}, "")
     return result
 
 
+async def coordinate(args, answers, judge):
+    """SAGE's social-cognition coordinate (4.2): reasons of success and failure, a character from
+    them, the strategies; then one prompt places all files. Beside it two counted numbers."""
+    models, rows, columns = [], {}, ["x", "spread", "y", "spread", "variety", "support"]
+    for number, path in enumerate(args.files, 1):
+        told = judged.strategies_of(tagged(path, answers.get("strategies")))
+        reasons = as_json([a["found"]["text"] for a in answers["reasons"]
+                           if a["file"] == path and a["found"]])
+        answer, = await judge.put("character", [{"file": path, "slots": {"reasons": reasons}}])
+        uses = ", ".join(f"{c} {told['strategies'][c]['uses']:.2f}" for c in judged.CODES)
+        models.append(f"M{number}\n{as_json(answer['found']['text'])}\nper dialogue: {uses}")
+        rows[path] = [told["variety"], told["support_minus_solution"]]
+    spots = [f"M{i} {axis}" for i in range(1, len(models) + 1) for axis in "XY"]
+    given = await judge.put("place", [{"file": " ".join(args.files), "names": {
+        spot.replace(" ", ""): spot.replace(" ", " ?") for spot in spots}, "slots": {
+            "models": "\n\n".join(models), "form": "\n".join(f"{s}: [-1 to 1]" for s in spots)}}])
+    points = [a["found"] for a in given if a["found"]]
+    for number, path in enumerate(args.files, 1):
+        x, y = ([p[f"M{number}{axis}"] for p in points] for axis in "XY")
+        std = lambda z: float(np.std(z, ddof=1)) if z[1:] else None
+        rows[path] = [float(np.mean(x)), std(x), float(np.mean(y)), std(y), *rows[path]]
+    show("coordinate", columns, rows, whose(given) + f"{len(points)} of {len(given)} answers read."
+         "\nx: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
+         "others of\nits call. Counted, not judged: variety is 1 - SSRR, support the share of B to "
+         "E less that of F and G")
+    return {"placed": rows, "columns": columns, "answers": {**answers, "place": given}}
+
+
+# ------------------------------------------------------------------ the same replies, to other ears
+
 def scored(path):
-    """[(dialogue, number of a turn)] of the replies of a file that got an emotion."""
-    replies = [(d, i) for d in read(path) for i, t in enumerate(d["turns"])
+    """[(dialogue, number of a turn, reply)] of the replies of a file that got an emotion."""
+    replies = [(d, i, t["reply"]) for d in read(path) for i, t in enumerate(d["turns"])
                if t["change"] is not None]
     if not replies:
         raise BadInput(f"{path}: no reply in it got an emotion")
     return replies
 
 
-def acceptance(args, answers):
+async def acceptance(args, answers, judge):
     """How often a reply lifts the emotion, as recorded: as much the policy's doing as the user's
-    (RLVER 3.4)."""
-    changes = [d["turns"][i]["change"] for path in args.files for d, i in scored(path)]
-    positive = 100 * sum(change > 0 for change in changes) / len(changes)
-    print(f"{positive:.1f} % of {len(changes)} replies lifted the emotion")
-    return {"positive": positive, "replies": len(changes)}
+    (RLVER 3.4). With --difficulty also of users who all hear the same replies: {"all" or a group of
+    strategies: [% accepted by each user, n]}. A group: where it is more than half of what a reply
+    does."""
+    recorded = [d["turns"][i]["change"] for path in args.files for d, i, _ in scored(path)]
+    positive = 100 * sum(change > 0 for change in recorded) / len(recorded)
+    print(f"{positive:.1f} % of {len(recorded)} replies lifted the emotion")
+    result = {"positive": positive, "replies": len(recorded)}
+    if not args.difficulty:
+        return result
+    path, rows, given = args.files[0], {}, answers.get("strategies")
+    replies = scored(path)[:args.limit]
+    changes = await heard(args, replies)
+    tags = {d["id"]: [used for used, _ in d["replies"]] for d in tagged(path, given)}
+    for name, codes in {"all": None, **judged.GROUPS}.items():
+        shares = [[100.0 * (change > 0) for change in felt]
+                  for (d, i, _), felt in zip(replies, zip(*changes.values())) if None not in felt
+                  for used in [tags[d["id"]][i] or ()]
+                  if not codes or 2 * sum(code in codes for code in used) > len(used)]
+        rows |= {name: [*np.mean(shares, 0).tolist(), len(shares)]} if shares else {}
+    missing = len(replies) - rows.get("all", [0])[-1]
+    show("accepted, % of the same replies", [*changes, "n"], rows, (whose(given) if given else "")
+         + f"missing {missing}; a group: where it is more than half of what a reply does; told of "
+         "the toy's replies,\nor by a --judge")
+    return result | {"accepted": rows, "changes": changes, "missing": missing}
 
 
-async def hear(user, d, turn):
-    """The change of a User who hears the reply of one turn after the recorded dialogue before it,
-    in the recorded emotion; None if it fails."""
+async def hear(user, d, turn, reply):
+    """The change of a User who hears `reply` after the recorded dialogue before a turn, in the
+    recorded emotion; None if it fails."""
     felt = [d["start"]] + [t["emotion"] for t in d["turns"][:turn] if t["emotion"] is not None]
     user.emotion, user.dialogue = felt[-1], [
         {"speaker": "me" if m["speaker"] == "user" else "friend", "text": m["text"]}
         for m in messages_of(d, turn)]
     with contextlib.suppress(SimulatorFailed):
-        return (await user.feel(d["turns"][turn]["reply"]))[1]
+        return (await user.feel(reply))[1]
 
 
 async def heard(args, replies):
-    """When users of each difficulty hear the same replies, each after its recorded past: {"all" or
-    a group of strategies: [% accepted by each user, n]}. A group: where it is more than half of
-    what a reply does. Raises BadInput if a user never answers."""
-    file, user, rows, changes = args.files[0], args.simulator or "toy", {}, {}
-    people = {id: simulator.parse_profile({"main_cha": "?", "cha_group": [], **d["raw"]}, file)
-              if "raw" in d else d["profile"] for id, d in {d["id"]: d for d, _ in replies}.items()}
+    """What users of each difficulty feel who hear the same replies, each after its recorded past:
+    {difficulty: [change, None where there is none]}. Raises BadInput if a user never answers."""
+    file, user, changes = args.files[0], args.simulator or "toy", {}
+    told = {"main_cha": "?", "cha_group": []}       # which a result file does not have
+    people = {id: simulator.parse_profile({**told, **d["raw"]}, file) if "raw" in d
+              else d["profile"] for id, d in {d["id"]: d for d, *_ in replies}.items()}
     simulator.refuse_foreign(user, people.values())
     log = None if user.startswith("toy") else paid("acceptance")
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
         changes[level] = await asyncio.gather(*[
-            hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i)
-            for d, i in replies])
+            hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
+            for d, i, reply in replies])
         if changes[level].count(None) == len(replies):
             raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "
                            f"{one.last_failure}")
         del one                 # a local model goes before the next one comes
-    tags = [judged.toy_codes(d["turns"][i]["reply"], toy) for d, i in replies]
-    for name, codes in {"all": None, **judged.GROUPS}.items():
-        shares = [[100.0 * (change > 0) for change in felt]
-                  for used, felt in zip(tags, zip(*changes.values())) if None not in felt and (
-                      not codes or 2 * sum(code in codes for code in used) > len(used))]
-        rows |= {name: [*np.mean(shares, 0).tolist(), len(shares)]} if shares else {}
-    missing = len(replies) - rows.get("all", [0])[-1]
-    show("accepted, % of the same replies", [*changes, "n"], rows, f"missing {missing}; a group: "
-         "where it is more than half of what a reply does; told of the toy's replies alone")
-    return {"accepted": rows, "changes": changes, "missing": missing}
+    return changes
 
+
+async def paraphrase(args, answers):
+    """How far does the change of a user move when the same reply is put in other words?"""
+    dialogues, sides = {d["id"]: d for d in read(args.files[0])}, []
+    said = [(dialogues[a["id"]], a["part"], a["found"]["text"]) for a in answers if a["found"]]
+    for replies in ([(d, i, d["turns"][i]["reply"]) for d, i, _ in said], said):
+        sides.append(next(iter((await heard(args, replies)).values())))
+    pairs = np.array([pair for pair in zip(*sides) if None not in pair], float)
+    rows = {"moved": judged.interval(np.mean, abs(pairs[:, 0] - pairs[:, 1])),
+            "same sign": judged.interval(np.mean, np.sign(pairs[:, 0]) == np.sign(pairs[:, 1]))}
+    show("the same reply in other words", ["mean", "from", "to", "n"], rows,
+         whose(answers) + "moved: absolute difference of the change")
+    return rows
+
+
+async def ranks(args, answers, judge):
+    """The same policies under two simulators: are policies ranked alike, and their dialogues?"""
+    sides, rows = {}, {}
+    for path in args.files:
+        first, *_ = read(path)
+        name = first.get("made_by", {}).get("policy", Path(path).name)
+        sides.setdefault(first["user"], {})[name] = {d["profile_id"]: d["final"]
+                                                     for d in read(path)}
+    common = sorted(set.intersection(*map(set, sides.values())))
+    if len(sides) != 2 or not common:
+        raise BadInput(f"{'; '.join(sides)}: files of one policy or more under two simulators are "
+                       "needed")
+    one, two = sides.values()
+    if common[1:]:
+        rows["over policies"] = judged.interval(judged.spearman, *(
+            [np.mean(list(side[name].values())) for name in common] for side in (one, two)))
+    for name in common:
+        ids = sorted(set(one[name]) & set(two[name]))
+        rows[name] = judged.interval(judged.spearman, *([side[name][i] for i in ids]
+                                                        for side in (one, two)))
+    show(f"ranks, {' against '.join(sides)}", ["r", "from", "to", "n"], rows, "SAGE's policies are "
+         "ranked alike by four users; single dialogues are not (r 0.2 to 0.5)")
+    return {"ranks": rows}
+
+
+async def table3(args, answers, judge):
+    """RLVER's Table 3 on the toy: a policy trained with either user, measured with either."""
+    out, levels, rows = Path(args.out or "runs/table3"), ("vanilla", "challenging"), {}
+    for trained in levels:
+        run, cells = out / trained, []
+        go = ["--resume", run] if (run / "config.json").exists() else [
+            "--think", "--difficulty", trained, "--seed", args.seed, "--out", run]
+        await python("rlver.py", *go, *["--steps", args.steps] * bool(args.steps))
+        for measured in levels:
+            file = f"{run}-{measured}.jsonl"
+            await python("evaluate.py", "--policy", run, "--difficulty", measured, "--out", file,
+                         "--limit", args.limit or 128)
+            mean, low, high, _ = judged.interval(np.mean, [d["final"] for d in read(file)])
+            cells += [mean, f"{low:.1f}-{high:.1f}"]
+        rows[f"trained: {trained}"] = cells
+    show("final emotion", ["vanilla", "95 %", "challenging", "95 %"], rows,
+         "columns: the user it is measured with; intervals are over users, not over seeds")
+    return {"table3": rows}
+
+
+async def python(script, *flags):
+    """Run another chapter, with the terminal. Raises BadInput if it does not end well."""
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, Path(__file__).parent / script, *map(str, flags))
+    if await done.wait():
+        raise BadInput(f"{script} stopped (above); when that is mended, the same command goes on")
+
+
+async def blind(args, answers, judge):
+    """A sheet of pairs for people who shall not know which is which; --read: what they say."""
+    if args.read:
+        files, rows = raters.read_sheets(args.read)
+        show(f"{files[0]} against {files[1]}", ["wins", "from", "to", "pairs", "alpha", "p (Holm)"],
+             rows, "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal")
+        return {"blind": rows}
+    if len(args.files) != 2 or not args.out:
+        raise BadInput("blind: two files and --out SHEET.csv are needed, or --read SHEET.csv...")
+    one, two = ({d["profile_id"]: d for d in read(path)} for path in args.files)
+    text = lambda d: "\n".join(f"{m['speaker'].upper()}: {m['text']}" for m in messages_of(d))
+    who = lambda d: (d["raw"]["player"] + "\n" + d["raw"]["scene"] if "raw" in d
+                     else d["profile"].player + "\n" + d["profile"].scene)
+    pairs = [(i, who(one[i]), text(one[i]), text(two[i])) for i in one if i in two]
+    return {"pairs": raters.write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
+
+
+# --------------------------------------------------------------------------------------------- main
 
 async def run(args):
     """The one command. Returns the exit code; raises RunError."""
-    args.files = list(dict.fromkeys(args.files))
-    args.repeats = 1 if args.command == "strategies" else args.repeats      # a tag has no mean
-    of_toy = all(read(path)[0]["user"].startswith("simulator toy") for path in args.files)
-    asks = {"validity": ["blri", "utterance"], "acceptance": []}.get(args.command, [args.command])
+    args.files, command = list(dict.fromkeys(args.files)), args.command
+    if not args.files and command not in ("table3", "blind"):
+        raise BadInput(f"{command}: name a FILE")
+    args.repeats = args.repeats or (3 if command == "coordinate" else 1)
+    users = {read(path)[0]["user"] for path in args.files}
+    of_toy = all(user.startswith("simulator toy") for user in users)
+    asks = {"validity": ["blri", "utterance"] + ["paraphrase"] * args.paraphrase, "table3": [],
+            "acceptance": ["strategies"] * bool(args.judge and args.difficulty), "blind": [],
+            "coordinate": ["reasons", "strategies"]}.get(command, [command])
+    tell = {"strategies": strategies, "acceptance": acceptance, "coordinate": coordinate,
+            "table3": table3, "blind": blind}.get(command, questionnaires)
+    if command == "validity" and len(users) > 1:
+        asks, tell = [], ranks
     if of_toy and not args.judge:
         asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    if args.difficulty and (args.counted or args.command != "acceptance" or args.files[1:]):
-        raise BadInput("--difficulty is for acceptance, of one FILE, and not for --counted")
+    if args.difficulty and (args.counted or command != "acceptance" and not args.paraphrase
+                            or args.files[1:]):
+        raise BadInput("--difficulty is for acceptance and --paraphrase, of one FILE, and not for "
+                       "--counted")
+    args.difficulty = args.difficulty or ["vanilla"] * args.paraphrase
     lacks = ("simulator" if args.difficulty and not args.simulator else
              "judge" if asks and not args.judge else "")
     if lacks and not (of_toy or args.plan):
         raise BadInput(f"--{lacks} is needed, openai:MODEL@URL or local:DIR: what is scripted "
                        "understands the toy's files alone")
     cases = {name: [q for path in args.files for q in questions(name, path)] for name in asks}
+    if args.paraphrase and asks:        # of the first file, as many as are wanted
+        cases["paraphrase"] = questions("paraphrase", args.files[0])[:args.limit]
     judge = Judge(args)
-    again = scored(args.files[0])[:args.limit] if args.difficulty else []
     if args.plan:
-        sizes = [len(simulator.fill(judge.prompts[name], q["slots"]))
-                 for name in asks for q in cases[name]] * args.repeats
-        print(f"{len(sizes):,} calls to the judge, about {sum(sizes) // 4:,} tokens to it and "
-              f"{300 * len(sizes):,} from it, but for what is asked again (estimate); "
-              f"{len(again) * len(args.difficulty):,} calls to users")
+        sizes = [len(simulator.fill(judge.prompts[name], q["slots"])) for name in asks
+                 for q in cases[name] * (1 if name in judged.FORMS["once"] else args.repeats)]
+        later = (len(args.files) + args.repeats) * (command == "coordinate")    # of the answers
+        heard_by = len(args.difficulty) * (2 * len(cases["paraphrase"]) if args.paraphrase else len(
+            scored(args.files[0])[:args.limit]) if args.difficulty else 0)
+        print(f"{len(sizes) + later:,} calls to the judge, about {sum(sizes) // 4:,} tokens to it "
+              f"and {300 * (len(sizes) + later):,} from it, but for what is asked again "
+              f"(estimate); {heard_by:,} calls to users")
         return 0
-    tell = {"strategies": strategies, "acceptance": acceptance}.get(args.command, questionnaires)
-    result = tell(args, {name: await judge.put(name, cases[name]) for name in asks})
-    if again:
-        result |= await heard(args, again)
+    result = await tell(args, {name: await judge.put(name, cases[name]) for name in asks}, judge)
     if args.json:
-        write_json(args.json, {"command": args.command, **result})
+        write_json(args.json, {"command": command, **result})
     return 0
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = Parser(prog="judge.py", description="Ask a judge what a policy learned and "
-                    "what its score is worth.")
-    parser.add_argument("command", choices=["capabilities", "needs", "validity", "strategies",
-                                            "acceptance"])
-    parser.add_argument("files", nargs="+", metavar="FILE",
+    parser = Parser(prog="judge.py", description="Ask a judge what a policy learned and what its "
+                    "score is worth.")
+    parser.add_argument("command", choices="capabilities strategies coordinate acceptance table3 "
+                        "needs validity blind".split())
+    parser.add_argument("files", nargs="*", metavar="FILE",
                         help="result files, ours or SAGE's, or a run's dialogues.jsonl")
-    parser.flags(
-        judge="openai:MODEL@URL or local:DIR (the toy's files need none)",
-        repeats=("how often all is asked", {"type": positive, "default": 1}),
-        temperature=("of the judge", {"type": not_negative, "default": 0.0}),
-        retries=("of one question", {"type": natural, "default": 4}),
-        lang=("of the prompts", {"choices": ["en", "zh"], "default": "en"}),
-        plan=("tell the calls and tokens, ask nobody", {"action": "store_true"}),
-        json=("write everything here", {"metavar": "FILE"}),
-        counted=("acceptance: as recorded alone, the default", {"action": "store_true"}),
-        difficulty=("acceptance: of users who all hear the same replies, vanilla challenging",
-                    {"nargs": "+", "choices": ["vanilla", "challenging"], "default": []}),
-        simulator=("acceptance: their model, as in rlver.py (the toy's files need none)", {}),
-        limit=("acceptance: only so many replies", {"type": positive}))
-    return parser.run(lambda args: asyncio.run(run(args)), argv)
+    return parser.flags("judge").run(lambda args: asyncio.run(run(args)), argv)
 
 
 if __name__ == "__main__":

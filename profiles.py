@@ -26,8 +26,7 @@ from simulator import (PLACEHOLDERS, PROMPTS, Profile, Simulator, User, fill, lo
 from support.llm import CallLog, ask_with_retries
 from support.results import intention_of
 from support.rundir import write_file
-from support.settings import (BadInput, Parser, SimulatorFailed, fraction, natural, not_negative,
-                              positive)
+from support.settings import BadInput, Parser, SimulatorFailed
 from support.signs import words_of
 
 PARTS = {"persona": "Name Age Sex Job Hobbies Habits Style Talk".split(), "scene":
@@ -278,19 +277,8 @@ def print_check(args):
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = Parser(prog="profiles.py", description="Make simulated users; say what is in files.")
-    parser.flags(
-        count=("users", dict(type=positive, default=500)),
-        out=("where they go, as JSONL", dict(metavar="FILE")),
-        writer=("toy (by rule), openai:MODEL@URL, local:DIR", dict(default="toy", metavar="NAME")),
-        lang=("language", dict(choices=["en", "zh"], default="en")),
-        topics=("troubles, one a line, instead of ours", dict(metavar="FILE")),
-        talk=("everyday utterances, one a line, instead of ours", dict(metavar="FILE")),
-        seed=("of all that is drawn", dict(type=natural, default=0)),
-        split=("share of users and topics for FILE-test.jsonl", dict(type=fraction, default=0.0)),
-        temperature=("of the writer", dict(type=not_negative, default=1.0)),
-        retries=("further attempts at a part", dict(type=natural, default=8)),
-        check=("what is in a file of users, or in two and shared", dict(nargs="+", metavar="FILE")))
-    return parser.run(lambda args: (print_check if args.check else make_users)(args), argv)
+    return parser.flags("profiles").run(
+        lambda args: (print_check if args.check else make_users)(args), argv)
 
 
 if __name__ == "__main__":

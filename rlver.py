@@ -24,6 +24,7 @@ import sys
 import torch
 from tqdm import tqdm
 
+import toy
 from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
@@ -212,7 +213,8 @@ class Trainer:
         if state["step"]:
             self.tell(report.dialogue_text("after training", self.evaluate(state["step"])[0]))
         self.count_total()
-        return report.finish(self.run.path, self.state, self.heldout) if self.first else None
+        return report.finish(self.run.path, self.state, self.heldout,
+                             toy if cfg.toy else None) if self.first else None
 
     def refill(self, own, dropped, step):
         """Groups whose dialogues all earned the same teach GRPO nothing; --refill N gives their
@@ -258,7 +260,8 @@ class Trainer:
         self.models.engine.forget()
         own = [g for g in people if g % world() == rank()]      # whole groups, so each rank has its
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
-        with report.bar(title and self.first, len(own) * group_size, title) as bar:
+        with tqdm(total=len(own) * group_size, desc=title, unit="dialogue", leave=False,
+                  disable=not (title and self.first)) as bar:
             episodes, dropped = self.runner.run(rollout(
                 self.simulator, [people[g] for g in own], group_size,
                 lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),

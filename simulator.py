@@ -20,15 +20,14 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import toy
 from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
 from support.rundir import read_jsonl, whole_letters
-from support.settings import (BadInput, Parser, RunError, SimulatorFailed, TooManyLost, natural,
-                              positive, split_name)
+from support.settings import BadInput, Parser, SimulatorFailed, TooManyLost, split_name
 from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -390,7 +389,7 @@ class Simulator:
             return known
         async with self.slots:
             began = time.perf_counter()
-            with self.clock.calling():
+            with self.clock.during("calls"):
                 text = await self.model(prompt)
         self.log.write(key, prompt, text, time.perf_counter() - began)
         return text
@@ -573,7 +572,7 @@ async def watched(watcher, episodes, people, gather):
 # ------------------------------------------------------------------------------------- run it alone
 
 def play(user, max_turns):
-    """Be the assistant in the terminal."""
+    """Be the assistant in the terminal. Returns the exit code."""
     # input() stays outside of the loop, where Ctrl-C reaches it at once
     with asyncio.Runner() as runner:
         print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
@@ -601,21 +600,12 @@ def play(user, max_turns):
             if says_goodbye(line):
                 break
     print(f"Final emotion {user.emotion}, reward {user.emotion / 100:.2f}.")
+    return 0
 
 
 def main(argv=None):
     """Talk with a user in the terminal. Returns the exit code."""
-    parser = Parser(description="Talk with a simulated user: you are the assistant.")
-    parser.flags(
-        simulator=("model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR",
-                   dict(default="toy", metavar="NAME")),
-        difficulty=("how guarded", dict(choices=["vanilla", "challenging"], default="vanilla")),
-        lang=("language of the prompts", dict(choices=["en", "zh"], default="en")),
-        profiles=("profiles as JSONL (default: the toy's held-out users)", dict(metavar="FILE")),
-        profile=("which of them, from 0", dict(type=natural, default=0, metavar="N")),
-        max_turns=("your replies, at most", dict(type=positive, default=8)))
-    args = parser.parse_args(argv)
-    try:
+    def talk(args):
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         if not args.profiles:
             need_profiles(args.simulator)
@@ -624,14 +614,12 @@ def main(argv=None):
         if args.profile >= len(people):
             raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "
                            f"{len(people) - 1}")
-        play(User(simulator, people[args.profile]), args.max_turns)
-    except RunError as error:
-        print(f"simulator.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, EOFError):
+        with suppress(EOFError, KeyboardInterrupt):
+            return play(User(simulator, people[args.profile]), args.max_turns)
         print()
         return 130
-    return 0
+    parser = Parser(description="Talk with a simulated user: you are the assistant.")
+    return parser.flags("simulator").run(talk, argv)
 
 
 if __name__ == "__main__":

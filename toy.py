@@ -280,8 +280,20 @@ class ScriptedJudge:
                 for s in split_sentences(m["text"])]
         good += [felt == "lifted" for felt in re.findall("lifted|let down", tags.get("record", ""))]
         x = sum(good) / max(1, len(good))
-        fills = {"1-5": 1 + round(4 * x), "0-10": round(10 * x), "A-F": "FEDCBA"[round(5 * x)]}
+        fills = {"1-5": 1 + round(4 * x), "0-10": round(10 * x), "A-F": "FEDCBA"[round(5 * x)],
+                 "-1 to 1": 0, "reply": in_other_words(json.loads(tags.get("reply", '""')))}
         return re.sub(r"\[([^\]]*)\]", lambda m: str(fills.get(m[1], "scripted")), form)
+
+
+def in_other_words(reply):
+    """The same sentences, each with another opening where the grammar has one for it."""
+    said = []
+    for one in split_sentences(reply):
+        openings = ACTS[act_of(one)][0] if act_of(one) in ACTS else ()
+        own = next((o for o in openings if one.startswith(f"{o} ")), "")
+        others = [o for o in openings if own and o != own] or [own]
+        said.append(random.Random(one).choice(others) + one.removeprefix(own))
+    return " ".join(said)
 
 
 OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion-B": "Go on.",

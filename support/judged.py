@@ -78,11 +78,20 @@ def questionnaire(grades, reversed_items, low, high):
             for i, share in enumerate(shares, 1)]
 
 
-def read_answer(prompt, text):
-    """{item: number} of an answer to one of the four questionnaires; {"codes": [...]} of one to
-    "strategies". Raises ValueError."""
+def read_answer(prompt, text, names=None):
+    """What an answer to a prompt says: {item: number} of a questionnaire, {"codes", "misnamed"} of
+    "strategies" (names: of the codes), {place: -1 to 1} of "place" (names: patterns of the places),
+    {"text"} of what asks for words. Raises ValueError."""
     if prompt == "strategies":
-        return {"codes": read_strategies(text)}
+        return read_strategies(text, names)
+    if prompt == "place":
+        return read_parts(text, names, lambda part: {float(x) for x in re.findall(
+            r"[-+]?\d*\.?\d+", part.split("\n")[0].replace("−", "-")) if abs(float(x)) <= 1})
+    if prompt in FORMS["once"]:
+        said = re.sub(r"(?is)\A.*?\breply\W*?[:：]", "", text).strip(' \n*"')
+        if not said:
+            raise ValueError("nothing is said")
+        return {"text": said}
     form = FORMS[prompt]
     low, high = form["range"]
     if "parts" in form:
@@ -97,22 +106,25 @@ def read_answer(prompt, text):
     return found | {"overall, unreversed": float(np.mean(questionnaire(grades, [], low, high)))}
 
 
-def read_strategies(text):
-    """The codes of a reply's strategies in order; where a name beside one says another, the code
-    wins. Within a paragraph (one <Strategy>) B-2 excludes B-1, and B-3 both. Raises ValueError for
-    an answer without the tag, and for a code that is none of the 24."""
-    codes = []
+def read_strategies(text, names):
+    """{"codes": of a reply's strategies in order, "misnamed": how many bear another one's name}.
+    names: {code: name}; where the two disagree the code wins. Within a paragraph (one <Strategy>)
+    B-2 excludes B-1, and B-3 both. Raises ValueError for an answer without the tag, and for a code
+    that is none of the 24."""
+    codes, misnamed = [], 0
     paragraphs = re.findall(r"<Strategy>(.*?)</Strategy>", normalize("NFKC", text), re.S | re.I)
     for paragraph in paragraphs:
-        own = [f"{letter}-{number}" for letter, number in
-               re.findall(r"\b([A-Z]) *[-–—_]? *(\d+)", paragraph)]
+        found = re.findall(r"\b([A-Z]) *[-–—_]? *(\d+)\)?[ :]*([^,;、()\n]*)", paragraph)
+        own = [f"{letter}-{number}" for letter, number, _ in found]
         if unknown := set(own) - set(CODES):
             raise ValueError(f"{min(unknown)!r} is no strategy; there are A-1 to G-2")
+        misnamed += sum(name.strip().lower() not in ("", normalize("NFKC", names[code]).lower())
+                        for code, (*_, name) in zip(own, found))
         beaten = {"B-1", "B-2"} if "B-3" in own else {"B-1"} if "B-2" in own else set()
         codes += [code for code in own if code not in beaten]
     if not codes and not re.search(r"none|无", "".join(paragraphs), re.I):
         raise ValueError("no strategy in it")
-    return codes
+    return {"codes": codes, "misnamed": misnamed}
 
 
 def toy_codes(reply, toy):
@@ -159,7 +171,8 @@ def ssrr(sequences):
 
 def strategies_of(dialogues):
     """Of each group and each code the replies per dialogue that use it, its gain, n, and of a group
-    the gain where the hidden need asks for it; and the SSRR."""
+    the gain where the hidden need asks for it; the SSRR; and the counted coordinate, whose two
+    numbers are no judge's: 1 - SSRR, and the share of B to E less that of F and G."""
     replies, found = [r for d in dialogues for r in d["replies"]], {}
     for name, codes in (GROUPS | {code: [code] for code in CODES}).items():
         uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies) / len(dialogues)
@@ -167,8 +180,24 @@ def strategies_of(dialogues):
                   for r in d["replies"]]
         found[name] = dict(zip(("uses", "gain", "n", "asked", "asked_n"),
                                (uses, *gain(replies, codes), *gain(asking, codes))))
-    return {"strategies": found, "dialogues": len(dialogues),
-            "ssrr": ssrr([[used for used, _ in d["replies"]] for d in dialogues])}
+    letters = [code[0] for used, _ in replies for code in used or ()]
+    share = lambda group: sum(map(group.count, letters)) / max(1, len(letters))
+    repeated = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
+    return {"strategies": found, "dialogues": len(dialogues), "ssrr": repeated,
+            "variety": None if repeated is None else 1 - repeated,
+            "support_minus_solution": share("BCDE") - share("FG")}
+
+
+def steps_of(dialogues, most=10):
+    """`strategies_of` the training dialogues of a log, a tenth of its steps at a time (a step has
+    few users, and what they need decides what is used): {last step of the tenth: ...}."""
+    steps = {}
+    for d in dialogues:
+        if d["split"] == "train":
+            steps.setdefault(d["step"], []).append(d)
+    size, order = -(-len(steps) // most), sorted(steps)
+    tenths = [order[i:i + size] for i in range(0, len(order), size)] if size else []
+    return {own[-1]: strategies_of(sum((steps[step] for step in own), [])) for own in tenths}
 
 
 # ------------------------------------------------------------------------------ means and intervals
@@ -195,6 +224,17 @@ def scale_table(answers, too_short=()):
                        "missing": 1 - len(read) / len(answers), "n": len(x), "short": len(short),
                        "means": means}
     return table
+
+
+def pearson(x, y):
+    """Correlation (Pearson's)."""
+    return np.corrcoef(x, y)[0, 1]
+
+
+def spearman(x, y):
+    """Correlation of ranks (Spearman's); ties share theirs."""
+    return pearson(*(np.sort(v).searchsorted(v) + np.sort(v).searchsorted(v, "right")
+                     for v in (x, y)))
 
 
 def interval(statistic, *columns, draws=1000):

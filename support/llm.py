@@ -243,32 +243,21 @@ class Clock:
     nothing was being sampled: the time for which the GPU waits for the user."""
 
     def __init__(self):
-        self.simulator = 0.0
-        self.calls = self.samplers = 0
-        self.since = time.perf_counter()
+        self.simulator, self.since = 0.0, time.perf_counter()
+        self.under_way = {"calls": 0, "samplers": 0}
 
-    def tick(self):
+    def tick(self, kind, more):
         now = time.perf_counter()
-        if self.calls and not self.samplers:
+        if self.under_way["calls"] and not self.under_way["samplers"]:
             self.simulator += now - self.since
         self.since = now
+        self.under_way[kind] += more
 
     @contextmanager
-    def calling(self):
-        self.tick()
-        self.calls += 1
+    def during(self, kind):
+        """One more of "calls" or "samplers" is at work."""
+        self.tick(kind, 1)
         try:
             yield
         finally:
-            self.tick()
-            self.calls -= 1
-
-    @contextmanager
-    def sampling(self):
-        self.tick()
-        self.samplers += 1
-        try:
-            yield
-        finally:
-            self.tick()
-            self.samplers -= 1
+            self.tick(kind, -1)

@@ -20,12 +20,12 @@ import resource
 import sys
 import textwrap
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from support import judged
 from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
@@ -44,7 +44,7 @@ SIDES = {"before": 0, "": 1, "after": 2}
 
 
 def write_report(path, *, title, settings, curves, evaluations, dialogues, tables,
-                 notes=(), limit=200):
+                 notes=(), limit=200, radar=()):
     """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Missing
     numbers may be None or absent.
 
@@ -55,13 +55,13 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
         "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
         "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
     tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
-    warnings, shown on top.
+    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}].
     """
     picked = choose(dialogues, limit)
     shown = sum(map(len, picked))
     left = len(dialogues) - shown
     page = {"title": title, "headline": headline(curves, evaluations, settings.get("steps")),
-            "notes": list(notes), "steps": len(curves),
+            "notes": list(notes), "steps": len(curves), "radar": list(radar),
             "panels": [panel for panel in panels(curves, evaluations)     # one point is no curve
                        if panel["lines"] or len(panel["points"]) > 1],
             "settings": {key: v if isinstance(v, str) else json.dumps(clean(v), ensure_ascii=False)
@@ -153,7 +153,8 @@ def panels(curves, evaluations):
     steps, result = [row.get("step", i + 1) for i, row in enumerate(curves)], []
     for section, title, unit, span, series, reading in PANELS:
         lines = [{"label": label, "colour": colour,
-                  "values": joined(column(key)) if key == "watched" else column(key)}
+                  "values": joined(column(key)) if section == "Strategies" or key == "watched"
+                  else column(key)}
                  for key, label, colour in series]
         lines = [line for line in lines if any(v is not None for v in line["values"])]
         points = []
@@ -260,9 +261,38 @@ def tables_by_part(sides):
     return tables
 
 
-def report_of_run(out, people, rows, evaluations, warnings):
+def judged_tables(out, rows, grammar):
+    """What judge.py's --json left in a run's directory (strategies.json, capabilities.json), or
+    else the strategies by the toy's `grammar`: (`rows` with the uses and gains of strategies,
+    tables, the radar)."""
+    found = next(iter(read_json(out / "strategies.json").get("files", {}).values()), {})
+    tagged = found.get("tagged") or [{**d, "intention": "", "replies": [
+        [judged.toy_codes(t["reply"], grammar), t["change"]] for t in d["turns"]]}
+        for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"train"') if d and grammar]
+    steps = judged.steps_of(tagged) if any(used for d in tagged for used, _ in d["replies"]) else {}
+    value = lambda step, name, what: steps[step]["strategies"][name][what]
+    rows = [{**row, **{f"{what} {name}": value(row["step"], name, what) for name in judged.GROUPS
+                       for what in ("uses", "gain") if row["step"] in steps}} for row in rows]
+    tables = [{"title": f"Strategies: {what}", "columns": ["steps up to", *judged.GROUPS, *more],
+               "rows": [[step, *[value(step, name, what) for name in judged.GROUPS],
+                         *[told[key] for key in more.values()]] for step, told in steps.items()],
+               "reading": TEXTS["strategies"][what]}
+              for what, more in (("uses", {"variety": "variety",
+                                           "support": "support_minus_solution"}), ("gain", {}))]
+    scores = read_json(out / "capabilities.json").get("capabilities", {}).get("tables", {})
+    radar = [{"label": file, "values": {item: t["mean"] for item, t in items.items()}}
+             for file, items in scores.items()]
+    axes = list(radar[0]["values"]) if radar else []
+    tables.append({"title": "Five capabilities, judged", "columns": ["results", *axes],
+                   "rows": [[r["label"], *r["values"].values()] for r in radar],
+                   "reading": TEXTS["strategies"]["radar"]})
+    return rows, tables, radar
+
+
+def report_of_run(out, people, rows, evaluations, warnings, grammar=None):
     """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of
-    metrics.jsonl; warnings: what `hacking_warnings` found in them."""
+    metrics.jsonl; warnings: what `hacking_warnings` found in them; grammar: the toy, if the policy
+    speaks its language."""
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
     for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"heldout"'):   # most are of training
@@ -276,9 +306,10 @@ def report_of_run(out, people, rows, evaluations, warnings):
                               "score": round(100 * d["reward"])})
     sides = {side: [d for d in dialogues if d["side"] == side]
              for side in ("before", "after")[:1 + bool(last)]}
+    rows, tables, radar = judged_tables(out, rows, grammar)
     write_report(out / "report.html", title=out.name, settings=read_json(out / "config.json"),
                  curves=rows, evaluations=evaluations, dialogues=dialogues,
-                 tables=tables_by_part(sides), notes=warnings)
+                 tables=tables_by_part(sides) + tables, notes=warnings, radar=radar)
 
 
 def report_of_results(path, result):
@@ -299,17 +330,6 @@ def report_of_results(path, result):
 
 
 # ------------------------------------------------------------------------------------ what one sees
-
-@contextmanager
-def bar(shown, total, title):
-    """A progress bar over dialogues, or None where it is not `shown`."""
-    progress_bar = tqdm(total=total, desc=title, unit="dialogue", leave=False) if shown else None
-    try:
-        yield progress_bar
-    finally:
-        if progress_bar is not None:
-            progress_bar.close()
-
 
 def progress(metrics):
     """A step's metrics in the few words that fit behind a progress bar."""
@@ -369,14 +389,14 @@ def print_summary(summary, out):
           + ", ".join(sorted(p.name for p in out.iterdir() if not p.name.startswith("."))))
 
 
-def draw_run(out, state, people):
+def draw_run(out, state, people, grammar=None):
     """Write the picture and the report of a run as far as it is. Returns what there is to be warned
-    of."""
+    of. grammar: the toy, whose kinds of sentences are strategies; they are told at a run's end."""
     path = out / "metrics.jsonl"
     rows = [row for _, row, _ in read_jsonl(path) if row] if path.exists() else []
     warnings = hacking_warnings(rows, state["evaluations"])
     learning_curve(out, rows, state["evaluations"])
-    report_of_run(out, people, rows, state["evaluations"], warnings)
+    report_of_run(out, people, rows, state["evaluations"], warnings, grammar)
     return warnings
 
 
@@ -388,16 +408,16 @@ def draw_while_running(out, state, people):
         tqdm.write(f"the report could not be written: {error!r}")
 
 
-def finish(out, state, people):
+def finish(out, state, people, grammar=None):
     """What a run leaves when it is over: summary.json, the picture, the report, a table on the
-    terminal. state: as in state.json; people: the held-out profiles. Returns the summary."""
+    terminal. state: as in state.json; the others: of `report_of_run`. Returns the summary."""
     evaluations = state["evaluations"]
     before, after = ({k: v for k, v in evaluations[i].items() if k != "step"} for i in (0, -1))
     unit = 1024 ** 2 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     summary = {"before": before, "after": after, "steps": state["step"],
                "seconds": state["seconds"], "tokens": state["tokens"],
-               "peak_rss_mb": round(peak, 1), "warnings": draw_run(out, state, people),
+               "peak_rss_mb": round(peak, 1), "warnings": draw_run(out, state, people, grammar),
                "evaluations": evaluations}
     write_json(out / "summary.json", summary)
     print_summary(summary, out)

@@ -13,6 +13,7 @@ import io
 import json
 import re
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,24 +91,31 @@ def explain(error, out=None, rank=0, world=1):
 
 # -------------------------------------------------------------------------------------------- flags
 
+FLAGS = tomllib.loads((Path(__file__).parent / "flags.toml").read_text("utf-8"))
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line, not the whole usage."""
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
 
-    def flags(self, **flags):
-        """Add flags: name=help, or name=(help, {what argparse wants}); a default is told of."""
-        for name, about in flags.items():
-            text, kind = (about, {}) if isinstance(about, str) else about
-            if kind.get("default") is not None and "(default" not in text:
-                text += f" (default: {kind['default']})"
-            self.add_argument("--" + name.replace("_", "-"), help=text, **kind)
+    def flags(self, program, group=None):
+        """Add the flags of a program, or of a part of one, as flags.toml has them; of a default the
+        help says what it is. Returns the parser."""
+        for name, about in FLAGS[program].items():
+            about = {**about, **{"type": globals()[kind] for kind in [about.get("type")] if kind}}
+            if isinstance(about.get("metavar"), list):
+                about["metavar"] = tuple(about["metavar"])
+            if about.get("default") is not None and "(default" not in about["help"]:
+                about["help"] += f" (default: {about['default']})"
+            (group or self).add_argument("--" + name.replace("_", "-"), **about)
+        return self
 
     def run(self, work, argv):
         """Parse the flags and call work(args). Returns the exit code; of an error that is the
         user's, one line is said."""
-        args = self.parse_args(argv)
+        args = self.parse_intermixed_args(argv)
         try:
             return work(args)
         except (RunError, OSError) as error:
@@ -162,6 +170,7 @@ positive = number(int, lambda x: x >= 1, "a whole number from 1")
 above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
 not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
 fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+emotion = number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
 rollout_seconds = number(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2,
                          f"a number of seconds up to {GROUP_TIMEOUT // 2}")
 
@@ -326,19 +335,7 @@ def make_parser():
         group.add_argument("--" + setting.name.replace("_", "-"), default=None, help=text,
                            **about["kind"])
         if setting.name == "seed":
-            group.add_argument("--out", metavar="DIR", help="directory for everything the run "
-                               "leaves (default: runs/<time>-<algo>-<mode>)")
-            group.add_argument("--resume", metavar="DIR", help="continue the run in DIR with its "
-                               "own settings; what changes no result may be changed: --steps, the "
-                               "simulator's address, memory, saving, waiting")
-            group.add_argument("--plan", action="store_true", help="say what the run would need, "
-                               "from the model's config alone, and load nothing")
-            group.add_argument("--price", metavar="IN,OUT", type=price, help="of the simulator's "
-                               "server, per million tokens: --plan and the start say the cost")
-            group.add_argument("--card", metavar="GB", type=above_zero, help="memory of a GPU, for "
-                               "--plan (default: 80)")
-            group.add_argument("--latency", metavar="S", type=above_zero, help="seconds of a call "
-                               "to the user's model, for --plan (default: 6)")
+            parser.flags("run", group)
     return parser
 
 
@@ -383,40 +380,38 @@ def resolve_settings(given):
         found[setting.name] = value
     cfg = Settings(**found)
     cfg.think = bool(cfg.think)
-    if cfg.algo == "grpo" and cfg.batch_size % cfg.group_size:
-        raise BadInput(f"--batch-size {cfg.batch_size} is not a multiple of --group-size "
-                       f"{cfg.group_size}: groups must be whole")
-    if cfg.algo == "grpo" and cfg.group_size == 1:
-        raise BadInput("--group-size 1: a group of one has no mean to be compared with, and GRPO "
-                       "would learn nothing; take 2 or more, or --algo ppo")
-    if cfg.algo == "grpo" and cfg.kl_coef and cfg.kl_estimator == "k1":
-        raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have; "
-                       "use k2, k3 or k3-ratio")
-    if cfg.algo == "ppo":
-        cfg.group_size = 1
-        for name in ("advantage", "refill"):
-            if given.get(name):
-                raise BadInput(f"--{name} {given[name]} is for GRPO, which has groups; leave it "
-                               "out, or take --algo grpo")
-    if given.get("lora_alpha") and not cfg.lora_rank:
-        raise BadInput("--lora-alpha is for adapters; say --lora-rank R too")
-    for name in ("watch_every", "watch_difficulty", "watch_lang"):
-        if given.get(name) and not cfg.watch:
-            raise BadInput(f"--{name.replace('_', '-')} {given[name]}: nobody watches; say who by "
-                           "--watch NAME")
-    if cfg.history_thoughts == "keep" and not cfg.think:
-        raise BadInput("--history-thoughts keep: there are no thoughts without --think")
-    if cfg.reward == "delta" and cfg.gamma < 1:
-        raise BadInput(f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no "
-                       "longer add up to how far the emotion came")
-    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
-        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
+    grpo, groups = cfg.algo == "grpo", [n for n in ("advantage", "refill") if given.get(n)]
+    lookers = [n for n in ("watch_every", "watch_difficulty", "watch_lang") if given.get(n)]
+    for wrong, complaint in (
+            (grpo and cfg.batch_size % cfg.group_size,
+             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
+             "groups must be whole"),
+            (grpo and cfg.group_size == 1,
+             "--group-size 1: a group of one has no mean to be compared with, and GRPO would learn "
+             "nothing; take 2 or more, or --algo ppo"),
+            (grpo and cfg.kl_coef and cfg.kl_estimator == "k1",
+             "--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 "
+             "or k3-ratio"),
+            (groups and not grpo, f"--{' --'.join(groups)} is for GRPO, which has groups; leave it "
+             "out, or take --algo grpo"),
+            (given.get("lora_alpha") and not cfg.lora_rank,
+             "--lora-alpha is for adapters; say --lora-rank R too"),
+            (lookers and not cfg.watch, f"--{' --'.join(lookers).replace('_', '-')}: nobody "
+             "watches; say who by --watch NAME"),
+            (cfg.history_thoughts == "keep" and not cfg.think,
+             "--history-thoughts keep: there are no thoughts without --think"),
+            (cfg.reward == "delta" and cfg.gamma < 1, f"--gamma {cfg.gamma}: with --reward delta "
+             "it must be 1, or the deltas no longer add up to how far the emotion came"),
+            (cfg.tensorboard and not importlib.util.find_spec("tensorboard"),
+             "--tensorboard: the package is not installed; pip install tensorboard"),
+            (cfg.batch_size < cfg.minibatches, f"--minibatches {cfg.minibatches} cannot be cut "
+             f"from --batch-size {cfg.batch_size}")):
+        if wrong:
+            raise BadInput(complaint)
+    cfg.group_size = cfg.group_size if grpo else 1
     need_vllm(cfg.engine)
     if not cfg.engine:
         cfg.engine = "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
-    if cfg.batch_size < cfg.minibatches:
-        raise BadInput(f"--minibatches {cfg.minibatches} cannot be cut from --batch-size "
-                       f"{cfg.batch_size}")
     return cfg
 
 

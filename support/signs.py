@@ -36,6 +36,19 @@ def sign_flips(differences, rng, draws):
     return float((1 + far.sum()) / (1 + draws))
 
 
+def reliability(finals):
+    """Of final emotions, [dialogues][replays]: "spread", the standard deviation of one dialogue's
+    over its replays, and "reliability" of the reward, the share of the variance of scores that
+    dialogues explain, ICC(1) (Shrout and Fleiss 1979). {} where they cannot be had."""
+    x = np.array(finals, dtype=float)
+    if x.ndim < 2 or min(x.shape) < 2:
+        return {}
+    within, between = x.var(1, ddof=1).mean(), x.shape[1] * x.mean(1).var(ddof=1)
+    whole = between + (x.shape[1] - 1) * within
+    return {"spread": float(within ** 0.5),
+            "reliability": float((between - within) / whole) if whole else None}
+
+
 def score_summary(finals):
     """What is said of final emotions everywhere: mean, standard error, success (100) and failure
     (below 10) in percent, n."""

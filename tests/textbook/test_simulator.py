@@ -465,21 +465,21 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     monkeypatch.setattr(llm, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = Clock()
     now[0] += 1                             # nothing at all
-    with clock.calling():
+    with clock.during("calls"):
         now[0] += 2                         # counts
-        with clock.calling():
+        with clock.during("calls"):
             now[0] += 4                     # two calls at once: counts once
-            with clock.sampling(), clock.sampling():
+            with clock.during("samplers"), clock.during("samplers"):
                 now[0] += 8                 # the GPU is at work
         now[0] += 16                        # counts
     now[0] += 32                            # nothing
-    with clock.sampling():
+    with clock.during("samplers"):
         now[0] += 64                        # no call
-    with pytest.raises(OSError), clock.calling():
+    with pytest.raises(OSError), clock.during("calls"):
         now[0] += 128                       # counts, and a failed call is over
         raise OSError
     now[0] += 256
-    clock.tick()
+    clock.tick("calls", 0)
     assert clock.simulator == 2 + 4 + 16 + 128
 
     async def model(prompt):
