@@ -380,8 +380,10 @@ def resolve_settings(given):
         found[setting.name] = value
     cfg = Settings(**found)
     cfg.think = bool(cfg.think)
-    grpo, groups = cfg.algo == "grpo", [n for n in ("advantage", "refill") if given.get(n)]
-    lookers = [n for n in ("watch_every", "watch_difficulty", "watch_lang") if given.get(n)]
+    said = lambda *names: " ".join(f"--{name.replace('_', '-')} {given[name]}"
+                                   for name in names if given.get(name))
+    grpo, groups = cfg.algo == "grpo", said("advantage", "refill")
+    looks = said("watch_every", "watch_difficulty", "watch_lang")
     for wrong, complaint in (
             (grpo and cfg.batch_size % cfg.group_size,
              f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
@@ -392,12 +394,11 @@ def resolve_settings(given):
             (grpo and cfg.kl_coef and cfg.kl_estimator == "k1",
              "--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 "
              "or k3-ratio"),
-            (groups and not grpo, f"--{' --'.join(groups)} is for GRPO, which has groups; leave it "
-             "out, or take --algo grpo"),
+            (groups and not grpo,
+             f"{groups} is for GRPO, which has groups; leave it out, or take --algo grpo"),
             (given.get("lora_alpha") and not cfg.lora_rank,
              "--lora-alpha is for adapters; say --lora-rank R too"),
-            (lookers and not cfg.watch, f"--{' --'.join(lookers).replace('_', '-')}: nobody "
-             "watches; say who by --watch NAME"),
+            (looks and not cfg.watch, f"{looks}: nobody watches; say who by --watch NAME"),
             (cfg.history_thoughts == "keep" and not cfg.think,
              "--history-thoughts keep: there are no thoughts without --think"),
             (cfg.reward == "delta" and cfg.gamma < 1, f"--gamma {cfg.gamma}: with --reward delta "

@@ -1,5 +1,6 @@
 """judge.py: a judge on loopback that answers as models do, files that are wrong, and every command
 once. What is counted is checked by hand in tests/textbook/test_judge.py."""
+import csv
 import json
 import random
 import threading
@@ -10,7 +11,7 @@ import judge
 import toy
 from server import Loopback
 from simulator import toy_profiles
-from support import judged, llm
+from support import judged, llm, report
 from support.results import recorded_dialogues
 
 ANSWER = ("Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "
@@ -106,7 +107,7 @@ def test_every_prompt_is_there_in_both_languages_and_ends_in_a_form(name, lang):
     """Its slots are the ones that are filled in; and the scripted judge's answer can be read."""
     text = judge.simulator.load_prompt(name, lang, "judge")
     body, line, form = text.rpartition("\n---\n")
-    assert line and "[" in form
+    assert line and "[" in form or name == "place"
     if name == "strategies":
         names = dict(judge.re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", text, judge.re.M))
         assert list(names) == judged.CODES and len(set(names.values())) == 24
@@ -221,7 +222,11 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
         cases = [(["capabilities", good, *at(server, "--retries", 0)], "no answer of judge"),
                  (["strategies", good, *at(server, "--retries", 0)], "no answer of judge"),
                  (["capabilities", write(tmp_path / "e.jsonl", [empty])], "has a reply"),
-                 (["needs", "nowhere"], "No such file"),
+                 (["needs", "nowhere"], "No such file"), (["capabilities"], "name a FILE"),
+                 (["coordinate", write(tmp_path / "mid.jsonl", [toy_result(
+                     0, ["empathise"], random.Random(0))])], "nothing in it that reasons"),
+                 (["blind", good], "two files"), (["blind", good, good, "--out", "s"], "two files"),
+                 (["blind", "--read", good], "no sheet of judge.py"),
                  (["capabilities", good, "--judge", "toy"], "is needed"),
                  (["capabilities", good, "--judge", "openai:m"], "--judge openai:m")]
         for argv, told in cases:
@@ -255,6 +260,7 @@ def test_strategies_by_a_server(tmp_path):
                                                              "--retries", 0, "--repeats", 3))
     told = next(iter(result["files"].values()))
     assert code == 0 and told["missing"] == 4 and told["ssrr"] == 1
+    assert told["misnamed"] == 4            # F-3 is professional help
     assert told["strategies"]["F-3"] == {"uses": 2, "gain": 5, "n": 3, "asked": None, "asked_n": 0}
     assert server.calls == 8 and all("此前的对话" in p for p in server.prompts)
 
@@ -300,8 +306,8 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
             asked.append((values["emotion"], json.loads(values["dialogue"])))
             return "", {"Activity": "", "Analyse": "", "Reason": ""}, -10
     d = judge.read(good)[0]
-    changes = [judge.asyncio.run(judge.hear(judge.simulator.User(Deaf(), d["profile"]), d, i))
-               for i in range(3)]
+    changes = [judge.asyncio.run(judge.hear(judge.simulator.User(Deaf(), d["profile"]), d, i,
+                                            d["turns"][i]["reply"])) for i in range(3)]
     assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
     for i, (_, said) in enumerate(asked):
         assert len(said) == 2 * i + 2 and said[-1] == {"speaker": "friend",
@@ -348,6 +354,39 @@ def test_users_behind_a_server_hear_the_replies(tmp_path, capfd):
         assert run("acceptance", path, *flags)[1] == result and server.calls == 12  # paid once
 
 
+def test_groups_of_strategies_by_a_judge(tmp_path):
+    """Where no grammar tells them, a judge does: a group counts where it is more than half of what
+    a reply does; a reply that could not be tagged is in no group."""
+    felt = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: +4"
+
+    def tag(prompt):
+        if "在听12" in prompt:
+            return "no"
+        more = ", (E-2)" if '<reply>\n"我在听00' in prompt else ""
+        return f"<Strategy>(E-1), (F-1){more}</Strategy>"
+    with Loopback(answer=lambda _: felt) as user, Loopback(answer=tag) as server:
+        code, result = run("acceptance", sage(tmp_path), "--difficulty", "vanilla", "--retries", 0,
+                           "--simulator", f"openai:scripted@{user.url}", *at(server))
+    assert code == 0 and server.calls == 8 and user.calls == 6
+    assert result["accepted"] == {"all": [100, 6], "Praise": [100, 1]}
+
+
+def test_other_words_are_put_to_the_same_user(good, tmp_path):
+    """Each after the same past, in the same emotion: what differs is the reply alone."""
+    feel = lambda prompt: ("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: "
+                           f"{4 - 9 * prompt.count('other words')}")
+    with Loopback(answer=feel) as user, Loopback(answer=lambda prompt: (
+            "\n".join(f"Item {i}: {'ABCF'[i % 4]}" for i in range(1, 16)) if "<reply>" not in prompt
+            else "Reply: other words")) as server:
+        flags = ["validity", sage(tmp_path), "--paraphrase", "--limit", 5,
+                 "--simulator", f"openai:scripted@{user.url}", *at(server)]
+        code, result = run(*flags)
+        assert code == 0 and user.calls == 10 and server.calls == 4 + 5
+    assert result["paraphrase"] == {"moved": [9, 9, 9, 5], "same sign": [0, 0, 0, 5]}
+    moved = run("validity", good, "--paraphrase", "--limit", 16)[1]["paraphrase"]
+    assert moved["moved"][3] == 16 and moved["moved"][0] < 4     # the scripted judge keeps the kind
+
+
 def test_needs_are_asked_per_line_of_the_user(tmp_path):
     said = "Reasons: r\nAttitude: 8/10\nThoughts: seven\n**Needs**: 6\nOverall: 7"
     with Loopback(answer=lambda prompt: said) as server:
@@ -377,11 +416,164 @@ def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     assert any(reply in p for p in prompts if "<record>" not in p)
 
 
+def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
+    """The mean score of each against its mean final emotion."""
+    rng = random.Random(3)
+    mixed = write(tmp_path / "mixed.jsonl", [
+        toy_result(i, [list(toy.NEEDS)[i % 8], "cheer"] * 3, rng) for i in range(8)])
+    rows = run("validity", good, bad, mixed)[1]["correlations"]
+    assert rows["blri, over files"][0] > 0.9 and rows["blri, over files"][3] == 3
+    assert len(rows) == 2 * 4
+
+
+@pytest.mark.slow
+def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
+    """Three policies under two users, ranked alike, their dialogues the other way round."""
+    for folder, shift, sign in (("a_based_simulator", 0, 1), ("b_based_simulator", 20, -1)):
+        (tmp_path / folder).mkdir()
+        for k, policy in enumerate(("p", "q", "r")):
+            rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
+            for i, row in enumerate(rows):
+                row["emo_point"] = shift + 20 * k + 2 * i * sign + 10
+            write(tmp_path / folder / f"{policy}.jsonl", rows)
+    files = sorted(tmp_path.glob("*_simulator/*.jsonl"))
+    code, result = run("validity", *files)
+    assert code == 0 and result["ranks"]["over policies"][0] == pytest.approx(1)
+    assert result["ranks"]["p.jsonl"][0] == pytest.approx(-1) and len(result["ranks"]) == 4
+    assert judge.main(["validity", str(files[0]), str(files[-1])]) == 2
+    assert "of one policy or more under two simulators" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_coordinates_are_of_one_call(good, bad, capsys):
+    """Both files in one prompt; an answer outside of the square, or without a number, is no point
+    at (0, 0)."""
+    said, scripted = [], judge.toy.ScriptedJudge()
+
+    def answer(prompt):
+        if "M1 X" not in prompt:
+            return judge.asyncio.run(scripted(prompt))
+        said.append(prompt)
+        return ("M1 X: 7\nM1 Y: ?\nM2 X: 0\nM2 Y: 1" if len(said) == 1 else
+                "**M1 X**: 0.5\nM1 Y: −0.25\nM2 X: 0\nM2 Y: 1.0")
+    with Loopback(answer=answer) as server:
+        assert judge.main(["coordinate", good, bad, "--plan"]) == 0
+        # eight dialogues that end at 100 and eight at 10 or less, four for each kind of need
+        assert "21 calls to the judge" in capsys.readouterr().out
+        code, result = run("coordinate", good, bad, "--judge", "openai:mute@" + server.url)
+    assert code == 2                        # a judge's tags are wanted too, and this one has none
+    said.clear()
+    with Loopback(answer=lambda p: ("<Strategy>(D-1) x, (F-4) y</Strategy>" if "<reply>" in p
+                                    else answer(p))) as server:
+        code, result = run("coordinate", good, bad, *at(server))
+    assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
+    assert result["placed"][good][:4] == [0.5, 0, -0.25, 0] and result["placed"][bad][2] == 1
+    assert result["placed"][bad][4:] == [0, 0]       # every reply the same: D-1 and F-4
+    told = run("coordinate", good, bad)[1]["placed"]            # by the toy's grammar
+    assert told[good][5] > 0 == told[bad][5] and told[good][4] == 0 < told[bad][4]
+
+
+def test_blind_sheets_hide_and_tell(good, bad, tmp_path, capfd):
+    """Sides are drawn, names are in the key alone; two raters who see through it."""
+    assert run("blind", good, bad, "--out", "sheet.csv")[0] == 0
+    text = open("sheet.csv", encoding="utf-8-sig").read()
+    assert "good.jsonl" not in text and "bad.jsonl" not in text and "toy-heldout" not in text
+    assert "secret" not in text and "* Name:" in text
+    key = judge.read_json("sheet.csv.key.json")
+    assert {p["left"] for p in key["pairs"].values()} == {good, bad}
+    rows = list(csv.reader(open("sheet.csv", encoding="utf-8-sig", newline="")))
+    for row in rows[1:]:
+        pair = key["pairs"][row[0]]
+        left, = [d for d in judge.read(pair["left"]) if d["profile_id"] == pair["id"]]
+        assert row[2].count(left["turns"][0]["reply"]) and row[2].startswith("USER: My ")
+    for rater in range(2):
+        for row in rows[1:]:
+            wins = "L" if key["pairs"][row[0]]["left"] == good else "R"
+            row[4:] = [wins, "=", "" if rater else wins.lower()]
+        with open(f"rater{rater}.csv", "w", newline="", encoding="utf-8-sig") as file:
+            csv.writer(file).writerows(rows)
+    code, result = run("blind", "--read", "rater0.csv", "rater1.csv")
+    (wins, _, _, pairs, alpha, p), (ties, *_, p2), (third, *_, alpha3, p3) = (
+        result["blind"].values())
+    assert code == 0 and wins == 1 and pairs == 8 and alpha is None     # nothing differs
+    assert ties == 0.5 and p2 == 1 and third == 1 and alpha3 is None
+    assert p == pytest.approx(3 * 2 / 256, abs=0.01)       # all eight pairs, and Holm's 3
+    rows[3][4] = "good"
+    with open("rater0.csv", "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows(rows)
+    assert judge.main(["blind", "--read", "rater0.csv"]) == 2
+    assert "row 4: a pair's number is needed" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_table3_trains_on_either_and_measures_on_either(monkeypatch, good, bad, tmp_path):
+    """2 x 2: four result files; a run that is there goes on, and is not begun again."""
+    done = []
+
+    async def chapter(script, *flags):
+        flags = list(map(str, flags))
+        done.append([script, *flags])
+        if script == "rlver.py" and "--out" in flags:
+            judge.write_json(judge.Path(flags[flags.index("--out") + 1]) / "config.json", {})
+        if script == "evaluate.py":
+            source = good if flags[1].endswith(flags[3]) else bad
+            judge.Path(flags[5]).write_text(open(source, encoding="utf-8").read(), "utf-8")
+    monkeypatch.setattr(judge, "python", chapter)
+    for start in ("--out", "--resume"):
+        code, result = run("table3", "--out", "t3", "--steps", 2)
+        trained = [call for call in done if call[0] == "rlver.py"]
+        assert code == 0 and all(start in call and "--steps" in call for call in trained[-2:])
+    (a, _, b, _), (c, _, d, _) = result["table3"].values()
+    assert a == d > b == c and len(done) == 12
+
+
+@pytest.mark.soak
+def test_table3_really_trains_and_measures(tmp_path):
+    """Two steps of each run, through the command line, as `python judge.py table3` does."""
+    code, result = run("table3", "--out", "t3", "--steps", 2, "--limit", 4)
+    assert code == 0 and len(result["table3"]) == 2
+    assert len(list(tmp_path.glob("t3/*.jsonl"))) == 4
+    assert {p.name for p in tmp_path.glob("t3/*/summary.json")} == {"summary.json"}
+
+
+def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
+    """From the log alone, by the toy's grammar: curves, and tables of the same points. Or what
+    judge.py's --json left there. Where nobody speaks the toy's language there is nothing."""
+    lines = []
+    for step, path in ((1, bad), (2, good)):
+        lines += [{"step": step, "split": "train", "turns": d["turns"], "profile_id": "p",
+                   "first_line": "x"} for d in recorded_dialogues(path)]
+    write(tmp_path / "dialogues.jsonl", lines)
+    steps = [{"step": 1}, {"step": 2}]
+    rows, tables, radar = report.judged_tables(tmp_path, steps, toy)
+    assert rows[0]["uses Praise"] == 0 and rows[0]["gain Praise"] is None
+    assert rows[1]["uses Praise"] == 2 and rows[1]["gain Praise"] > 7       # two users of eight
+    assert tables[0]["rows"][0][:2] == [1, 0] and tables[0]["rows"][1][:2] == [2, 2]
+    assert tables[0]["rows"][0][-2:] == [1, 0] and radar == [] == tables[2]["rows"]
+    assert report.judged_tables(tmp_path, steps, None)[0] == steps
+    run("capabilities", good, bad)
+    judge.Path("out.json").rename("capabilities.json")
+    *_, tables, radar = report.judged_tables(tmp_path, steps, None)
+    assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["ED"] == 5
+    assert tables[2]["rows"][1][:2] == [bad, 1]
+    judge.write_json("strategies.json", {"files": {"log": {"tagged": [
+        {"step": 1, "split": "train", "intention": "", "replies": [[["F-5"], 4]]}]}}})
+    assert report.judged_tables(tmp_path, steps, toy)[0][0]["gain Advice Provision"] == 4
+    for line in lines:
+        for turn in line["turns"]:
+            turn["reply"] = "Hello there, how are you doing?"
+    judge.Path("strategies.json").unlink()
+    write(tmp_path / "dialogues.jsonl", lines)
+    assert report.judged_tables(tmp_path, steps, toy)[0] == steps
+
+
 def test_costs_are_told_and_nobody_is_asked(good, tmp_path, capsys):
     with Loopback(answer=lambda prompt: ANSWER) as server:
         for argv, told in ((["capabilities", good, "--repeats", 3], "24 calls to the judge"),
                            (["strategies", sage(tmp_path)], "8 calls"),
-                           (["validity", good, "--lang", "zh"], "16 calls")):
+                           (["validity", "--lang", "zh", good], "16 calls"),
+                           (["validity", good, "--paraphrase", "--limit", 3], "19 calls to the"),
+                           (["validity", good, "--paraphrase", "--limit", 3], "6 calls to users")):
             assert judge.main([*map(str, argv), *at(server), "--plan"]) == 0
             assert told in capsys.readouterr().out
         assert server.calls == 0 and not judge.Path("results").exists()

@@ -8,10 +8,13 @@ import pytest
 import toy
 from support import judged
 from support.judged import (CODES, FORMS, GRADE, GROUPS, gain, interval, parse_score, questionnaire,
-                            read_answer, read_parts, read_strategies, scale_table, similarity, ssrr,
-                            strategies_of, toy_codes)
+                            pearson, read_answer, read_parts, read_strategies, scale_table,
+                            similarity, spearman, ssrr, steps_of, strategies_of, toy_codes)
+from support.raters import holm, krippendorff
+from support.signs import reliability
 
 DIMENSIONS = FORMS["capabilities"]["parts"]
+NAMES = {code: f"name of {code}" for code in CODES}
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -122,6 +125,28 @@ def test_the_scales_of_the_two_questionnaires():
     assert found["overall, unreversed"] == pytest.approx((13 * 5 + 2) / 15)
 
 
+def test_a_coordinate_is_one_number_in_the_square():
+    """A failed reading is no point: (0, 0) is a place where a model may stand."""
+    names = {"M1X": "M1 ?X", "M1Y": "M1 ?Y"}
+    read = lambda text: read_answer("place", text, names)
+    assert read("Comparison: 2 are near.\n**M1 X**: −0.4 (formulas)\n- M1 Y: 1.0") == {
+        "M1X": -0.4, "M1Y": 1}
+    for text in ("M1 X: 0.4", "M1 X: 1.5\nM1 Y: 0", "M1 X: here\nM1 Y: 0",
+                 "M1 X: 0.2 to 0.4\nM1 Y: 0", "M1 X: 0\nM1 Y: 0\nM1 X: 1"):
+        with pytest.raises(ValueError):
+            read(text)
+
+
+def test_words_are_taken_as_they_are_and_silence_is_refused():
+    """Other words stand behind a heading, which is no part of them; notes are kept whole."""
+    assert read_answer("paraphrase", '**Reply:** "I hear you."') == {"text": "I hear you."}
+    assert read_answer("paraphrase", "回复\nReply：我在听。") == {"text": "我在听。"}
+    assert read_answer("reasons", "Reasons: a\nSummary: b\n") == {"text": "Reasons: a\nSummary: b"}
+    for prompt in ("paraphrase", "reasons", "character"):
+        with pytest.raises(ValueError):
+            read_answer(prompt, "Reply: " if prompt == "paraphrase" else "\n")
+
+
 # --------------------------------------------------------------------------------------- strategies
 
 def test_there_are_24_strategies_in_7_groups():
@@ -133,20 +158,22 @@ def test_there_are_24_strategies_in_7_groups():
     assert set(FORMS["toy"]) | {"topic", "switch", "bore"} == set(toy.ACTS) | set(toy.SMALL_TALK)
 
 
-def test_codes_are_read_and_not_names():
+def test_codes_are_read_and_names_only_counted():
     """The paper's own worked example calls F-3 by the name of F-4: the code wins."""
-    text = "Analysis ... <Strategy> (C-2) own story, (G-1) facts</Strategy>"
-    assert read_strategies(text) == ["C-2", "G-1"]
-    assert read_strategies("<Strategy>(F-3) general advice</Strategy>") == ["F-3"]
-    assert read_strategies("<strategy>f. (E-1), E-2</strategy>") == ["E-1", "E-2"]
-    assert read_strategies("<Strategy>none</Strategy>") == []
-    assert read_strategies("<Strategy>（D－1）comfort</Strategy>") == ["D-1"]
+    for text, codes, misnamed in (
+            ("Analysis ... <Strategy> (C-2) name of C-2, (G-1) Name of G-1</Strategy>",
+             ["C-2", "G-1"], 0),
+            ("<Strategy>(F-3) general advice</Strategy>", ["F-3"], 1),
+            ("<strategy>f. (E-1), E-2</strategy>", ["E-1", "E-2"], 0),
+            ("<Strategy>none</Strategy>", [], 0),
+            ("<Strategy>（D－1）name of D-1</Strategy>", ["D-1"], 0)):
+        assert read_strategies(text, NAMES) == {"codes": codes, "misnamed": misnamed}
 
 
 def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
     """B-2 excludes B-1 and B-3 both, but only in its own paragraph."""
-    read = lambda *paragraphs: read_strategies("\n".join(f"<Strategy>{p}</Strategy>"
-                                                         for p in paragraphs))
+    read = lambda *paragraphs: read_strategies("\n".join(
+        f"<Strategy>{p}</Strategy>" for p in paragraphs), NAMES)["codes"]
     assert read("(B-1), (B-2)") == ["B-2"] and read("(B-2), (B-3), (B-1)") == ["B-3"]
     assert read("(B-1)", "(B-2)", "(B-3)") == ["B-1", "B-2", "B-3"]
 
@@ -156,7 +183,7 @@ def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
 def test_no_tag_and_unknown_codes_are_refused(text):
     """The judge is asked again; nothing is guessed."""
     with pytest.raises(ValueError):
-        read_strategies(text)
+        read_strategies(text, NAMES)
 
 
 REPLIES = [[["E-1", "A-1"], 10], [["E-2"], -4], [["F-5"], -2], [[], 3], [["E-1"], None],
@@ -211,6 +238,26 @@ def test_all_that_tags_tell_by_hand():
     assert praise == {"uses": 4 / 2, "gain": (10 - 4 - 6) / 3, "n": 3, "asked": 3.0, "asked_n": 2}
     assert told["strategies"]["E-1"]["uses"] == 1 and told["strategies"]["E-1"]["n"] == 1
     assert told["strategies"]["E-1"]["asked"] is None
+    # tags: E A E F E, E G
+    assert told["support_minus_solution"] == pytest.approx(4 / 7 - 2 / 7)
+    assert told["variety"] == pytest.approx(1 - told["ssrr"])
+    assert strategies_of([tagged([[[], 1]])])["support_minus_solution"] == 0
+
+
+def test_curves_are_of_training_dialogues_a_tenth_of_the_steps_at_a_time():
+    """Of 25 steps nine points, three steps each, the last one of one; held-out users in none."""
+    dialogues = [tagged([[["E-1"], 4]], step=2, split="train"),
+                 tagged([[["E-1"], 8], [["F-1"], -1]], step=1, split="train"),
+                 tagged([[["E-1"], 0]], step=1, split="heldout")]
+    steps = steps_of(dialogues)
+    assert list(steps) == [1, 2] and steps[1]["strategies"]["Praise"]["gain"] == 8
+    assert steps[2]["strategies"]["Praise"]["gain"] == 4
+    assert steps[2]["strategies"]["Problem Analysis"]["gain"] is None
+    long = steps_of([tagged([[["E-1"], step]], step=step, split="train")
+                     for step in range(25, 0, -1)])
+    assert list(long) == [3, 6, 9, 12, 15, 18, 21, 24, 25] and steps_of([tagged([])]) == {}
+    assert long[6]["strategies"]["Praise"] == {"uses": 1, "gain": 5, "n": 3, "asked": 5,
+                                               "asked_n": 3}
 
 
 def test_tags_of_the_toy_are_exact():
@@ -265,9 +312,47 @@ def test_intervals_cover_as_often_as_they_say():
 
 def test_what_can_not_be_told_is_none():
     """One unit has no interval; what does not vary has no correlation."""
-    r = lambda x, y: np.corrcoef(x, y)[0, 1]
     assert interval(np.mean, [3]) == [None, None, None, 1] and interval(np.mean, [])[3] == 0
-    assert interval(r, [1, 1, 1], [1, 2, 3])[0] is None
-    assert interval(r, [1, 2, 3], [1, 3, 2])[0] == pytest.approx(0.5)
-    value, low, high, n = interval(r, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5])
+    assert interval(pearson, [1, 1, 1], [1, 2, 3])[0] is None
+    assert interval(pearson, [1, 2, 3], [1, 3, 2])[0] == pytest.approx(0.5)
+    value, low, high, n = interval(pearson, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5])
     assert low <= value <= high and n == 6
+
+
+def test_ranks_by_hand():
+    """An outlier is one rank above the next; a tie shares rank 1.5."""
+    assert spearman([1, 2, 30], [1, 20, 21]) == pytest.approx(1)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(3 ** 0.5 / 2)
+    assert spearman([3, 1, 2], [10, 30, 20]) == pytest.approx(-1)
+
+
+def test_reliability_is_the_share_that_dialogues_explain():
+    """By hand: finals (40, 60) and (80, 100): within 200, between 2 x 800, so ICC is 1400 / 1800.
+    Noise alone has none."""
+    assert reliability([[40, 60], [80, 100]]) == {
+        "spread": pytest.approx(200 ** 0.5), "reliability": pytest.approx(1400 / 1800)}
+    assert reliability([[40], [80]]) == {} == reliability([]) == reliability([[40, 60]])
+    assert reliability([[40, 40], [40, 40]])["reliability"] is None
+    noise = np.random.default_rng(0).normal(50, 10, (400, 5)).tolist()
+    assert abs(reliability(noise)["reliability"]) < 0.1
+
+
+# -------------------------------------------------------------------------------------------- people
+
+def test_krippendorffs_alpha_by_hand():
+    """Two raters, four items: values x x | x y | y y | y y. Observed: 2 of 8 ordered pairs differ.
+    Expected: 3 x and 5 y make 30 of 56. alpha = 1 - (2/8) / (30/56). An item that one rater left
+    out says nothing."""
+    units = [["x", "x"], ["x", "y"], ["y", "y"], ["y", "y"]]
+    assert krippendorff(units) == pytest.approx(1 - (2 / 8) / (30 / 56))
+    assert krippendorff([*units, ["x"]]) == pytest.approx(krippendorff(units))
+    assert krippendorff([["x", "x"], ["y", "y"]]) == 1 and krippendorff([["x", "x"]]) is None
+    # three raters: the unit's pairs are divided by two
+    assert krippendorff([["x", "x", "y"], ["y", "y", "y"]]) == pytest.approx(
+        1 - (4 / 2) / (16 / 5))
+
+
+def test_holms_correction_by_hand():
+    """0.01 x 3, 0.02 x 2, 0.03 x 1, the last not below the one before it; at most 1."""
+    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.7]) == pytest.approx([1, 1]) and holm([]) == []
