@@ -1,5 +1,4 @@
-"""support/llm.py - models that are asked: servers and local ones, one retry loop, the log of calls,
-the clock.
+"""support/llm.py - models that are asked, on servers or here; retries, the log of calls, the clock.
 
 A model is any `async def model(prompt) -> text`. A call is one request. Trying again is the
 business of `ask_with_retries` alone, so that one budget covers all that can go wrong: a server that
@@ -12,7 +11,7 @@ import os
 import random
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 
 from tqdm import tqdm
@@ -40,12 +39,8 @@ class Answer(str):
 
 
 class ServerModel:
-    """The chat model `name` of an OpenAI-compatible server at `url`: vLLM's own server, or
-    anybody's.
-
-    The key is $RLVER_API_KEY, else $OPENAI_API_KEY; it is written nowhere, and struck out of
-    whatever the server says (some quote it).
-    """
+    """The chat model `name` of an OpenAI-compatible server at `url`, vLLM's own or anybody's. Its
+    key (`read_key`) is written nowhere, and struck out of what the server says: some quote it."""
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
         import openai
@@ -57,7 +52,7 @@ class ServerModel:
                                          timeout=timeout)
 
     def clean(self, text):
-        """The server's words without the key, which some echo, and without half letters."""
+        """The server's words without the key and without half letters."""
         return whole_letters(text if self.key == "none" else text.replace(self.key, "***"))
 
     def quote(self, error):
@@ -108,8 +103,7 @@ class ServerModel:
 
 def read_key():
     """$RLVER_API_KEY, else $OPENAI_API_KEY, else "none", without white space around it: a key that
-    was read from a file ends in a newline. Raises BadInput for other signs that no header can
-    hold."""
+    was read from a file ends in a newline. Raises BadInput for signs that no header can hold."""
     name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
     key = os.environ.get(name, "").strip() or "none"
     if not all(" " < sign < "\x7f" for sign in key):
@@ -128,17 +122,16 @@ class LocalModel:
 
     async def __call__(self, prompt):
         ids = self.chat.first_prompt(prompt) + self.chat.opening
-        room, most = self.context - len(ids), self.max_tokens
+        room = self.context - len(ids)
         if room < 1:
             raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens "
                                    f"does not fit its context of {self.context}")
-        while True:
+        for most in (self.max_tokens, 4 * self.max_tokens):     # a cut answer: again with more
             said, _ = await self.engine.generate(ids, min(room, most), self.rng, key=None)
             cut = said[-1] != self.chat.stop_id
-            if not cut or most > self.max_tokens or room <= most:
+            if not cut or room <= most:
                 break
-            most *= 4                           # a cut answer is asked for with more room, once
-        text = Answer(self.chat.decode(said[:-1] if said[-1] == self.chat.stop_id else said))
+        text = Answer(self.chat.decode(said if cut else said[:-1]))
         text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
         return text
 
@@ -146,16 +139,11 @@ class LocalModel:
 # ---------------------------------------------------------------------------------------- try again
 
 def seconds_to_wait(retry_after):
-    """The Retry-After header, in seconds (RFC 9110 also allows a date), at most a minute; 0 if
-    there is none."""
-    try:
-        wait = float(retry_after)
-    except (TypeError, ValueError):
-        try:
-            wait = parsedate_to_datetime(retry_after).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return 0.0
-    return min(60.0, max(0.0, wait)) if wait == wait else 0.0
+    """The Retry-After header (RFC 9110 also allows a date) in seconds, at most 60; 0 if none."""
+    for read in (float, lambda date: parsedate_to_datetime(date).timestamp() - time.time()):
+        with suppress(TypeError, ValueError):
+            return min(60.0, max(0.0, read(retry_after)))       # in this order: NaN gives 0
+    return 0.0
 
 
 def backoff(attempt, first=0.4, longest=12.0):
@@ -166,14 +154,11 @@ def backoff(attempt, first=0.4, longest=12.0):
 
 
 async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
-    """Ask until there is an answer that can be read. Returns (the answer, *what `parse` makes
-    of it).
+    """Ask until an answer can be read. Returns (the answer, *what `parse` makes of it).
 
     call(answered) -> text makes one call; `answered` counts the unreadable answers before it.
-    parse(text) returns a tuple, or raises ValueError where the text is no answer. Waits grow, and
-    are never shorter than the server asked for. Raises SimulatorFailed after `retries` further
-    attempts.
-    """
+    parse(text) returns a tuple, or raises ValueError where it is no answer. Waits grow, and are no
+    shorter than the server asked for. Raises SimulatorFailed after `retries` further attempts."""
     answered, asked_for = 0, 0.0
     for attempt in range(retries + 1):
         if attempt:
@@ -196,10 +181,9 @@ async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
 
 class CallLog:
     """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
-    instead of paying again.
-
-    path: the file to append to, or None. cache: another run's log, to begin with. A line that a
-    killed run left half-written is no answer; one clean newline keeps the next line whole."""
+    instead of paying again. path: the file to append to, or None. cache: another run's log, to
+    begin with. A line that a killed run left half-written is no answer; one clean newline keeps the
+    next line whole."""
 
     def __init__(self, path=None, cache=None):
         self.path, self.answers = path, {}

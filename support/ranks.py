@@ -72,8 +72,7 @@ def interrupt_at_once(handler=None):
 
 
 def raise_lost_interrupt():
-    """A Ctrl-C that falls into a destructor is printed by Python and forgotten. Between two steps
-    it is raised again."""
+    """Raise again a Ctrl-C that fell into a destructor, where Python prints and forgets it."""
     if LOST:
         raise KeyboardInterrupt
 
@@ -107,8 +106,7 @@ def all_gather_list(things):
 
 
 def broadcast(make):
-    """What make() gives on the first rank, on every rank. A BadInput that it raises there is raised
-    on every rank."""
+    """What make() gives on the first rank, on every rank; so too a BadInput that it raises."""
     answer = [None]
     if rank() == 0:
         try:
@@ -167,9 +165,8 @@ def full_tensor(tensor):
 
 
 def iter_full_weights(module):
-    """(name, whole tensor) of a module, one at a time: with eight ranks no rank ever holds more
-    than one beside its own shard. By state_dict(), not named_parameters(), which leaves out the
-    second name of a tied tensor."""
+    """(name, whole tensor) of a module, one at a time: no rank ever holds more than one beside its
+    own shard. By state_dict(): named_parameters() leaves out the second name of a tied tensor."""
     for name, tensor in module.state_dict().items():
         yield name, full_tensor(tensor.detach())
 

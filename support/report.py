@@ -8,8 +8,7 @@ was said. The page (report_template.html) needs no network.
 What models and users said is hostile until shown to be harmless: a policy that learns to write
 "</script>" must not run code in the reader's browser. Three locks, each enough alone: the data is
 JSON in which no "<" is left (`embed`); the page's script makes text nodes only, never HTML; and a
-Content-Security-Policy lets the browser run no script but the one whose hash it names, and fetch
-nothing.
+Content-Security-Policy lets the browser run only the script whose hash it names, and fetch nothing.
 """
 import base64
 import hashlib
@@ -32,8 +31,7 @@ from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
 TEMPLATE = Path(__file__).parent / "report_template.html"
 LONGEST = 4000                  # characters of one text; a longer one is shortened, and says so
-# of data in the page; beyond it all texts are cut at half the length, and again
-MAX_BYTES = 4_500_000
+MAX_BYTES = 4_500_000           # of data; beyond it texts are cut at half the length, and again
 
 TEXTS = tomllib.loads(TEMPLATE.with_name("report_texts.toml").read_text("utf-8"))
 # [(section, title, unit, range, [(key in metrics.jsonl, label, colour)], how to read it)]
@@ -55,8 +53,7 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
         "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
         "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
     tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
-    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}].
-    """
+    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]."""
     picked = choose(dialogues, limit)
     shown = sum(map(len, picked))
     left = len(dialogues) - shown
@@ -83,12 +80,10 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
 # ------------------------------------------------------------------------------------ what is shown
 
 def choose(dialogues, limit):
-    """Pick at most `limit` dialogues, evenly over the scores. Returns a list of lists, each all
-    dialogues of one id, lowest score first.
+    """At most `limit` dialogues, evenly over the scores: a list for each id, lowest score first.
 
     A user is shown whole or not at all: "after" means nothing without its "before". The score of a
-    user is that of the last dialogue.
-    """
+    user is that of the last dialogue."""
     people = {}
     for d in dialogues:
         people.setdefault(str(d["id"]), []).append(d)
@@ -114,8 +109,7 @@ def user(own):
 
 
 def headline(curves, evaluations, steps=None):
-    """The answer in one line of plain words, and in a second one how far the run is. steps: those
-    that it shall have."""
+    """The answer in a line of plain words, in a second one how far the run is of its `steps`."""
     if not evaluations:
         return []
     first, last = ({key: told(e.get(key)) for key in ("score", "stderr", "success", "failure", "n")}
@@ -163,9 +157,8 @@ def panels(curves, evaluations):
             points = [point for point in points if None not in point[:2]]
             if lines and any(v is not None for v in column("emotion_std")):
                 lines[0]["spread"] = column("emotion_std")
-        if title == "Dropped" and not any(any(line["values"]) for line in lines):
-            continue
-        if lines or points:
+        nobody = title == "Dropped" and not any(any(line["values"]) for line in lines)
+        if (lines or points) and not nobody:
             result.append({"section": section, "title": title, "unit": unit, "span": span,
                            "steps": steps, "lines": lines, "points": points, "reading": reading})
     return result
@@ -174,10 +167,8 @@ def panels(curves, evaluations):
 def joined(values):
     """Numbers of every K-th step, with those between them on straight lines."""
     there = [i for i, v in enumerate(values) if v is not None]
-    if not there:
-        return values
-    between = np.interp(range(len(values)), there, [values[i] for i in there]).round(3).tolist()
-    return [v if there[0] <= i <= there[-1] else None for i, v in enumerate(between)]
+    return clean(np.interp(range(len(values)), there, [values[i] for i in there],
+                           left=math.nan, right=math.nan).round(3)) if there else values
 
 
 def evaluation_table(evaluations):
@@ -197,10 +188,8 @@ def told(value):
 
 
 def table(t):
-    """Cells as text, because JSON does not know 85.0 from 85; and which columns hold numbers and so
-    stand to the right."""
-    number = (lambda v: hasattr(v, "tolist") or isinstance(v, (int, float))
-              and not isinstance(v, bool))
+    """Cells as text, as JSON does not know 85.0 from 85; columns of numbers stand to the right."""
+    number = lambda v: isinstance(v, (int, float, np.number)) and not isinstance(v, bool)
     return {"title": t["title"], "columns": t["columns"], "reading": t.get("reading"),
             "rows": [[told(v) for v in row] for row in t["rows"]],
             "right": [any(number(row[i]) for row in t["rows"] if i < len(row))
@@ -209,7 +198,7 @@ def table(t):
 
 # ------------------------------------------------------------------------------------ into the page
 
-def clean(value, longest=None):
+def clean(value, longest=math.inf):
     """What JSON can say: numpy's numbers as Python's, NaN and infinities as null, texts at most
     `longest` characters."""
     if hasattr(value, "tolist"):
@@ -218,12 +207,10 @@ def clean(value, longest=None):
         return {str(key): clean(v, longest) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean(v, longest) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int)):
-        return value
+    if value is None or isinstance(value, (int, float)):        # a bool is an int
+        return None if isinstance(value, float) and not math.isfinite(value) else value
     text = str(value)
-    return (text if longest is None or len(text) <= longest
+    return (text if len(text) <= longest
             else f"{text[:longest]} [… shortened, {len(text):,} characters in all]")
 
 
@@ -231,9 +218,7 @@ def embed(value, longest):
     """JSON as UTF-8 bytes that can stand inside <script>: there, HTML ends at the first "</script"
     and knows no escapes, but JSON does.
 
-    A lone surrogate, which a model's broken bytes may leave behind, is no UTF-8; as an escape it is
-    good JSON.
-    """
+    A lone surrogate, of a model's broken bytes, is no UTF-8; as an escape it is good JSON."""
     text = json.dumps(clean(value, longest), ensure_ascii=False, allow_nan=False,
                       separators=(",", ":"))
     return text.translate({ord(c): f"\\u{ord(c):04x}"
@@ -243,28 +228,24 @@ def embed(value, longest):
 # ---------------------------------------------------------------------- reports of runs and results
 
 def tables_by_part(sides):
-    """Tables of scores by intention, kind and persona group. sides: {"before" | "after" | "score":
-    [dialogues of the report]}."""
-    tables, everything = [], [d for dialogues in sides.values() for d in dialogues]
-    told_apart = parts_of(everything)
-    for name, title, reading in (part.values() for part in TEXTS["part"]):
-        if name not in told_apart:
-            continue
-        rows = []
-        for value in sorted({d[name] for d in everything}):
-            parts = [[d["score"] for d in dialogues if d[name] == value]
-                     for dialogues in sides.values()]
-            rows.append([value, *[score_summary(part)["score"] if part else None for part in parts],
-                         *[len(part) for part in parts[-1:]]])
-        tables.append({"title": title, "columns": [name, *sides, "n"], "rows": rows,
-                       "reading": reading})
-    return tables
+    """Scores by each of `parts_of`. sides: {"before" | "after" | "score": [report's dialogues]}."""
+    everything = [d for dialogues in sides.values() for d in dialogues]
+
+    def row(name, value):
+        parts = [[d["score"] for d in dialogues if d[name] == value]
+                 for dialogues in sides.values()]
+        return [value, *[score_summary(part)["score"] if part else None for part in parts],
+                len(parts[-1])]
+
+    return [{"title": title, "columns": [name, *sides, "n"], "reading": reading,
+             "rows": [row(name, value) for value in sorted({d[name] for d in everything})]}
+            for name, title, reading in (part.values() for part in TEXTS["part"])
+            if name in parts_of(everything)]
 
 
 def judged_tables(out, rows, grammar):
     """What judge.py's --json left in a run's directory (strategies.json, capabilities.json), or
-    else the strategies by the toy's `grammar`: (`rows` with the uses and gains of strategies,
-    tables, the radar)."""
+    else strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
     found = next(iter(read_json(out / "strategies.json").get("files", {}).values()), {})
     tagged = found.get("tagged") or [{**d, "intention": "", "replies": [
         [judged.toy_codes(t["reply"], grammar), t["change"]] for t in d["turns"]]}
@@ -290,9 +271,8 @@ def judged_tables(out, rows, grammar):
 
 
 def report_of_run(out, people, rows, evaluations, warnings, grammar=None):
-    """Write report.html of a run from its log. people: its held-out profiles; rows: the lines of
-    metrics.jsonl; warnings: what `hacking_warnings` found in them; grammar: the toy, if the policy
-    speaks its language."""
+    """Write report.html of a run from its log. people: its held-out profiles; rows: metrics.jsonl;
+    warnings: of `hacking_warnings`; grammar: the toy, if the policy speaks its language."""
     out, people = Path(out), {p.id: p for p in people}
     last, dialogues = evaluations[-1]["step"], []
     for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"heldout"'):   # most are of training
@@ -316,15 +296,14 @@ def report_of_results(path, result):
     """Write the report of a result file beside it. Returns its path."""
     dialogues = [{**d, "persona": d["raw"].get("player", ""), "score": d["final"]}
                  for d in recorded_dialogues(path)]
-    numbers = {key: result[key] for key in ("score", "stderr", "success", "failure",
-                                            "malformed", "n")}
+    numbers = ("score", "stderr", "success", "failure", "malformed", "n")
     path = Path(path).with_suffix(".html")
     counted = {"title": "Signs of failure", "columns": ["sign", "value"],
                "rows": [[key, f"{value:.3f}"] for key, value in result["signs"].items()],
                "reading": TEXTS["signs"]}
     write_report(path, title=result["by_whom"],
                  settings={**dialogues[0]["made_by"], "rule": result["rule"]}, curves=[],
-                 evaluations=[{"step": None, **numbers}], dialogues=dialogues,
+                 evaluations=[{key: result[key] for key in numbers}], dialogues=dialogues,
                  tables=[*tables_by_part({"score": dialogues}), counted])
     return path
 
@@ -359,8 +338,8 @@ def dialogue_text(title, episode):
             lines.append(f"    (thinks      {turn['thought']})")
         lines.append(f"    policy       {turn['reply']}")
         if turn["emotion"] is not None:
-            said = turn["user"] or ""
-            lines.append(f"    user  [{turn['emotion']:3}]  {said}  ({turn['change']:+d})")
+            said = f"{turn['user'] or ''}  ({turn['change']:+d})"
+            lines.append(f"    user  [{turn['emotion']:3}]  {said}")
     return "\n".join(lines) + "\n"
 
 
@@ -438,7 +417,7 @@ def learning_curve(out, rows, evaluations):
         axis = fig.add_subplot(high, wide, k)
         for line in panel["lines"]:
             values = np.array(line["values"], dtype=float)
-            colour = "tab:gray" if line["colour"] == "grey" else f"tab:{line['colour']}"
+            colour = f"tab:{line['colour']}"
             axis.plot(panel["steps"], values, color=colour, label=line["label"],
                       marker="." if len(values) == 1 else None)
             if "spread" in line:
@@ -446,8 +425,8 @@ def learning_curve(out, rows, evaluations):
                 axis.fill_between(panel["steps"], values - spread, values + spread, color=colour,
                                   alpha=0.2, linewidth=0, label="± 1 standard deviation")
         if panel["points"]:
-            axis.errorbar(*zip(*[(step, score, error or 0) for step, score, error
-                                 in panel["points"]]), fmt="o", color="black", capsize=3,
+            steps, scores, errors = np.nan_to_num(np.array(panel["points"], dtype=float)).T
+            axis.errorbar(steps, scores, errors, fmt="o", color="black", capsize=3,
                           label="held-out users, ± standard error")
         low, top = axis.get_ylim()              # fitted to the data, with a margin
         axis.set_ylim(min(low, 0), max(top, *(panel["span"] or [0])))

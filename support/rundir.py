@@ -1,5 +1,4 @@
-"""support/rundir.py - the directory of a run: its lock, its logs, its checkpoints, and how a run
-goes on.
+"""support/rundir.py - the directory of a run: its lock, logs and checkpoints; how a run goes on.
 
     config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.json  checkpoint-000050/
 
@@ -9,13 +8,13 @@ again. Nothing here knows what a policy is: who saves a checkpoint hands over wh
 """
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import time
 import weakref
+from hashlib import file_digest
 from pathlib import Path
 
 from support.settings import BadInput, SelfCheckFailed, resolve_settings, resumed_settings
@@ -58,8 +57,7 @@ def read_json(path):
 
 def read_jsonl(path, start=0, only=b""):
     """The lines of a JSONL file from byte `start` on that hold the bytes `only`, as (number, row,
-    problem): `problem` says why a line is none, and is None for a good one. Empty lines are passed
-    over. Raises OSError.
+    problem): `problem` says why a line is none, or is None. Empty ones are skipped. Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -80,25 +78,21 @@ def read_jsonl(path, start=0, only=b""):
 
 def digests_of(place):
     """{path below `place`: SHA-256} of the files of a checkpoint, and of the run's start.json."""
-    files = [p for p in sorted(place.rglob("*")) if p.is_file() and p.name != "sha256.json"]
-    files += [p for p in [place.parent / "start.json"] if p.exists()]
     found = {}
-    for path in files:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[os.path.relpath(path, place)] = digest
+    for path in [*sorted(place.rglob("*")), place.parent / "start.json"]:
+        if path.is_file() and path.name != "sha256.json":
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, place)] = file_digest(file, "sha256").hexdigest()
     return found
 
 
 def refuse_damaged(place):
     """Raise BadInput if a file of the checkpoint `place` is not as it was written: a flipped bit in
     the moments of Adam ends a run in gibberish, days later and with exit code 0."""
-    told = read_json(place / "sha256.json")
-    found = digests_of(place)
-    bad = ["sha256.json"] if not told else [name for name in told if found.get(name) != told[name]]
+    told, found, out = read_json(place / "sha256.json"), digests_of(place), place.parent
+    bad = [name for name in told if found.get(name) != told[name]] if told else ["sha256.json"]
     if not bad:
         return
-    out = place.parent
     if bad == ["../start.json"]:
         raise BadInput(f"{out}: start.json is damaged (a few dialogues of the starting "
                        "policy); put it back from a copy, or start a new run")
@@ -118,16 +112,15 @@ def checkpoints(out):
 
 def open_run(given):
     """Decide between a new run and a resumed one. given: the flags, None where not given. Returns
-    (Settings, directory, is all of it done already?); raises BadInput, writes nothing."""
+    (Settings, directory, are all steps done and evaluated?); raises BadInput, writes nothing."""
     if given["resume"] is not None:
         out = Path(given["resume"])
         try:
-            config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            settings = resumed_settings(config, given)
-            return settings, out, is_finished(out, settings)
+            settings = resumed_settings(read_json(out / "config.json"), given)
+            return settings, out, read_json(out / "summary.json").get("steps") == settings.steps
         except BadInput:
             raise
-        except (OSError, ValueError, TypeError):
+        except (ValueError, TypeError):
             raise BadInput(f"--resume {out}: there is no run here (config.json is missing or "
                            "unreadable)") from None
     settings = resolve_settings(given)
@@ -144,17 +137,11 @@ def open_run(given):
 def newest_state(out):
     """What a run knows of itself: at its end summary.json, before that its newest checkpoint's
     state.json. Raises BadInput if there is neither."""
-    found = checkpoints(out)
-    state = read_json(out / "summary.json") or (read_json(found[-1] / "state.json")
-                                                if found else {})
+    state = read_json(out / "summary.json") or next(
+        (read_json(place / "state.json") for place in reversed(checkpoints(out))), {})
     if "evaluations" not in state:
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     return state
-
-
-def is_finished(out, settings):
-    """Has the run in `out` done all of its steps, and been evaluated after them?"""
-    return read_json(out / "summary.json").get("steps") == settings.steps
 
 
 def has_no_step(out):
@@ -165,8 +152,7 @@ def has_no_step(out):
              "checkpoint-000000", ".checkpoint-000000", "metrics.jsonl", "report.html",
              "learning_curve.png"}
     logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
-    return (not logged and "summary.json" not in names
-            and bool(names & {"config.json", ".config.json"})
+    return (not logged and bool(names & {"config.json", ".config.json"})
             and all(n in known or n.startswith("calls") for n in names))
 
 
@@ -219,9 +205,8 @@ class RunDir:
             self.lock()
 
     def agree_on_checkpoint(self, broadcast, all_gather_list):
-        """The newest checkpoint of this directory as the first rank sees it, or None. Raises
-        BadInput, on every rank, where one does not find it (another node without a shared file
-        system)."""
+        """The newest checkpoint here as the first rank sees it, or None. Raises BadInput, on every
+        rank, where one does not find it (another node without a shared file system)."""
         def newest():
             found = checkpoints(self.path)
             if found:
@@ -236,8 +221,7 @@ class RunDir:
         return self.path / name if name else None
 
     def clear(self):
-        """Remove what a start that came to no step has left, but not the calls that were
-        paid for."""
+        """Remove what a start that came to no step has left, but no calls that were paid for."""
         for path in self.path.iterdir() if self.first and self.path.exists() else ():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -260,8 +244,7 @@ class RunDir:
             self.writer.flush()
 
     def cut_logs(self, sizes):
-        """Cut off what was logged after the checkpoint that knows these sizes: it will be done
-        again."""
+        """Cut off what was logged after the checkpoint of these sizes: it will be done again."""
         for name, size in sizes.items() if self.first else ():
             path = self.path / name
             there = path.stat().st_size if path.exists() else 0

@@ -1,5 +1,4 @@
-"""support/settings.py - every flag of a run with its defaults, what flags say together, and the
-errors a person may see.
+"""support/settings.py - a run's flags, what they say together, and the errors a person may see.
 
 One dataclass, `Settings`: a field is a setting, its help text makes the flag. Where the toy and a
 real model want different numbers both stand side by side, the toy's first, with the reason for the
@@ -39,8 +38,7 @@ class BadModel(BadInput):
 
 
 class SimulatorFailed(RunError):
-    """No usable answer in as many attempts as are allowed. Its dialogue is dropped, never
-    guessed."""
+    """No usable answer in as many attempts as allowed: its dialogue is dropped, never guessed."""
     exit_code = 2
 
 
@@ -53,17 +51,14 @@ class SimulatorRefused(RunError):
 
 
 class TooManyLost(RunError):
-    """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end.
-    75 is EX_TEMPFAIL."""
-    exit_code, everywhere = 75, True
+    """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end."""
+    exit_code, everywhere = 75, True            # EX_TEMPFAIL
     advice_at_start, resumed_from = "; start the run again when it is well", "config.json"
-    advice = ("\nthe run is saved; when the simulator is well again: "
-              "python rlver.py --resume {out}")
+    advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
 
 
 class SelfCheckFailed(RunError, RuntimeError):
-    """Something that must hold does not; training on would waste the run. The message says what to
-    look at."""
+    """Something that must hold does not: training on would waste the run. It says where to look."""
 
 
 def explain(error, out=None, rank=0, world=1):
@@ -126,53 +121,34 @@ class Parser(argparse.ArgumentParser):
             return 130
 
 
-def number(kind, test, what):
-    """A type for argparse: `kind` of the text, if it passes `test`; else one line that says `what`
-    is needed."""
+def checked(read, test, what, example=""):
+    """A type for argparse: what `read` makes of the text, if it passes `test`; else one line that
+    says `what` is needed, as in the `example`."""
     def check(text):
         try:
-            value = kind(text)
-        except ValueError:
+            value = read(text)
+        except (ValueError, RecursionError):
             value = None
         if value is None or not test(value):
-            raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
+            raise argparse.ArgumentTypeError(f"{what} is needed{example}, not {text!r}")
         return value
     return check
 
 
-def price(text):
-    """A type for argparse: two numbers with a comma between."""
-    try:
-        prompt, answer = (float(part) for part in text.split(","))
-        if prompt < 0 or answer < 0:
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError("two prices are needed, as 0.27,1.10, "
-                                         f"not {text!r}") from None
-    return prompt, answer
-
-
-def json_object(text):
-    """A type for argparse: a JSON object, as a dict."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("a JSON object is needed, as "
-                                         f"'{{\"enable_thinking\": false}}', not {text!r}")
-    return value
-
-
 GROUP_TIMEOUT = 7200    # seconds a rank waits for another; a rollout must be over long before
-natural = number(int, lambda x: x >= 0, "a whole number from 0")
-positive = number(int, lambda x: x >= 1, "a whole number from 1")
-above_zero = number(float, lambda x: 0 < x < float("inf"), "a number above 0")
-not_negative = number(float, lambda x: 0 <= x < float("inf"), "a number from 0")
-fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-emotion = number(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-rollout_seconds = number(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2,
-                         f"a number of seconds up to {GROUP_TIMEOUT // 2}")
+natural = checked(int, lambda x: x >= 0, "a whole number from 0")
+positive = checked(int, lambda x: x >= 1, "a whole number from 1")
+above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
+not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
+fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
+rollout_seconds = checked(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2,
+                          f"a number of seconds up to {GROUP_TIMEOUT // 2}")
+price = checked(lambda text: tuple(float(part) for part in text.split(",")),
+                lambda pair: len(pair) == 2 and not any(part < 0 for part in pair),
+                "a pair of prices", ", as 0.27,1.10")
+json_object = checked(json.loads, lambda value: isinstance(value, dict), "a JSON object",
+                      ", as '{\"enable_thinking\": false}'")
 
 
 def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False, **kind):
@@ -180,8 +156,7 @@ def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False
 
     text: its help. default, or toy and real where the two differ; {"ppo": ..., "grpo": ...} or
     {"think": ..., "direct": ...} where it depends on those. group: opens a group of --help.
-    resumable: may change when a run is resumed, because it changes no result. kind: for
-    argparse."""
+    resumable: may change in a resumed run, because it changes no result. kind: for argparse."""
     return field(default=default, metadata=dict(text=text, toy=default if toy is None else toy,
                                                 real=default if real is None else real,
                                                 group=group, resumable=resumable, kind=kind))
@@ -309,10 +284,8 @@ class Settings:
         return "think" if self.think else "direct"
 
 
-
 def make_parser():
-    """The flags of rlver.py. None means "not given": needed to know what --resume is asked to
-    change."""
+    """The flags of rlver.py; None is "not given", for --resume to know what shall change."""
     parser = Parser(
         prog="rlver.py", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="RLVER from scratch: a model talks with a simulated user whose "
@@ -322,18 +295,16 @@ def make_parser():
     said = lambda value: (", ".join(f"{v} for {k}" for k, v in value.items())
                           if isinstance(value, dict) else str(value))
     for setting in dataclasses.fields(Settings):
-        about = setting.metadata
-        if about["text"] is None:
+        about, text = setting.metadata, setting.metadata["text"]
+        if text is None:
             continue
         if about["group"]:
             group = parser.add_argument_group(about["group"])
-        text = about["text"]
         if about["toy"] is not setting.default:
             text += f" (default: {said(about['toy'])} / {said(about['real'])})"
         elif setting.default is not None:
             text += f" (default: {setting.default})"
-        group.add_argument("--" + setting.name.replace("_", "-"), default=None, help=text,
-                           **about["kind"])
+        group.add_argument("--" + setting.name.replace("_", "-"), help=text, **about["kind"])
         if setting.name == "seed":
             parser.flags("run", group)
     return parser
@@ -440,14 +411,13 @@ def resumed_settings(config, given):
     changed = {key: value for key, value in given.items() if value is not None
                and value != config.get(key)
                and key not in ("resume", "plan", "price", "card", "latency")}
+    free = [name for name, setting in names.items() if setting.metadata["resumable"]]
     for key, value in changed.items():
-        moved = (key == "simulator"
-                 and split_name(value)[:2] == split_name(config["simulator"])[:2])
-        if not moved and not (key in names and names[key].metadata["resumable"]):
-            free = ", ".join("--" + n.replace("_", "-") for n, s in names.items()
-                             if s.metadata["resumable"])
+        moved = key == "simulator" and split_name(value)[:2] == split_name(config[key])[:2]
+        if not moved and key not in free:
             raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has "
-                           f"{config.get(key)!r}); only {free} and the simulator's address can")
+                           f"{config.get(key)!r}); only --{', --'.join(free).replace('_', '-')} "
+                           "and the simulator's address can")
     for name, setting in names.items():
         check_value(name, setting, config[name])
     need_vllm(config["engine"])
