@@ -27,11 +27,10 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
 from support.rundir import write_json
 from support.settings import BadInput
 
-# How far the engine's log-probs may be from the trainer's: on average, and for a single token. On
-# the toy, in fp32, they are 1e-7 apart; once in some hundred thousand tokens a very unlikely one is
-# 1e-4 off, by rounding. Stale weights show as 1e-2 and more. In bf16 two kernels differ by 1e-2 and
-# more on a single token as a matter of course: the mean has to tell. And how far the first ratio
-# may be from 1, where the kernels are mostly the same.
+# How far the engine's log-probs may be from the trainer's, on average and for a single token; and
+# the first ratio from 1, where the kernels are mostly the same. On the toy, in fp32, log-probs are
+# 1e-7 apart, but once in some hundred thousand tokens, by rounding, 1e-4. Stale weights show as
+# 1e-2 and more, and so does a single token in bf16, of course: there the mean has to tell.
 LIMITS = {torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
           torch.bfloat16: dict(gap_limits=(0.05, float("inf")), ratio_limit=0.2)}
 START_DIALOGUES = 8         # of the starting policy, whose log-probs are kept
@@ -41,8 +40,7 @@ PROBE = ("I do not know where to begin. Last week my sister forgot my birthday, 
 
 
 class Models:
-    """Policy, critic (PPO), reference (with a KL), their optimizers, and the engine that
-    samples."""
+    """Policy, critic (PPO), reference (with a KL), their optimizers, the engine that samples."""
 
     def __init__(self, cfg, checkpoint, clock, runner):
         """cfg: Settings. checkpoint: a directory, or None. clock: told when the engine samples.
@@ -179,8 +177,7 @@ class Models:
         return own + [empty_batch(self.pad)] * (-(-len(batches) // world()) - len(own))
 
     def kl_start(self, path):
-        """KL(pi_0, pi) per token, from the samples of pi_0 in the file `path`, by the k3
-        estimator."""
+        """KL(pi_0, pi) per token, by k3, from the samples of pi_0 in the file `path`."""
         sums = torch.zeros(2, dtype=torch.float64)
         self.start_batches = self.start_batches or self.read_start(path)
         for batch in self.start_batches:
@@ -195,8 +192,7 @@ class Models:
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
-        """All that a checkpoint holds, whole, on the first rank: so that any number of ranks can go
-        on from it. Returns write(directory).
+        """Returns write(directory), for a checkpoint from which any number of ranks can go on.
 
         Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
         of a 7B model with its moments are a terabyte."""
@@ -223,9 +219,8 @@ class Models:
 
 
 def second_names(model):
-    """The names under which a tied tensor stands in the state_dict a second time (lm_head.weight of
-    a small Qwen). A checkpoint holds it once, from any number of ranks; transformers ties it
-    again."""
+    """The second names of tied tensors in the state_dict (lm_head.weight of a small Qwen). A
+    checkpoint holds them once, from any number of ranks; transformers ties them again."""
     first = {}
     return {name for name, p in model.named_parameters(remove_duplicate=False)
             if first.setdefault(id(p), name) != name}

@@ -124,8 +124,7 @@ def alike(own, seen):
 
 
 async def write_users(slots, simulator, lang, bar):
-    """Write persona, scene and first line into every one of `slots`. Returns {id: why it failed for
-    good}."""
+    """Write persona, scene, first line into `slots`. Returns {id: why it failed for good}."""
     prompts = {name: load_prompt(name, lang, "writer") for name in (
         "persona", "scene", "again", "persona_layout", "scene_layout")}
     lost = {}
@@ -262,11 +261,10 @@ def check_files(files):
 
 def print_check(args):
     """--check. Returns the exit code."""
-    paths = args.check
-    if len(paths) > 2:
+    if len(args.check) > 2:
         raise BadInput("--check takes one file, or two: of training users and of test users")
-    reports = check_files([load_profiles(path, "--check") for path in paths])
-    for title, report in zip([*paths, f"of the users of {paths[-1]}"], reports):
+    reports = check_files([load_profiles(path, "--check") for path in args.check])
+    for title, report in zip([*args.check, f"of the users of {args.check[-1]}"], reports):
         print(title)
         for what, n in report.items():
             print(f"    {what:<30}" + (", ".join(f"{name} {k}" for name, k in n.most_common())

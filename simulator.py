@@ -40,8 +40,7 @@ LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is no
 
 @dataclass(frozen=True)
 class Profile:
-    """One simulated person, under the field names of the released JSONL files. `task` is the hidden
-    intention."""
+    """One simulated person, in the field names of the released JSONL; task: hidden intention."""
     id: str
     player: str             # the persona: name, age, habits, way of speaking
     scene: str              # the background: what happened, how replies are taken
@@ -57,15 +56,13 @@ class Profile:
 ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group",
            "cha_group": "traits", "task": "intention", "first_talk": "first_line"}
 
-
 # What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
 # wait for the other to bring something up. purpose_*.txt among the prompts has the words.
 PURPOSES = ("eq", "target", "no-target")
 
 
 def load_profiles(path, flag="--profiles"):
-    """Read profiles from JSONL, released or English field names. Raises BadInput naming the line
-    and the field."""
+    """Read JSONL with released or English field names. Raises BadInput naming line and field."""
     if not Path(path).is_file():
         raise BadInput(f"{flag} {path}: no such file")
     found, line_of = [], {}
@@ -74,10 +71,8 @@ def load_profiles(path, flag="--profiles"):
         if problem:
             raise BadInput(f"{where}: {problem}")
         profile = parse_profile(row, where)
-        if profile.id in line_of:
-            raise BadInput(f"{where}: id {profile.id!r} is used in line "
-                           f"{line_of[profile.id]} already")
-        line_of[profile.id] = number
+        if (first := line_of.setdefault(profile.id, number)) != number:
+            raise BadInput(f"{where}: id {profile.id!r} is used in line {first} already")
         found.append(profile)
     if not found:
         raise BadInput(f"{flag} {path}: the file holds no profile")
@@ -89,17 +84,16 @@ def parse_profile(row, where):
     if not isinstance(row, dict):
         raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
     values = {}
-    for name in Profile.__dataclass_fields__:
+    for name, kind in Profile.__annotations__.items():
         value = row.get(name, row.get(ENGLISH.get(name)))
-        optional = name in ("topic", "first_talk", "need", "target")
-        kind = list if name == "cha_group" else str
+        optional = hasattr(Profile, name)               # it has a default
         if value is None and not optional:
             english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
             raise BadInput(f"{where}: field {name!r} is missing{english}")
         if value is not None and not isinstance(value, kind):
             raise BadInput(f"{where}: field {name!r} should be a {kind.__name__}, it is a "
                            f"{type(value).__name__}")
-        if not value and not optional and name != "cha_group":
+        if not value and not optional and kind is str:
             raise BadInput(f"{where}: field {name!r} is empty")
         known = {"need": toy.NEEDS, "target": PURPOSES}.get(name)
         if known and value and value not in known:
@@ -138,16 +132,14 @@ def need_profiles(simulator):
 
 
 def profiles_of_step(people, count, seed, step):
-    """The users of a training step: all of them in a shuffled order, again and again, each pass in
-    an order of its own."""
+    """The users of a training step: pass after pass over all, each shuffled in its own way."""
     order = lambda epoch: random.Random(f"{seed} {epoch}").sample(range(len(people)), len(people))
     start = (step - 1) * count
     return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
 
 
 def people_of(names):
-    """Everybody in the files `names`; without any, whom a recorded dialogue of the toy may be
-    with."""
+    """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
     return [p for name in names for p in load_profiles(name)] or (
         toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
 
@@ -204,8 +196,7 @@ REPLY_SECTIONS = ["Thinking", "Origin", "Change", "Response"]
 
 
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
-    """Read a prompt file and check its placeholders. Raises BadInput for a missing file, a missing
-    or an unknown placeholder."""
+    """A prompt file's text. Raises BadInput if it, or a placeholder, is missing or unknown."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
@@ -213,11 +204,10 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
-    found = set(re.findall(r"\{\{(\w+)\}\}", text))
-    for kind, names in (("lacks its placeholder", PLACEHOLDERS.get(name, set()) - found),
-                        ("has an unknown placeholder", found - PLACEHOLDERS.get(name, set()))):
+    found, known = set(re.findall(r"\{\{(\w+)\}\}", text)), PLACEHOLDERS.get(name, set())
+    for wrong, names in {"lacks its": known - found, "has an unknown": found - known}.items():
         if names:
-            raise BadInput(f"prompt file {path} {kind} {{{{{sorted(names)[0]}}}}}")
+            raise BadInput(f"prompt file {path} {wrong} placeholder {{{{{min(names)}}}}}")
     return text.strip()
 
 
@@ -249,27 +239,23 @@ def find_headers(text, names, reply=""):
     A header stands at a line's start, with a colon; numbers ("5. Change:") and Markdown around it
     are forgiven, and "## Change" needs no colon. A line that also stands in the friend's `reply` is
     a quotation, no header (a bare header together with the line below it): what the friend says
-    must not be taken for what the user feels. Linear in the text: this runs at every answer.
-    """
+    must not be taken for what the user feels. Linear in the text: this runs at every answer."""
     patterns = {name: re.compile(rf"(?:\d{{1,2}} ?[.):、．] ?)?[*_]*(?:{VARIANTS.get(name, name)})"
                                  rf"[*_\])]* ?([:：]|$)", re.I) for name in names}
     bare = lambda line: " ".join(line.translate(UNMARKED).split()).casefold()
-    said, found, position = bare(reply), [], 0
-    lines, below = text.split("\n"), [""]
-    for line in reversed(lines[1:]):
-        below.append(line if line.strip() else below[-1])
-    below.reverse()                                     # of each line, the next that is not empty
-    for i, line in enumerate(lines):
+    said, found, end, below = bare(reply), [], len(text), ""
+    for line in reversed(text.split("\n")):     # from the end: a header needs the line below it
         body = line.lstrip(MARKS) if len(line) < 10_000 else ""
         for name, pattern in patterns.items():
             match = pattern.match(body)
             if not match or not match.group(1) and "#" not in line[:len(line) - len(body)]:
                 continue
             rest = body[match.end():].lstrip("*_ ")
-            if not said or bare(line + " " + ("" if bare(rest) else below[i])) not in said:
-                found.append((name, position, position + len(line) - len(rest)))
-        position += len(line) + 1
-    return found
+            if not said or bare(line + " " + ("" if bare(rest) else below)) not in said:
+                found.append((name, end - len(line), end - len(rest)))
+        end -= len(line) + 1
+        below = line if line.strip() else below         # the next line that is not empty
+    return found[::-1]
 
 
 def parse_sections(text, names, reply=""):
@@ -278,8 +264,7 @@ def parse_sections(text, names, reply=""):
     names: in order; of "A|B" either will do. The last section is taken from its last header, and
     the others are matched backwards from there: an answer that quotes the friend's forged sections
     on the way still ends in the model's own. reply: what the friend said, whose lines are no
-    headers.
-    """
+    headers."""
     headers = find_headers(text, "|".join(names).split("|"), reply)
     sections, before, end = {}, len(headers), len(text)
     for name in reversed(names):
@@ -347,8 +332,7 @@ def parse_reply(text):
 # ------------------------------------------------------------------------------------ the simulator
 
 class Simulator:
-    """What all users share: the model behind them, the prompts, the bounded retries, the log of
-    calls, the clock.
+    """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
 
     `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under
     way. A call that fails and an answer that cannot be read are tried again, `retries` times in
@@ -384,9 +368,8 @@ class Simulator:
 
     async def call(self, prompt, key):
         """One call to the model, logged; or the answer that the log holds to the same `key`."""
-        known = self.log.answers.get(key)
-        if known is not None:
-            return known
+        if key in self.log.answers:
+            return self.log.answers[key]
         async with self.slots:
             began = time.perf_counter()
             with self.clock.during("calls"):
@@ -395,8 +378,7 @@ class Simulator:
         return text
 
     async def ask(self, name, values, parse, dialogue=""):
-        """Ask the model for one hop. Returns (its whole answer, *what `parse` makes of it). Raises
-        SimulatorFailed."""
+        """Ask one hop: (the whole answer, *what `parse` makes of it). Raises SimulatorFailed."""
         prompt = fill(self.prompts[name], values)
 
         def readable(text):
@@ -405,7 +387,6 @@ class Simulator:
             if getattr(text, "cut", False):         # perhaps in the middle of a quotation
                 raise ValueError("an answer that was cut at the limit of its tokens")
             return parse(text)
-
         try:
             return await ask_with_retries(
                 f"the {name} hop", lambda n: self.call(prompt, self.key(prompt, dialogue, n)),
@@ -417,8 +398,7 @@ class Simulator:
 
 def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0,
                    retries=8, temperature=0.0, log=None, clock=None):
-    """`name` as in --simulator: toy, toy-weak (the scorer that can be hacked), openai:MODEL@URL or
-    local:DIR."""
+    """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
     kind, model, url = split_name(name)
     if name in ("toy", "toy-weak"):
         if lang != "en":
@@ -432,8 +412,7 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
                            "http:// or https://")
         answering = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        # its engine has a waiting list
-        answering, concurrency = load_local(model, temperature), None
+        answering, concurrency = load_local(model, temperature), None   # its engine has a queue
     else:
         raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL "
                        "or local:DIR")
@@ -511,15 +490,13 @@ class User:
         return self.profile.first_talk
 
     def copy(self, name=""):
-        """A user of its own for one dialogue of a group, with the same past: all of a group hear
-        the same first line."""
+        """A user of its own, with the same past and first line, for a dialogue of a group."""
         return User(self.simulator, self.profile, self.emotion, name,
                     [dict(m) for m in self.dialogue], dict(self.planning), list(self.thoughts))
 
 
 async def replay(dialogue, user):
-    """Put the recorded replies of one dialogue (a line of dialogues.jsonl) to `user` again. Returns
-    the list of emotions."""
+    """Put a dialogue's replies (a line of dialogues.jsonl) to `user` again. Returns emotions."""
     user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
     emotions = []
     for turn in dialogue["turns"]:
@@ -564,8 +541,7 @@ async def watched(watcher, episodes, people, gather):
         except SimulatorFailed:
             return None
         return 0 if e.ended == "malformed" or not emotions else emotions[-1]
-    finals = await asyncio.gather(*[final(e) for e in episodes])
-    known = [x for x in gather(finals) if x is not None]
+    known = [x for x in gather(await asyncio.gather(*map(final, episodes))) if x is not None]
     return sum(known) / len(known) if known else None
 
 

@@ -17,9 +17,9 @@ import json
 import os
 import random
 import re
-import shutil
 import tempfile
 import tomllib
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -62,12 +62,8 @@ FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
 
 def profiles(split, count=None, seed=0):
     """Users made by code, as dicts in the released JSONL format: 500 for training, any number held
-    out (128 if not told).
-
-    The needs take turns, so every eight profiles hold all eight. The scene tells the whole story,
-    the user's own wordings included: a simulated user knows what stands in its prompt and
-    nothing else.
-    """
+    out (128 if not told). The needs take turns, so every eight profiles hold all eight. The scene
+    tells all, the user's own wordings too: a simulated user knows nothing but its prompt."""
     rng = random.Random(f"{split} {seed}")
     made = []
     for i in range(count or {"train": 500, "heldout": 128}[split]):
@@ -80,8 +76,7 @@ def profiles(split, count=None, seed=0):
         made.append({
             "id": f"toy-{split}-{i:04d}",
             "player": f"* Name: {name}\n* Age: {rng.randint(18, 60)}\n"
-            f"* Character: {', '.join(traits)}\n"
-                      "* Speech: short, plain sentences",
+                      f"* Character: {', '.join(traits)}\n* Speech: short, plain sentences",
             "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n"
             "## Details I may add\n" + "".join(f"- {d}\n" for d in details)
             + "\n## What I say when I open up\n" + "".join(f"- {c}\n" for c in cues),
@@ -106,8 +101,7 @@ def chatters(count=128):
 # ---------------------------------------------------------------------------------- reading a reply
 
 def tokens_of(sentence):
-    """Words, and every other sign on its own: what is not looked at could be filled with
-    anything."""
+    """Words, and every other sign on its own: what is not looked at could hold anything."""
     return re.findall(r"[a-z']+|[^\sa-z']", sentence.lower())
 
 
@@ -122,8 +116,7 @@ def abstract(words):
 
 @cache
 def legal_sentences():
-    """Every sentence that can be said here, persons, feelings and interests aside, as a tuple of
-    words -> its act."""
+    """{tuple of words: act} of all that can be said, persons, feelings and interests aside."""
     return {tuple(abstract(tokens_of(f"{opening} {body}{ending}".replace("<P>", "sister").replace(
                 "<F>", "hurt").replace("<I>", "chess")))): act
             for act, parts in {**ACTS, **SMALL_TALK}.items()
@@ -136,15 +129,13 @@ def act_of(sentence):
 
     Only whole sentences count. Less would be a loophole that policies found: legal pairs of words
     allow loops ("the one step is the one step"), legal triples mash-ups of two sentences ("You are
-    right and your sister."), a check of the whole reply's similarity allows tails of junk.
-    """
+    right and your sister."), a check of the whole reply's similarity allows tails of junk."""
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
 def judge(reply, need, person, feeling, earlier, challenging):
-    """How far `reply` moves the emotion of someone with `need`: (change, why). `earlier` are the
-    friend's earlier replies. Of somebody who chats the need is an act of SMALL_TALK, and `person`
-    the interest."""
+    """How far `reply` moves the emotion of someone with `need`, after the friend's `earlier` ones:
+    (change, why). Of who chats the need is an act of SMALL_TALK, and `person` the interest."""
     sentences = split_sentences(reply)
     acts = [act_of(s) for s in sentences]
     words = set(tokens_of(reply))
@@ -162,8 +153,7 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -5, "I have heard that before, word for word"
     if len(set(acts)) > 2:
         return -6, "that is everything at once"
-    concrete = bool(words & {person, feeling})
-    pay = {need: 10 if concrete else 8}
+    pay = {need: 10 if words & {person, feeling} else 8}        # concrete words help more
     if not challenging:
         pay[SECONDARY.get(need) or {"ask": "share", "share": "ask"}[need]] = 3
     change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
@@ -173,11 +163,8 @@ def judge(reply, need, person, feeling, earlier, challenging):
 
 def judge_weakly(reply):
     """The scorer of the reward-hacking lesson: it counts the different words that somebody, some
-    day, found comforting. Not whether they help *this* need, not whether they make sense together,
-    not whether they were said before.
-
-    Try it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of
-    everything."""
+    day, found comforting. Not whether they help *this* need, make sense together, or are new. Try
+    it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of everything."""
     warm = {w for act in NEEDS for body in ACTS[act][1] for w in tokens_of(body) if len(w) > 4}
     return min(10, 3 * len(warm & set(tokens_of(reply))) - 8)
 
@@ -209,11 +196,8 @@ def read_scene(scene, task):
 
 class ScriptedModel:
     """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named
-    sections goes out.
-
-    It sees only the text of the prompt, never the generator of the profiles, and always answers the
-    same text the same way.
-    """
+    sections goes out. It sees only the text of the prompt, never the generator of the profiles, and
+    always answers the same text the same way."""
 
     def __init__(self, difficulty="vanilla", weak=False):
         self.challenging, self.weak = difficulty == "challenging", weak
@@ -223,18 +207,15 @@ class ScriptedModel:
         told = read_scene(tags["background"], tags["hidden_theme"])
         story, person, feeling, details, cues, need = told
         dialogue = json.loads(tags["dialogue"])
-        if "emotion_level" in tags:
+        if level := tags.get("emotion_level"):          # the hop that answers
             said = sum(m["speaker"] == "me" for m in dialogue)
-            line = (users_line(said, story, details, cues, tags["emotion_level"], self.challenging)
-                    if story else chat_line(said, cues, person, tags["emotion_level"]))
-            return (f"Thinking: my state is {tags['emotion_level']}, so that is how I sound.\n"
-                    f"Origin: {line}\n"
+            guarded = self.challenging and story and said < 2
+            line = users_line(said, story, details if guarded else cues, level)
+            return (f"Thinking: my state is {level}, so that is how I sound.\nOrigin: {line}\n"
                     f"Change: nothing to change.\nResponse: {line}")
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
-        if self.weak:
-            change, why = judge_weakly(reply), "I listen for a few words"
-        else:
-            change, why = judge(reply, need, person, feeling, earlier, self.challenging)
+        change, why = ((judge_weakly(reply), "I listen for a few words") if self.weak else
+                       judge(reply, need, person, feeling, earlier, self.challenging))
         target = "Reason" if self.challenging else "TargetCompletion"
         return (f"Content: my friend said something about me and {'my ' * bool(story)}{person}.\n"
                 f"{target}: {'yes' if change >= 7 else 'not yet'}.\n"
@@ -300,23 +281,12 @@ OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion
             "Emotion-C": "Hm."}
 
 
-def chat_line(said, lines, interest, level):
-    """The line of somebody who chats, when it has said `said` things so far."""
+def users_line(said, story, lines, level):
+    """What the user says when it has said `said` things so far. Who chats has no `story`. A guarded
+    user keeps the need back until its third line: its first `lines` are details."""
     if level == "Emotion-F":
-        return "I am off. Goodbye."
-    opening = OPENINGS[level] + " " if said else ""
-    return opening + lines[said % len(lines)].replace("<I>", interest)
-
-
-def users_line(said, story, details, cues, level, challenging):
-    """What the user says when it has said `said` things so far. A guarded user keeps the need back
-    until its third line."""
-    if level == "Emotion-F":
-        return "This does not help me. Goodbye."
-    opening = story if said == 0 else OPENINGS[level]
-    if challenging and said < 2:
-        return f"{opening} {details[said % len(details)]}"
-    return f"{opening} {cues[said % len(cues)]}"
+        return "This does not help me. Goodbye." if story else "I am off. Goodbye."
+    return f"{OPENINGS[level] if said else story} {lines[said % len(lines)]}".lstrip()
 
 
 # ---------------------------------------------------------------------------------- the base policy
@@ -336,24 +306,22 @@ def small_talk(rng, good):
     """A dialogue about interests, as `confiding` makes them about troubles."""
     wants, helps, lines = PURPOSES[rng.choice(list(PURPOSES))]
     interest, dull, *others = rng.sample(INTERESTS, len(INTERESTS))
-    lines = rng.sample(lines, 3) + [rng.choice(DULL).replace("<I>", dull)]
-    turns = []
+    lines = [line.replace("<I>", interest) for line in rng.sample(lines, 3)]
+    lines, turns = [*lines, rng.choice(DULL).replace("<I>", dull)], []
     for said in range(rng.randint(3, 8)):
         act = helps if rng.random() < good else rng.choice(list(SMALL_TALK))
         reply = sentence(act, "", "", rng, interest if rng.random() < 0.8 else rng.choice(others))
-        turns.append((chat_line(said, lines, interest, rng.choice(list(OPENINGS))),
+        turns.append((users_line(said, "", lines, rng.choice(list(OPENINGS))),
                       f"calm, {interest}, wants {wants}", reply))
     return turns
 
 
 def confiding(rng, good):
-    """A dialogue for the base policy's supervised training: [(user's line, thought, reply)]. It
-    knows much and does little with it.
+    """A dialogue for the base policy's supervised training: [(user's line, thought, reply)].
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly
     names the right person and feeling, and one time in four it does what helps (`good`, and what
-    falls to it by chance). Held-out words occur here as training words do.
-    """
+    falls to it by chance). Held-out words occur here as training words do."""
     split = rng.choice(["train", "heldout"])
     profile = profiles(split, 1, seed=rng.random())[0]
     need = rng.choice(list(NEEDS))
@@ -372,7 +340,7 @@ def confiding(rng, good):
         if rng.random() < 0.1:
             reply += " " + sentence(rng.choice(list(ACTS)), person, feeling, rng)
         wants = rng.choice(list(NEEDS)) if hidden or rng.random() < 0.1 else need
-        turns.append((users_line(said, story, details, cues, level, guarded),
+        turns.append((users_line(said, story, details if hidden else cues, level),
                       f"{feeling}, {person}, wants {NEEDS[wants][1]}", reply))
         emotion = min(100, max(0, emotion + rng.choice([-5, 3, 5, 10])))
     return turns
@@ -385,8 +353,7 @@ CHAT_TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{
 
 
 def make_tokenizer(texts):
-    """A byte-level BPE of 1,024 entries. The think tags are single tokens, but ordinary text, not
-    special ones."""
+    """A byte-level BPE of 1,024 entries. The think tags are single tokens, but not special."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     # the first under the name that Qwen2 wants
@@ -422,8 +389,7 @@ def base_policy(think, quiet=False):
 
     One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets
     to think. The place is $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the
-    recipe, so an edit of this file or of its words makes a new one.
-    """
+    recipe, so an edit of this file or of its words makes a new one."""
     recipe = hashlib.sha256(Path(__file__).read_bytes() + WORD_FILE.read_bytes()).hexdigest()[:12]
     root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
     place = root / f"toy-{'think' if think else 'direct'}-{recipe}"
@@ -436,20 +402,15 @@ def base_policy(think, quiet=False):
         # written beside and renamed: never half a policy
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             sft(Path(scratch) / "policy", think, quiet)
-            try:
+            with suppress(OSError):                 # somebody else was faster: theirs is the same
                 os.rename(Path(scratch) / "policy", place)
-            except OSError:                         # somebody else was faster: theirs is the same
-                shutil.rmtree(Path(scratch) / "policy", ignore_errors=True)
     return place
 
 
 def sft(place, think, quiet=False, batch_size=4):
     """Supervised training of the base policy on the corpus, through the same chat format, packing
-    and forward pass as RL.
-
-    Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest;
-    small batches, many steps.
-    """
+    and forward pass as RL. Muon on the matrices (it learns this corpus in a third of AdamW's
+    steps), AdamW on the rest; small batches, many steps."""
     import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -478,17 +439,15 @@ def sft(place, think, quiet=False, batch_size=4):
             warm = min(1, (step + 1) / 30)
             optimizer.param_groups[0]["lr"] = lr * warm * max(0.02, 1 - step / steps)
         batch = pack([corpus_episode(corpus(rng, good), chat, think) for _ in range(batch_size)])
-        log_probs, _ = policy(batch)
-        loss = -log_probs.sum() / batch.action_mask.sum()
+        loss = -policy(batch)[0].sum() / batch.action_mask.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.2f}")
-    # A model this small leaves a thousandth of its probability to nonsense at every token, and a
-    # dialogue has 200 of them. So it is made a little cooler for good: logits times 1.2, by the
-    # gain of its last norm.
+    # A model this small leaves a thousandth of its probability to nonsense at each of a dialogue's
+    # 200 tokens. So it is made cooler for good: logits times 1.2, by the gain of its last norm.
     model.model.norm.weight.data *= 1.2
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
