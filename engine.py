@@ -22,8 +22,7 @@ from support.settings import BadInput
 # --------------------------------------------------------------------------------- the torch engine
 
 class SlotCache:
-    """A KV cache whose rows (slots) grow at their own pace, in the place where transformers expects
-    its own.
+    """A KV cache whose rows (slots) grow at their own pace; transformers takes it for its own.
 
     Layer l keeps keys and values [slots, heads, length, size]. `place` says which rows a forward
     pass serves and at which column each of its tokens goes. What lies beyond a row's own length is
@@ -37,24 +36,17 @@ class SlotCache:
     def place(self, rows, columns, slots, length):
         """Say where the next forward pass reads and writes."""
         self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
+        self.index = torch.arange(slots, device=columns.device)[rows, None]             # [rows, 1]
 
     def update(self, key, value, layer, *args, **kwargs):       # [rows, heads, new, size]
         for store, new in ((self.keys, key), (self.values, value)):
-            old = store.get(layer)
-            if old is None or old.shape[0] < self.slots or old.shape[2] < self.length:
+            old = store.get(layer, new[:0, :, :0])          # at first nothing, of this shape
+            if old.shape[0] < self.slots or old.shape[2] < self.length:
                 size = (self.slots, new.shape[1], (self.length + 127) // 128 * 128, new.shape[3])
-                store[layer] = new.new_zeros([
-                    max(a, b) for a, b in zip(size, old.shape if old is not None else size)])
-                if old is not None:
-                    store[layer][:old.shape[0], :, :old.shape[2]] = old
-            store[layer][self.index()[:, None], :, self.columns] = new.transpose(1, 2)
-        return (self.keys[layer][self.rows, :, :self.length],
-                self.values[layer][self.rows, :, :self.length])
-
-    def index(self):
-        if torch.is_tensor(self.rows):
-            return self.rows
-        return torch.arange(self.rows.stop, device=self.columns.device)
+                store[layer] = new.new_zeros([max(a, b) for a, b in zip(size, old.shape)])
+                store[layer][:old.shape[0], :, :old.shape[2]] = old
+            store[layer][self.index, :, self.columns] = new.transpose(1, 2)
+        return [store[layer][self.rows, :, :self.length] for store in (self.keys, self.values)]
 
     def get_seq_length(self, *args):
         return self.length
@@ -73,13 +65,10 @@ class Request:
 
 
 class TorchEngine:
-    """Samples replies with plain PyTorch: a waiting list, a KV cache, one token a step for
-    everybody who is talking.
+    """Samples replies with plain PyTorch: a waiting list, a KV cache, one token a step for all.
 
-    It has its own copy of the weights and knows the trainer only by `load_weights`. A dialogue
-    keeps its slot, so the next turn computes only what is new. Newcomers are let in when they are a
-    quarter of those at work: a forward pass for each would cost more than the wait. Each sampled
-    token comes with the log-prob it was drawn with.
+    A dialogue keeps its slot, so the next turn computes only what is new. Newcomers are let in when
+    they are a quarter of those at work: a forward pass for each would cost more than the wait.
     """
 
     def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
@@ -139,8 +128,7 @@ class TorchEngine:
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
                     self.step()
-                # here the dialogues whose reply is ready go on, and come back
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:          # a failure here is the failure of everybody who waits
             for request in [*self.waiting, *self.running.values()]:
                 if not request.done.done():
@@ -148,39 +136,34 @@ class TorchEngine:
             self.waiting, self.running = [], {}
 
     def admit(self):
-        """Give the waiting requests a slot each, and read their prompts: as far as the slot does
-        not hold them already."""
+        """Give each waiting request a slot, and read what the slot does not hold of its prompt."""
         chunks = {}
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
             slot = self.slot_of.get(request.key) if request.key is not None else None
             if slot is None or slot in self.running:
-                free = (s for s in range(self.max_slots) if s not in self.running)
-                slot = next((s for s in free if s not in self.known), None)
-                if slot is None:                    # all have a past: the longest unused loses it
-                    slot = next(s for s in self.known if s not in self.running)
+                # one without a past; if all have one, the longest unused loses it
+                new = [s for s in range(self.max_slots) if s not in self.known]
+                slot = next(s for s in [*new, *self.known] if s not in self.running)
             # popped and put back: the order of the dict is the order of use
             known = self.known.pop(slot, [])
-            same = next((i for i, (a, b) in enumerate(zip(known, request.prompt)) if a != b),
-                        min(len(known), len(request.prompt)))
-            same = min(same, len(request.prompt) - 1)  # at least one token must run, for its logits
+            # at least one token must run, for its logits
+            same = len(os.path.commonprefix([known, request.prompt[:-1]]))
             chunks[slot] = request.prompt[same:]
             self.known[slot], self.running[slot] = request.prompt[:same], request
             self.slot_of = ({k: s for k, s in self.slot_of.items() if s != slot}
                             | {request.key: slot})
-            request.uniform = request.rng.random(request.max_tokens)
+            request.uniform = iter(request.rng.random(request.max_tokens))
         if chunks:
-            slots = list(chunks)
-            self.forward(torch.tensor(slots), slots, [chunks[s] for s in slots])
+            self.forward(torch.tensor([*chunks]), [*chunks], [*chunks.values()])
 
     def step(self):
         """One token for everybody at work. The rows are a slice of the cache, so nothing is copied;
         idle rows among them compute garbage beside their own past and keep it."""
         if self.running:
             last = max(self.running) + 1
-            self.forward(slice(0, last), list(range(last)),
-                         [[self.running[s].ids[-1]] if s in self.running else []
-                          for s in range(last)])
+            self.forward(slice(0, last), range(last), [
+                self.running[s].ids[-1:] if s in self.running else [] for s in range(last)])
 
     @torch.inference_mode()
     def forward(self, rows, slots, chunks):
@@ -189,9 +172,8 @@ class TorchEngine:
         device = next(self.model.parameters()).device
         start = torch.tensor([len(self.known.get(s, [])) for s in slots])
         width = max(map(len, chunks))
-        rows_of_ids = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-        ids = torch.tensor(rows_of_ids, device=device)                                      # [R, W]
-        positions = (start[:, None] + torch.arange(width)).to(device)                       # [R, W]
+        ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
+        positions = (start[:, None] + torch.arange(width)).to(device)           # as ids: [R, W]
         length = int(start.max()) + width
         self.cache.place(rows.to(device) if torch.is_tensor(rows) else rows, positions,
                          max(slots) + 1, length)
@@ -209,8 +191,7 @@ class TorchEngine:
         if self.temperature:
             # inverse-CDF sampling: the first token whose cdf passes a uniform draw
             cdf = log_probs.double().exp().cumsum(-1)
-            draw = torch.tensor([[self.running[slots[i]].uniform[len(self.running[slots[i]].ids)]]
-                                 for i in at], dtype=torch.float64, device=device)
+            draw = cdf.new_tensor([[next(self.running[slots[i]].uniform)] for i in at])    # [R', 1]
             tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True)               # [R', 1]
             tokens = tokens.clamp(max=cdf.shape[-1] - 1)
         else:                           # temperature 0, for a simulated user: the likeliest token
@@ -223,8 +204,7 @@ class TorchEngine:
             request.log_probs.append(log_prob)
             if token == self.stop_id or len(request.ids) == request.max_tokens:
                 del self.running[slot]
-                # nobody will come back to it: the next request may have the slot
-                if request.key is None:
+                if request.key is None:     # nobody will come back to it: the slot is free
                     del self.known[slot]
                 if not request.done.cancelled():
                     request.done.set_result((request.ids, request.log_probs))
@@ -233,8 +213,7 @@ class TorchEngine:
 # --------------------------------------------------------------------------------------------- vLLM
 
 class VllmEngine:
-    """vLLM inside this process, driven by its own step loop: continuous batching, prefix caching,
-    token ids in and out.
+    """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
     path: directory of the starting weights; context: tokens of a dialogue. The settings below that
     are no matter of taste:
@@ -274,8 +253,7 @@ class VllmEngine:
         self.asleep = False
 
     async def generate(self, prompt, max_tokens, rng, key=None):
-        """As TorchEngine.generate. `key` is not needed: the prefix cache finds what it knows by the
-        tokens."""
+        """As TorchEngine.generate. `key` is not needed: the prefix cache goes by the tokens."""
         params = self.SamplingParams(temperature=self.temperature, max_tokens=max_tokens,
                                      stop_token_ids=[self.stop_id], logprobs=0,
                                      seed=int(rng.integers(2 ** 31)), detokenize=False)
@@ -297,17 +275,14 @@ class VllmEngine:
         """Step vLLM until nobody waits."""
         try:
             while self.running:
-                # let everybody who has something to ask do so before the next step
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)      # whoever has something to ask does so before the step
                 with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
                     finished = [out for out in self.llm.llm_engine.step() if out.finished]
                 for out in finished:
-                    ids = list(out.outputs[0].token_ids)
-                    log_probs = [at[token].logprob
-                                 for token, at in zip(ids, out.outputs[0].logprobs)]
+                    ids, found = list(out.outputs[0].token_ids), out.outputs[0].logprobs
                     done = self.running.pop(out.request_id, None)
                     if done is not None and not done.done():
-                        done.set_result((ids, log_probs))
+                        done.set_result((ids, [at[i].logprob for i, at in zip(ids, found)]))
         except Exception as error:
             for done in self.running.values():
                 if not done.done():

@@ -3,9 +3,8 @@ diff against ppo.py.
 
 No critic: the baseline of a dialogue is the mean of its *group*, the dialogues that the same user
 began with the same first line. One advantage for all tokens of a dialogue, or of a turn where each
-turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL.
-
-Run it alone for the smallest example:  python grpo.py
+turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it alone
+for the smallest example:  python grpo.py
 """
 import torch
 import torch.nn.functional as F
@@ -74,15 +73,13 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 
 
 def check_groups(episodes):
-    """A group is one user and one first line, or its mean and std mean nothing. Raises
-    SelfCheckFailed."""
+    """A group is one user and one first line, or its mean means nothing. Raises SelfCheckFailed."""
     opening = {}
     for e in episodes:
-        said = (e.profile_id, e.first_line)
-        if opening.setdefault(e.group, said) != said:
+        first = opening.setdefault(e.group, (e.profile_id, e.first_line))
+        if first != (e.profile_id, e.first_line):
             raise SelfCheckFailed(f"group {e.group} is broken: it holds dialogues with "
-                                  f"{opening[e.group][0]} and with {e.profile_id}, or "
-                                  "with two first lines")
+                                  f"{first[0]} and with {e.profile_id}, or with two first lines")
 
 
 def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, reference=None,
@@ -105,8 +102,7 @@ def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, 
     turns = max(b.reward.shape[1] for b in batches)
     rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
     if per_turn:
-        alive = torch.cat([(b.turn[:, :, None] == torch.arange(1, turns + 1, device=b.turn.device)
-                            ).any(1) for b in batches])
+        alive = torch.cat([F.one_hot(b.turn, turns + 1).amax(1)[:, 1:] > 0 for b in batches])
         advantages = turn_advantages(rewards, alive, groups, kind)
     else:
         advantages = group_advantages(rewards.sum(1), groups, kind)[:, None].expand(-1, turns)

@@ -44,8 +44,7 @@ def best_device():
 
 
 def stop_ids(path):
-    """The tokens at which the model in `path` stops, as its generation_config.json has them; none
-    where there is no such file."""
+    """The tokens at which a model stops, by its generation_config.json; none if there is none."""
     from transformers import GenerationConfig
     try:
         found = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
@@ -55,8 +54,7 @@ def stop_ids(path):
 
 
 def stored_dtype(path):
-    """The type of the weights in a directory, if all have one (and are no mixture that the narrower
-    one would round), else fp32."""
+    """The type of the weights in a directory; fp32 for a mixture, which a narrower would round."""
     found = set()
     for file in Path(path).glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
@@ -65,8 +63,7 @@ def stored_dtype(path):
 
 
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
-    """Load a Hugging Face causal LM and its tokenizer from the directory `path`, or from the hub by
-    its name (OWNER/NAME).
+    """Load a Hugging Face causal LM and its tokenizer. `path`: a directory, or a hub's OWNER/NAME.
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
     bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
@@ -84,12 +81,11 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     here = Path(path).is_dir()
+    needed = "one is needed that holds config.json, weights and a tokenizer"
     if here and not (Path(path) / "config.json").is_file():
-        raise BadModel(f"{flag} {path}: this directory holds no config.json; one is "
-                       "needed that holds config.json, weights and a tokenizer")
+        raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
     if not here and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        raise BadModel(f"{flag} {path}: no such directory; one is needed that holds config.json, "
-                       "weights and a tokenizer")
+        raise BadModel(f"{flag} {path}: no such directory; {needed}")
     try:
         place = path if here else snapshot_download(path, allow_patterns=[
             "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"], ignore_patterns=[
@@ -110,23 +106,18 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
             model, found = load(torch.float32)      # what it computed when it was built is rounded
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
-        rows, last = (model.get_input_embeddings().weight.shape[0],
-                      max(tokenizer.get_vocab().values()))
+        last, rows = max(tokenizer.get_vocab().values()), len(model.get_input_embeddings().weight)
         if last >= rows:                # more rows than ids is usual, fewer is a mix-up
             raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
         what = "" if here else "no such directory, and not to be had from the hub: "
         raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
-    for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-                 "hidden_dropout", "dropout"):
-        if isinstance(getattr(model.config, name, None), float):
-            setattr(model.config, name, 0.0)
-    for module in model.modules():          # attention layers copy the number when they are built
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+    for part in (model.config, *model.modules()):   # layers copy the numbers when they are built
+        for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+                     "hidden_dropout", "dropout", "p"):             # p: of nn.Dropout
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
     with torch.no_grad():
         ids = torch.arange(4)[None]
         if not torch.allclose(model(ids).logits, model.get_output_embeddings()(
@@ -167,16 +158,12 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args, self.told_of_thoughts = template_args or {}, False
-        marks = ["@@1@@", "@@2@@", "@@3@@"]
-        rendered, pieces = self.render(*marks), []
-        for mark in marks:
-            piece, found, rendered = rendered.partition(mark)
-            if not found or system_prompt.strip() not in (pieces + [piece])[0]:
-                raise BadModel("the chat template does not show every message as it is; this code "
-                               "cannot place the replies")
-            pieces.append(piece)
-        head, past, after_reply = pieces
-        now = rendered                      # what opens the next reply; `past`: an earlier one
+        cut = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)",
+                           self.render("@@1@@", "@@2@@", "@@3@@"), re.DOTALL)
+        if not cut or system_prompt.strip() not in cut[1]:
+            raise BadModel("the chat template does not show every message as it is; this code "
+                           "cannot place the replies")
+        head, past, after_reply, now = cut.groups()     # `past` opens an earlier reply, `now` a new
         common = min(past, now, key=len)
         self.lead, self.opens = past[len(common):], now[len(common):]
         if not (past.startswith(common) and now.startswith(common)) or self.lead.strip() \
@@ -393,8 +380,7 @@ def take_thoughts(text):
 
 
 class Agent:
-    """The policy's side of one dialogue. `reply` is given a line of the user and answers; the
-    tokens stay here."""
+    """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here."""
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
         self.engine, self.chat, self.think, self.history = engine, chat, think, history
@@ -520,32 +506,25 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
 
 
 def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
-    """Pack `episodes` into batches of at most `max_tokens` padded tokens, similar lengths together
-    (less padding).
+    """Pack `episodes`, like lengths together, into batches of at most `max_tokens` padded tokens.
 
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-    lengths = [-(-sum(len(s.ids) for s in e.segments) // multiple) * multiple for e in episodes]
-    batches, current = [], []
-    if not episodes:
-        return []
-    for i in sorted(range(len(episodes)), key=lambda i: -lengths[i]):
-        if current and lengths[current[0]] * (len(current) + 1) > max_tokens:
-            batches.append(current)
-            current = []
-        current.append(i)
-    return [pack([episodes[i] for i in batch], pad_id, reward, multiple)
-            for batch in batches + [current]]
+    length = lambda e: -(-sum(len(s.ids) for s in e.segments) // multiple) * multiple
+    batches = []
+    for episode in sorted(episodes, key=length, reverse=True):
+        if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
+            batches.append([])
+        batches[-1].append(episode)
+    return [pack(batch, pad_id, reward, multiple) for batch in batches]
 
 
 def empty_batch(pad_id=0):
     """A batch without an action: what a rank runs that has fewer micro-batches than another. A
     forward pass of a sharded model is a collective, so all ranks must make equally many; this one
     has a loss and gradients of zero."""
-    episode = Episode("nobody", -1, "")
-    episode.segments = [Segment([pad_id, pad_id])]
-    return pack([episode], pad_id)
+    return pack([Episode("nobody", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
 
 
 def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, all_gather_list,
@@ -554,13 +533,12 @@ def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, a
     micro-batches of at most `max_tokens` padded tokens (memory). Returns a list of lists of Batch.
 
     Split by global index, Episode.number of `batch_size`, so that the steps do not depend on the
-    number of ranks. Every rank gets equally many micro-batches, empty ones if need be, because a
-    forward pass of a sharded model is a collective; all_gather_list tells it what the others have.
+    number of ranks. Every rank gets equally many micro-batches, `empty_batch` among them if need
+    be; all_gather_list tells it what the others have.
     """
     order = random.Random(seed).sample(range(batch_size), batch_size)
-    place = {number: i for i, number in enumerate(order)}
-    episodes = sorted(episodes, key=lambda e: place[e.number])
-    cuts = [[e for e in episodes if place[e.number] % count == i] for i in range(count)]
+    episodes = sorted(episodes, key=lambda e: order.index(e.number))
+    cuts = [[e for e in episodes if order.index(e.number) % count == i] for i in range(count)]
     multiple = 128 if torch.device(device).type == "cuda" else 1       # fewer shapes to plan for
     cuts = [micro_batches(cut, max_tokens, pad_id, reward, multiple) for cut in cuts]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
@@ -585,12 +563,10 @@ def tree_mask(branch):
 # ----------------------------------------------------------------------------- log-probs and values
 
 def hidden_at_actions(body, batch):
-    """Hidden states that *predict* the policy's tokens, [N, H]: those one place before them in
-    memory."""
+    """Hidden states that *predict* the policy's tokens, [N, H]: one place before them in memory."""
     hidden = body(input_ids=batch.ids, position_ids=batch.positions,
-                  attention_mask=tree_mask(batch.branch),
-                  use_cache=False).last_hidden_state                                    # [B, L, H]
-    return hidden[:, :-1][batch.action_mask[:, 1:]]
+                  attention_mask=tree_mask(batch.branch), use_cache=False).last_hidden_state
+    return hidden[:, :-1][batch.action_mask[:, 1:]]                                # of [B, L, H]
 
 
 def scatter_to_actions(flat, batch):
@@ -647,8 +623,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's transformer, or (share) the given one itself, under a scalar
-    head. `forward(batch)` returns values, [B, L], 0 off the policy.
+    """V_phi: a copy of the policy's transformer, or (share) the given one, under a scalar head.
 
     V of a token is read from the state before it is emitted, which is what an action's baseline may
     know. The head starts at zero: a random one would open with advantages that are noise.
@@ -663,38 +638,30 @@ class Critic(nn.Module):
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
-        """V before each sampled token, [B, L]."""
-        return scatter_to_actions(self.head(hidden_at_actions(self.body, batch)).float()[:, 0],
-                                  batch)
+        """V before each sampled token, [B, L], 0 off the policy."""
+        values = self.head(hidden_at_actions(self.body, batch))                             # [N, 1]
+        return scatter_to_actions(values.float()[:, 0], batch)
 
 
 if __name__ == "__main__":
     from support.settings import Parser
     Parser(description="Packs a small dialogue with two thoughts into one row, and prints the row "
            "and who sees whom in it.").parse_args()
-    print("""A dialogue of two turns in one row. 10 to 13 are the trunk: the user's lines, and what
-later turns remember of the replies. 20 21 and 30 are what the policy sampled, each turn's thought
-and reply on a branch of its own: thoughts are branches, and nothing grows on them.
-
-  ids          the tokens
-  positions    where each stands in its own history: a branch goes on where the trunk was left,
-               and so does the trunk behind it
-  branch       0: trunk; 1, 2: the branch of this turn
-  action_mask  1: sampled by the policy, so trained
+    print("""A dialogue of two turns in one row. 10 to 13 are the trunk (0): the user's lines, and
+what later turns remember of the replies. 20 21 and 30 are what the policy sampled, hence trained:
+each turn's thought and reply on a branch (1, 2) of its own, on which nothing grows. A branch goes
+on where the trunk was left, and so does the trunk behind it.
 """)
-    example = Episode("example", 0, "")
-    example.segments = [Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
-                        Segment([12]), Segment([13]), Segment([30], branch=2, log_probs=[0.0])]
-    batch = pack([example])
+    batch = pack([Episode("example", 0, "", segments=[
+        Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
+        Segment([12]), Segment([13]), Segment([30], branch=2, log_probs=[0.0])])])
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""
 Who sees whom: x sees, . does not. A row is the token that looks (the query), a column the one that
 is looked at (the key): nothing later, and of what is earlier the trunk and its own branch.
 """)
-    branches, mask = batch.branch[0].tolist(), tree_mask(batch.branch)[0, 0].tolist()
-    print(" " * 12, *(f"{token:3}" for token in batch.ids[0].tolist()))
-    for token, branch, row in zip(batch.ids[0].tolist(), branches, mask):
-        print(f"{token:<12}", *("  x" if seen else "  ." for seen in row),
-              "  " + (f"on branch {branch}: sees the trunk before it, and branch {branch} so far"
-                      if branch else "on the trunk: sees the trunk so far, and no thought"))
+    ids = batch.ids[0].tolist()
+    print(" " * 12, *(f"{token:3}" for token in ids))
+    for token, row in zip(ids, tree_mask(batch.branch)[0, 0]):
+        print(f"{token:<12}", *("  x" if seen else "  ." for seen in row))

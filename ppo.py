@@ -7,9 +7,7 @@ everywhere: in the loss, GAE, whitening, entropy, KL and all means.
 
 What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one
 optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches or more
-to see it work.
-
-Run it alone for the smallest example:  python ppo.py
+to see it work. Run it alone for the smallest example:  python ppo.py
 
 Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each mini-batch before its
 own step (so 0 where there is only one);  clipfrac  share of tokens whose term the clip changes;
@@ -171,8 +169,7 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
 
 
 def explained_variance(values, returns, masks, reduce=identity):
-    """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 where the returns do not
-    vary."""
+    """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 if R does not vary."""
     _, error = masked_mean_std([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
     _, spread = masked_mean_std(returns, masks, reduce, eps=0.0)
     return float(1 - (error / spread) ** 2) if spread > 1e-6 else 0.0
@@ -206,9 +203,8 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     the run would learn from somebody else's replies.
     """
     gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs()
-                      for b, old in zip(batches, old_log_probs)])
-    sums = torch.stack([gaps.double().sum(), torch.ones_like(gaps).double().sum()])
-    total, count = reduce(sums).tolist()
+                      for b, old in zip(batches, old_log_probs)]).double()
+    total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
     mean, peak = total / max(1.0, count), gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed("engine and trainer disagree about the sampled tokens: log-probs "
@@ -312,8 +308,7 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
 def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0,
                value_clip=0.5, reference=None, kl_coef=0.0, kl_estimator="k3", check_ratio=True,
                reduce=identity, **settings):
-    """One PPO update from one rollout. policy(batch) -> (log_probs, entropy), critic(batch) ->
-    values; all [B, L].
+    """One PPO update. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
 
     minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask,
     .engine_log_probs, .turn [B, L] and .reward [B, T].
@@ -339,21 +334,18 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     # 4. Policy and critic step on the same mini-batches.
     critic_part = CriticPart(critic, critic_optimizer, old_values, returns, value_clip,
                              settings.get("max_grad_norm", 1.0))
-    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef,
-                       kl_estimator=kl_estimator, ref=ref, reduce=reduce,
-                       critic=critic_part, **settings)
+    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, ref=ref,
+                       kl_estimator=kl_estimator, reduce=reduce, critic=critic_part, **settings)
     return {**metrics,
             "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 
 
 if __name__ == "__main__":
     from support.settings import Parser
-    Parser(description="Prints GAE's advantages and returns for a dialogue of five "
-           "tokens.").parse_args()
+    Parser(description="Prints GAE's advantages and returns for five tokens.").parse_args()
     turn = torch.tensor([[1, 1, 0, 0, 2]])
     mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])
-    print("One dialogue: two tokens of the policy, two of the user, one of the policy; reward 1 at "
-          "the end; V = 0.5 everywhere.")
+    print("Tokens: 2 of the policy, 2 of the user, 1 of the policy; reward 1 at the end; V = 0.5.")
     for lam in (1.0, 0.5):
         result = gae(place_rewards(reward, turn), 0.5 * mask, mask, gamma=1.0, lam=lam)
         print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")

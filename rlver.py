@@ -89,8 +89,8 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
     return episode
 
 
-async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None, groups=None,
-                  name="", timeout=None):
+async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm(disable=True),
+                  groups=None, name="", timeout=None):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
     number of dropped ones).
 
@@ -108,8 +108,7 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
         except (SimulatorFailed, TimeoutError):
             return None
         finally:
-            if bar is not None:
-                bar.update()
+            bar.update()
         episode.number = number
         if episode.tokens_sampled:
             return episode
@@ -121,15 +120,13 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=None
             async with asyncio.timeout_at(deadline):
                 user_line = await user.answer()
         except (SimulatorFailed, TimeoutError):
-            if bar is not None:
-                bar.update(group_size)
+            bar.update(group_size)
             return [None] * group_size
-        numbers = range(group * group_size, (group + 1) * group_size)
-        return await asyncio.gather(*[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group)
-                                      for n in numbers])
+        return await asyncio.gather(*[
+            run_dialogue(number, user.copy(f"{name} {number}"), user_line, group)
+            for number in range(group * group_size, (group + 1) * group_size)])
 
-    found = await asyncio.gather(*[run_group(*pair)
-                                   for pair in zip(groups or range(len(people)), people)])
+    found = await asyncio.gather(*map(run_group, groups or range(len(people)), people))
     episodes = [episode for group in found for episode in group]
     return [e for e in episodes if e], episodes.count(None)
 
@@ -188,8 +185,7 @@ class Trainer:
         return metrics
 
     def train(self):
-        """The loop: evaluate, train, evaluate; a checkpoint now and then. Goes on where
-        `self.state` says."""
+        """The loop: evaluate, train and save, evaluate. Goes on where `self.state` says."""
         cfg, state = self.cfg, self.state
         if state["step"] < 0:
             # 6. Evaluate, before.
