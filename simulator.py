@@ -561,7 +561,7 @@ def play(user, max_turns):
                 rng = random.Random(user.profile.id)
                 print(f"    {toy.sentence(act, person, feeling, rng, person)}")
             print()
-        print(f"[emotion {user.emotion}]  {runner.run(user.answer())}")
+        print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):
             reply = input("you> ")
             if not reply.strip():
