@@ -147,8 +147,9 @@ class TorchEngine:
                 slot = next(s for s in [*new, *self.known] if s not in self.running)
             # popped and put back: the order of the dict is the order of use
             known = self.known.pop(slot, [])
-            # at least one token must run, for its logits
-            same = len(os.path.commonprefix([known, request.prompt[:-1]]))
+            past = request.prompt[:-1]          # at least one token must run, for its logits
+            same = next((i for i, (a, b) in enumerate(zip(known, past)) if a != b),
+                        min(len(known), len(past)))
             chunks[slot] = request.prompt[same:]
             self.known[slot], self.running[slot] = request.prompt[:same], request
             self.slot_of = ({k: s for k, s in self.slot_of.items() if s != slot}

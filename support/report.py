@@ -249,7 +249,8 @@ def judged_tables(out, rows, grammar):
     found = next(iter(read_json(out / "strategies.json").get("files", {}).values()), {})
     tagged = found.get("tagged") or [{**d, "intention": "", "replies": [
         [judged.toy_codes(t["reply"], grammar), t["change"]] for t in d["turns"]]}
-        for _, d, _ in read_jsonl(out / "dialogues.jsonl", only=b'"train"') if d and grammar]
+        for _, d, _ in (read_jsonl(out / "dialogues.jsonl", only=b'"train"') if grammar else ())
+        if d]
     steps = judged.steps_of(tagged) if any(used for d in tagged for used, _ in d["replies"]) else {}
     value = lambda step, name, what: steps[step]["strategies"][name][what]
     rows = [{**row, **{f"{what} {name}": value(row["step"], name, what) for name in judged.GROUPS
