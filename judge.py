@@ -443,18 +443,20 @@ async def run(args):
         asks, tell = [], ranks
     if of_toy and not args.judge:
         asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    if args.difficulty and (args.counted or command != "acceptance" and not args.paraphrase
-                            or args.files[1:]):
-        raise BadInput("--difficulty is for acceptance and --paraphrase, of one FILE, and not for "
-                       "--counted")
-    args.difficulty = args.difficulty or ["vanilla"] * args.paraphrase
+    hearing = (args.paraphrase if command == "validity" else
+               command == "acceptance" and not (args.counted or args.files[1:]))
+    if (args.difficulty or args.simulator or args.paraphrase) and not hearing:
+        raise BadInput("--difficulty and --simulator are for acceptance, of one FILE and without "
+                       "--counted, and for validity --paraphrase")
+    if args.simulator or args.paraphrase:
+        args.difficulty = args.difficulty or ["vanilla", "challenging"][:1 + (not args.paraphrase)]
     lacks = ("simulator" if args.difficulty and not args.simulator else
              "judge" if asks and not args.judge else "")
     if lacks and not (of_toy or args.plan):
         raise BadInput(f"--{lacks} is needed, openai:MODEL@URL or local:DIR: what is scripted "
                        "understands the toy's files alone")
     cases = {name: [q for path in args.files for q in questions(name, path)] for name in asks}
-    if args.paraphrase and asks:        # of the first file, as many as are wanted
+    if "paraphrase" in cases:       # of the first file, as many as are wanted
         cases["paraphrase"] = questions("paraphrase", args.files[0])[:args.limit]
     judge = Judge(args)
     if args.plan:

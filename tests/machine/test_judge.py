@@ -334,7 +334,8 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
     ["acceptance", "FILE", "--difficulty", "vanilla"],                  # whose model?
     ["acceptance", "FILE", "FILE2", "--difficulty", "vanilla", "--simulator", "toy"],
     ["acceptance", "FILE", "--counted", "--difficulty", "vanilla", "--simulator", "toy"],
-    ["capabilities", "FILE", "--judge", "local:x", "--difficulty", "vanilla"]])
+    ["capabilities", "FILE", "--judge", "local:x", "--difficulty", "vanilla"],
+    ["strategies", "FILE", "--judge", "local:x", "--paraphrase"]])
 def test_users_are_asked_by_acceptance_alone(flags, tmp_path, capfd):
     files = {"FILE": sage(tmp_path), "FILE2": sage(tmp_path, folder="two")}
     assert judge.main([files.get(flag, flag) for flag in flags]) == 2
