@@ -59,7 +59,7 @@ def find_policy(name, step=None):
     """One rule for "what is this policy": (label, directory of its weights, settings of its run).
 
     A run is its newest checkpoint, or that of `step`; step 0 is where it started. A checkpoint has
-    the settings of its run, in its rlver.json. Whatever else has no settings: {}. Raises BadInput."""
+    the settings of its run, in its rlver.json. All else has no settings: {}. Raises BadInput."""
     here = Path(name)
     config = read_json(here / "config.json")
     if "algo" in config:                                # a model directory has a config.json too
@@ -177,9 +177,10 @@ def result_of(profile, episode, user, made_by):
             history.append({"role": "user", "content": turn["user"], "thinking": next(thinking, ""),
                             "emotion-point": turn["emotion"], "planning": planning})
     return {"id": profile.id, "emo_point": episode.emotion,
-            "emo_state": emotion_level(episode.emotion), "player": profile.player, "scene": profile.scene,
-            "character": profile.main_cha, "topic": profile.topic, "task": profile.task,
-            "need": profile.need, "target": profile.target, "history": history,
+            "emo_state": emotion_level(episode.emotion), "player": profile.player,
+            "scene": profile.scene, "character": profile.main_cha, "topic": profile.topic,
+            "task": profile.task, "need": profile.need, "target": profile.target,
+            "history": history,
             "rlver": {**made_by, "ended": episode.ended, "traits": profile.cha_group}}
 
 
