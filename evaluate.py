@@ -18,7 +18,6 @@ same dialogues shift by 20 points (SAGE appendix B).
 """
 import asyncio
 import glob
-import json
 import os
 import re
 import sys
@@ -37,11 +36,13 @@ from support.llm import ServerModel, ask_with_retries
 from support.report import draw_run, report_of_results, write_report
 from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
                              recorded_dialogues)
-from support.rundir import checkpoints, newest_state, read_json, read_jsonl, write_json
+from support.rundir import (append_line, checkpoints, newest_state, read_json, read_jsonl,
+                            write_json)
 from support.settings import BadInput, Parser, SimulatorFailed, is_beside_us, split_name
 from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
 
 FLOOR = 9       # the benchmark's: the highest emotion that ends a dialogue
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}    # where nobody says
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -51,7 +52,6 @@ class Measured:
     label: str              # what results call it
     settings: dict          # what it is measured with, as results remember it
     run: dict               # config.json of the run that made it, {} for a foreign one
-    results: Path           # where results go by themselves
     make_agent: Callable    # seed -> Agent
 
 
@@ -59,20 +59,18 @@ def find_policy(name, step=None):
     """One rule for "what is this policy": (label, directory of its weights, settings of its run).
 
     A run is its newest checkpoint, or that of `step`; step 0 is where it started. A checkpoint has
-    the settings of its run, which stand in it (rlver.json). Whatever else has no settings: {}.
-    Raises BadInput."""
+    the settings of its run, in its rlver.json. All else has no settings: {}. Raises BadInput."""
     here = Path(name)
     config = read_json(here / "config.json")
     if "algo" in config:                                # a model directory has a config.json too
         found = {int(p.name[11:]): p for p in checkpoints(here)}
         if step == 0 and 0 not in found:                # the oldest checkpoints are not kept
             return f"{here}/checkpoint-000000", config["model"], config
-        if not found or step is not None and step not in found:
-            there = ", ".join(map(str, found)) or "none"
-            raise BadInput(f"--policy {name}: no checkpoint of step {step or 0} here; there are: "
-                           f"{there}")
-        place = found[max(found) if step is None else step]
-        return str(place), place, config
+        step = max(found, default=0) if step is None else step
+        if step not in found:
+            raise BadInput(f"--policy {name}: no checkpoint of step {step} here; there are: "
+                           f"{', '.join(map(str, found)) or 'none'}")
+        return str(found[step]), found[step], config
     if step is not None:
         raise BadInput(f"--step {step}: a run has steps, {name} is none")
     if (here / "state.json").is_file():
@@ -99,8 +97,8 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
                         max_tokens=max_tokens or 2048)
         server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
         system = load_prompt(f"policy_{'think' if think else 'direct'}", settings["policy_lang"])
-        return Measured(f"openai:{model_name}", settings, {}, results_of(f"openai:{model_name}"),
-                        lambda seed: ServerAgent(server, system, think, history=history_thoughts))
+        return Measured(f"openai:{model_name}", settings, {},
+                        lambda seed: ServerAgent(server, system, think, history_thoughts))
     label, place, run = find_policy(name, step)
     if think and not run.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -128,26 +126,24 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
         settings["history_thoughts"] = history
         chat.refuse_to_keep()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
-    make_agent = lambda seed: Agent(engine, chat, think=think, seed=seed, history=history,
-                                    max_tokens=settings["max_tokens"], context=settings["context"])
-    return Measured(label, settings, run, results_of(label, run), make_agent)
+    return Measured(label, settings, run, lambda seed: Agent(
+        engine, chat, think=think, seed=seed, history=history, max_tokens=settings["max_tokens"],
+        context=settings["context"]))
 
 
-def results_of(label, run=None):
+def results_of(policy):
     """Where results of a policy go if nobody says: into its run, else to results/, never into a
     model directory."""
-    if run and Path(label).parent.is_dir():
-        return Path(label).parent / "benchmark.jsonl"
-    return Path("results") / (re.sub(r"\W+", "-", label).strip("-") + ".jsonl")
+    if policy.run and Path(policy.label).parent.is_dir():
+        return Path(policy.label).parent / "benchmark.jsonl"
+    return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
 
 
 class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it answers, but shows no tokens. Fit for
-    measuring, not for training."""
+    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained."""
 
-    def __init__(self, server, system, think, retries=8, history="strip"):
-        self.history = history
-        self.server, self.think, self.retries, self.segments = server, think, retries, []
+    def __init__(self, server, system, think, history="strip"):
+        self.server, self.think, self.history, self.segments = server, think, history, []
         self.messages = [{"role": "system", "content": system}]
 
     async def reply(self, line):
@@ -156,21 +152,18 @@ class ServerAgent:
         self.messages.append({"role": "user", "content": line})
         text, = await ask_with_retries("a reply of the policy's server",
                                        lambda _: self.server.chat(self.messages), lambda text: (),
-                                       self.retries)
-        if self.think:
-            thought, visible, malformed = split_thought(text)
-        else:
-            (thought, visible), malformed = take_thoughts(text), False
+                                       retries=8)
+        thought, visible, malformed = (split_thought(text) if self.think
+                                       else (*take_thoughts(text), False))
         # thoughts are not in the history that later turns see
         self.messages.append({"role": "assistant",
                               "content": text if self.history == "keep" else visible})
         return Reply(text, visible, thought, malformed)
 
 
-def result_of(profile, episode, user, start, max_turns, made_by):
-    """One dialogue in the format of SAGE's released result files, with what is ours under
-    "rlver"."""
-    history = [{"role": "user", "content": episode.first_line, "emotion-point": start}]
+def result_of(profile, episode, user, made_by):
+    """One dialogue in the format of SAGE's released result files; what is ours is under "rlver"."""
+    history = [{"role": "user", "content": episode.first_line, "emotion-point": made_by["start"]}]
     thinking = iter(user.thoughts)
     for turn in episode.turns:
         own = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
@@ -188,63 +181,54 @@ def result_of(profile, episode, user, start, max_turns, made_by):
             "scene": profile.scene, "character": profile.main_cha, "topic": profile.topic,
             "task": profile.task, "need": profile.need, "target": profile.target,
             "history": history,
-            "rlver": {**made_by, "ended": episode.ended, "start": start, "max_turns": max_turns,
-                      "traits": profile.cha_group}}
+            "rlver": {**made_by, "ended": episode.ended, "traits": profile.cha_group}}
 
 
 def who_talks(args, name):
-    """What the flags say: (the policy `name`, the simulator, the users, what results remember of
-    it). Simulator, users and language are those of the policy's run, where no flag says
-    otherwise."""
+    """What the flags say, and where they do not the policy's run: (the policy `name`, the
+    simulator, the users, what results remember of it)."""
     policy = open_policy(name, step=args.step, think=args.think,
                          lang=args.lang, max_tokens=args.max_tokens, context=args.context,
                          template_args=args.template_args, history_thoughts=args.history_thoughts)
     run = policy.run
-    lang = args.lang or run.get("lang", "en")
-    difficulty = args.difficulty or run.get("difficulty", "vanilla")
-    simulator_name = args.simulator or run.get("simulator", "toy")
-    chat = args.world == "chit-chat"
-    people = held_out_users(args.profiles or chat and PROMPTS / "profiles" / f"{lang}_chat.jsonl",
-                            run, simulator_name, chat and not args.profiles)[:args.limit]
-    simulator = make_simulator(simulator_name, lang, difficulty,
-                               temperature=args.simulator_temperature)
-    made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(simulator_name),
+    model, lang, difficulty = (getattr(args, key) or run.get(key, usual)
+                               for key, usual in USUAL_USER.items())
+    people = held_out_users(args, run, model, lang)[:args.limit]
+    simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
+    made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(model),
                "difficulty": difficulty, "lang": lang, "start": args.start,
                "max_turns": args.max_turns, "seed": args.seed,
-               "world": args.world if chat else None}
+               "world": args.world if args.world == "chit-chat" else None}
     return policy, simulator, people, made_by
 
 
 def benchmark(args):
-    """Hold the dialogues that FILE does not hold yet, appending each as it ends. Returns the path
-    of the results."""
+    """Hold the dialogues that the results lack, appending each as it ends. Returns their path."""
     from tqdm import tqdm
     from rlver import converse
     policy, simulator, people, made_by = who_talks(args, args.policy or newest_run())
-    path, done = place_for_results(args.out, policy.results, made_by)
+    path, done = place_for_results(args.out, results_of(policy), made_by)
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()        # what cannot be written is told before the first dialogue
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
     bar = tqdm(total=len(people), initial=len(people) - len(todo), desc="benchmark",
                unit="dialogue")
     lost = []
 
-    async def run_dialogue(i, profile, file):
+    async def run_dialogue(i, profile):
         user = User(simulator, profile, args.start, f"benchmark {profile.id}")
         try:
             line = await user.open()
             user.thoughts.clear()
             episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
                                      args.max_turns, floor=FLOOR)
-            file.write(json.dumps(result_of(profile, episode, user, args.start, args.max_turns,
-                                            made_by), ensure_ascii=False) + "\n")
-            file.flush()
+            append_line(path, result_of(profile, episode, user, made_by))
         except SimulatorFailed as error:
             lost.append((profile.id, error))
         bar.update()
 
     async def all_of_them():
-        with open(path, "a", encoding="utf-8") as file:
-            await asyncio.gather(*[run_dialogue(i, profile, file) for i, profile in todo])
+        await asyncio.gather(*[run_dialogue(i, profile) for i, profile in todo])
     asyncio.run(all_of_them())
     bar.close()
     for profile_id, error in lost:
@@ -253,18 +237,18 @@ def benchmark(args):
     return path
 
 
-def held_out_users(profiles, run, simulator, chat=False):
-    """The users to measure with: those of --profiles; else those that the policy's run held out;
-    else the toy's. chat: the toy's people of everyday talk, if it is the toy. Raises BadInput."""
+def held_out_users(args, run, simulator, lang):
+    """The users to measure with: those of --profiles; else, for --world chit-chat, people of
+    everyday talk; else those that the policy's run held out; else the toy's. Raises BadInput."""
+    chat = args.world == "chit-chat" and not args.profiles
     if chat and simulator.startswith("toy"):
         return toy_profiles("chat")
-    if profiles:
-        people = load_profiles(profiles)
+    if chat or args.profiles:
+        people = load_profiles(args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl")
         refuse_foreign(simulator, people)
         return people
-    if run.get("profiles"):
-        return users_of_run(run["profiles"], sys.maxsize, simulator)[1]
-    return users_of_run(None, 128, simulator)[1]
+    names = run.get("profiles")
+    return users_of_run(names, sys.maxsize if names else 128, simulator)[1]
 
 
 def place_for_results(asked, default, made_by):
@@ -276,7 +260,7 @@ def place_for_results(asked, default, made_by):
         other = next((row["made_by"] for row in rows
                       if any(row["made_by"].get(key) != made_by[key] for key in made_by)), None)
         if other is None:
-            keep_whole_lines(path)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)   # half a line is done again
             return path, {row["id"] for row in rows}
         differs = ", ".join(f"{key} {other.get(key)} there, {value} here"
                             for key, value in made_by.items() if other.get(key) != value)
@@ -297,18 +281,11 @@ def user_label(name):
 
 def newest_run():
     """The directory of the newest finished run in runs/."""
-    runs = sorted((p.parent for p in Path("runs").glob("*/summary.json")),
-                  key=lambda p: p.stat().st_mtime)
+    runs = [path.parent for path in Path("runs").glob("*/summary.json")]
     if not runs:
         raise BadInput("no finished run in runs/; name a policy with --policy, or make one with: "
                        "python rlver.py --algo grpo --think")
-    return str(runs[-1])
-
-
-def keep_whole_lines(path):
-    """Cut off what a stopped evaluation left of its last line."""
-    data = path.read_bytes()
-    os.truncate(path, data.rfind(b"\n") + 1)
+    return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
 # --------------------------------------------------------------------------- scores of result files
@@ -317,45 +294,39 @@ def final_of(row, rule):
     """The final emotion by a rule: "every" scores every reply; "sage", as SAGE's own loop, leaves
     the last of a full number of replies unscored (ten replies, nine of them scored). SAGE's files
     hold only that; ours hold both."""
-    limit = row["made_by"].get("max_turns")
-    if (rule == "sage" and limit and len(row["replies"]) == limit
+    if (rule == "sage" and len(row["replies"]) == row["made_by"].get("max_turns")
             and row["ended"] in ("turn_limit", "emotion_max", "emotion_min")):
         return (row["emotions"][-2] if len(row["emotions"]) > 1
                 else row["made_by"].get("start", row["final"]))
     return row["final"]
 
 
-def rule_of(rows, asked):
-    """The rule that a table can be made by. SAGE's own files know only theirs."""
-    if any(not row["made_by"] for row in rows):
-        if asked == "every":
-            raise BadInput("--rule every: SAGE's files do not score a tenth reply; only --rule "
-                           "sage can be had from them")
-        return "sage"
-    return asked or "every"
-
-
-def warn_nameless(path, rows):
-    """A foreign file does not say who played the user; nor does its directory, perhaps."""
-    if not rows[0]["made_by"] and not rows[0]["simulator"]:
+def read_scored(path, rule=None):
+    """A result file as (rows, final emotions, the rule that they are by, problems). SAGE's own
+    files know only theirs. Raises BadInput for another one, or for a file without a usable line."""
+    rows, problems = read_results(path)
+    if not rows:
+        raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
+    if not rows[0]["made_by"] and not rows[0]["simulator"]:     # foreign; its directory is silent
         print(f"{path} names no simulator: compare its scores only with files of which "
               "you know that they have the same one")
+    theirs = any(not row["made_by"] for row in rows)
+    if theirs and rule == "every":
+        raise BadInput("--rule every: SAGE's files do not score a tenth reply; only --rule sage "
+                       "can be had from them")
+    rule = "sage" if theirs else rule or "every"
+    return rows, [final_of(row, rule) for row in rows], rule, problems
 
 
 def score(path, rule=None, anyway=False):
     """Every table of one result file, as a dict. Raises BadInput for a file without a usable line,
     or with several simulators in it."""
-    rows, problems = read_results(path)
-    if not rows:
-        raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
+    rows, finals, rule, problems = read_scored(path, rule)
     users = sorted({comparison_key(row) for row in rows})
     if len(users) > 1 and not anyway:
         raise BadInput(f"{path}: results of {len(users)} simulators or settings "
                        f"({'; '.join(users)}) cannot be averaged; their scores do not compare. "
                        "--anyway does it all the same")
-    warn_nameless(path, rows)
-    rule = rule_of(rows, rule)
-    finals = [final_of(row, rule) for row in rows]
     replies = [reply for row in rows for reply in row["replies"]]
     by = {name: {value: score_summary([f for f, row in zip(finals, rows) if row[name] == value])
                  for value in sorted({row[name] for row in rows})}
@@ -374,10 +345,9 @@ def print_score(result):
         "every reply is scored" if result["rule"] == "every"
         else "as SAGE, the last of a full number of replies is not scored"))
     print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
-    rows = [("all", result)] + [(f"{name}: {value}", numbers)
-                                for name in result["by"]
-                                for value, numbers in result["by"][name].items()]
-    for name, s in rows:
+    parts = [(f"{name}: {value}", numbers) for name, values in result["by"].items()
+             for value, numbers in values.items()]
+    for name, s in [("all", result), *parts]:
         print(f"{name:<24}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
               f"{s['failure']:>8.1f}%{s['n']:>6}")
     shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
@@ -404,19 +374,13 @@ def compare(a, b, rule=None, draws=10_000):
     of each side where there are several (a difference between two single runs says nothing about
     two methods). p: sign flips of the users' differences, two-sided; it takes the seeds as
     given."""
-    sides, keys, unusable, by = [], set(), [], []
-    for files in (a, b):
-        tables = []
+    sides, keys, unusable, by = ([], []), set(), [], []
+    for side, files in zip(sides, (a, b)):
         for path in files:
-            rows, problems = read_results(path)
-            if not rows:
-                raise BadInput(problems[0])
+            rows, finals, _, problems = read_scored(path, rule)
             keys |= {comparison_key(row) for row in rows}
-            warn_nameless(path, rows)
             unusable += problems
-            found = rule_of(rows, rule)
-            tables.append({row["id"]: final_of(row, found) for row in rows})
-        sides.append(tables)
+            side.append({row["id"]: final for row, final in zip(rows, finals)})
         by.append(describe(rows[0]["made_by"]))
     if len(keys) > 1:
         raise BadInput("--compare: results of different simulators or settings "
@@ -426,16 +390,13 @@ def compare(a, b, rule=None, draws=10_000):
         raise BadInput("--compare: the files have fewer than two users in common")
     # [seeds, users]
     x, y = (np.array([[t[i] for i in common] for t in tables], dtype=float) for tables in sides)
-    rng = np.random.default_rng(0)
-    difference = (x.mean(0) - y.mean(0))
-    n = len(common)
-    boot = np.empty(draws)
+    difference, n = x.mean(0) - y.mean(0), len(common)
+    rng, boot = np.random.default_rng(0), np.empty(draws)
     for k in range(draws):
         users = rng.integers(n, size=n)
         one, two = (z[rng.integers(len(z), size=len(z))] if len(z) > 1 else z for z in (x, y))
         boot[k] = one[:, users].mean() - two[:, users].mean()
     low, high = np.percentile(boot, [2.5, 97.5])
-    p = sign_flips(difference, rng, draws)
     mean = float(difference.mean())
     if low <= 0 <= high:
         sentence = f"no difference can be told at n = {n}"
@@ -444,8 +405,8 @@ def compare(a, b, rule=None, draws=10_000):
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
     return {"a": a, "b": b, "a_by": by[0], "b_by": by[1], "score_a": float(x.mean()),
             "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
-            "p": p, "n": n, "seeds": [len(x), len(y)], "sentence": sentence,
-            "problems": unusable}
+            "p": sign_flips(difference, rng, draws), "n": n, "seeds": [len(x), len(y)],
+            "sentence": sentence, "problems": unusable}
 
 
 # ------------------------------------------------------------------------- may the user be trusted?
@@ -459,47 +420,41 @@ def consistency(path, simulator, profiles, times=1):
     recorded, by line and turn], "scores": for each evaluation in a log, by its step, the mean final
     emotion [as recorded, again]}: with another simulator than the recorded one that tells how the
     same replies do with another user. And with several `times` the `reliability` of the reward."""
+    dialogues = list(recorded_dialogues(path))
+    for number, dialogue in enumerate(dialogues, 1):
+        if dialogue["profile_id"] not in profiles:
+            raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is "
+                           "unknown; name its file with --profiles")
 
-    async def all_of_them():
-        counts, found, scores, finals = np.zeros(5), [], {}, []
-        dialogues = list(recorded_dialogues(path))
-        for number, dialogue in enumerate(dialogues, 1):
-            if dialogue["profile_id"] not in profiles:
-                raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is "
-                               "unknown; name its file with --profiles")
-        users = lambda d: [replay(d, User(simulator, profiles[d["profile_id"]], d["start"],
-                                          f"replay {k}")) for k in range(times)]
-        # all at once: a server takes its time
-        replayed = await asyncio.gather(*[asyncio.gather(*users(d)) for d in dialogues])
-        for number, (dialogue, goes) in enumerate(zip(dialogues, replayed), 1):
-            turns = [t for t in dialogue["turns"] if t["emotion"] is not None]
-            recorded, start = [t["emotion"] for t in turns], dialogue["start"]
-            problem = arithmetic(dialogue, turns)
-            finals += [[again[-1] for again in goes]] * all(goes)
-            for again in goes:
-                before = list(zip([start] + recorded, recorded)), list(zip([start] + again, again))
-                counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
-                           sum(np.sign(b - a) == np.sign(d - c) for (a, b), (c, d) in zip(*before)),
-                           1, recorded[-1:] == again[-1:]]
-                differs = next((k for k, (x, y) in enumerate(zip(recorded, again), 1) if x != y),
-                               None)
-                if differs and not problem:
-                    problem = (f"turn {differs}: emotion {recorded[differs - 1]} as recorded, "
-                               f"{again[differs - 1]} again")
-            if problem:
-                found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
-            if dialogue.get("split") == "heldout":
-                malformed = dialogue["ended"] == "malformed"
-                ends = [0 if malformed or not e else e[-1] for e in (recorded, again)]
-                scores.setdefault(dialogue["step"], []).append(ends)
-        return counts, found, reliability(finals), {
-            step: [sum(column) / len(pairs) for column in zip(*pairs)]
-            for step, pairs in scores.items()}
-    counts, found, reliable, scores = asyncio.run(all_of_them())
-    turns, same, sign, dialogues, final = counts
+    async def all_of_them():            # at once: a server takes its time
+        return await asyncio.gather(*[asyncio.gather(*[
+            replay(d, User(simulator, profiles[d["profile_id"]], d["start"], f"replay {k}"))
+            for k in range(times)]) for d in dialogues])
+    counts, found, scores, finals = np.zeros(5), [], {}, []
+    for number, (dialogue, goes) in enumerate(zip(dialogues, asyncio.run(all_of_them())), 1):
+        turns = [turn for turn in dialogue["turns"] if turn["emotion"] is not None]
+        recorded = [turn["emotion"] for turn in turns]
+        signs_of = lambda emotions: np.sign(np.diff([dialogue["start"], *emotions]))
+        problem = arithmetic(dialogue, turns)
+        finals += [[again[-1] for again in goes]] * all(goes)
+        for again in goes:
+            counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
+                       sum(x == y for x, y in zip(signs_of(recorded), signs_of(again))),
+                       1, recorded[-1:] == again[-1:]]
+            for k, (before, now) in enumerate(zip(recorded, again), 1):
+                if before != now and not problem:
+                    problem = f"turn {k}: emotion {before} as recorded, {now} again"
+        if problem:
+            found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
+        if dialogue.get("split") == "heldout":
+            ends = [0 if dialogue["ended"] == "malformed" or not e else e[-1]
+                    for e in (recorded, again)]
+            scores.setdefault(dialogue["step"], []).append(ends)
+    turns, same, sign, replayed, final = counts
     return {"turns": int(turns), "emotion": same / max(1, turns), "sign": sign / max(1, turns),
-            "dialogues": int(dialogues), "final": final / max(1, dialogues), "found": found,
-            "scores": scores, **reliable}
+            "dialogues": int(replayed), "final": final / max(1, replayed), "found": found,
+            "scores": {step: [sum(column) / len(pairs) for column in zip(*pairs)]
+                       for step, pairs in scores.items()}, **reliability(finals)}
 
 
 def arithmetic(dialogue, turns):
@@ -636,8 +591,8 @@ def run(args):
         print_score(result)
     if not args.score:
         print(f"results: {files[0]}; to look at: {report_of_results(files[0], results[0])}")
-    write(args.json, results[0] if len(results) == 1 else results)
-    return complain([problem for result in results for problem in result["problems"]])
+    return finish(args, results[0] if len(results) == 1 else results,
+                  [problem for result in results for problem in result["problems"]])
 
 
 def print_comparison(args):
@@ -645,13 +600,10 @@ def print_comparison(args):
     result = compare(*map(seeds_of, args.compare), rule=args.rule)
     one, two = result["seeds"]
     seeds = f"{one} seed{'s' * (one > 1)} each" if one == two else f"{one} and {two} seeds"
-    print(f"A: {result['a_by']}\nB: {result['b_by']}")
-    print(f"A {result['score_a']:.1f}, B {result['score_b']:.1f}, difference "
-          f"{result['difference']:.1f} (95 % {result['interval'][0]:.1f} to "
-          f"{result['interval'][1]:.1f}, p = {result['p']:.4f}, n = {result['n']}, {seeds}): "
-          f"{result['sentence']}")
-    write(args.json, result)
-    return complain(result["problems"])
+    print("A: {a_by}\nB: {b_by}\nA {score_a:.1f}, B {score_b:.1f}, difference {difference:.1f} "
+          "(95 % {interval[0]:.1f} to {interval[1]:.1f}, p = {p:.4f}, n = {n}, {seeds}): {sentence}"
+          .format(**result | {"seeds": seeds}))
+    return finish(args, result, result["problems"])
 
 
 def print_ability(args):
@@ -663,7 +615,7 @@ def print_ability(args):
         print(f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
               f"{low:.1f} to {high:.1f}, p = {r['p']:.4f}, {r['test']}, n = {r['n']}"
               + f"; {r['unpaired']} problems are on one side only" * bool(r["unpaired"]) + ")")
-    return write(args.json, result)
+    return finish(args, result)
 
 
 def print_consistency(args):
@@ -675,14 +627,12 @@ def print_consistency(args):
     first = next((row for _, row, _ in read_jsonl(log)), None)
     if isinstance(first, dict) and "history" in first:
         made_by = {"profiles": made_by.get("profiles"), **first.get("rlver", {})}
-    name = args.simulator or made_by.get("simulator", "toy")
-    recorded = [user_label(made_by.get("simulator", "toy")), made_by.get("lang", "en"),
-                made_by.get("difficulty", "vanilla")]
-    settings = [args.lang or recorded[1], args.difficulty or recorded[2]]
-    simulator = make_simulator(name, *settings, temperature=args.simulator_temperature)
+    recorded = [made_by.get(key, usual) for key, usual in USUAL_USER.items()]
+    asked = [getattr(args, key) or value for key, value in zip(USUAL_USER, recorded)]
+    simulator = make_simulator(*asked, temperature=args.simulator_temperature)
     names = [args.profiles] if args.profiles else made_by.get("profiles") or []
     result = consistency(log, simulator, {p.id: p for p in people_of(names)}, args.times)
-    write(args.json, result)
+    finish(args, result)
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
           f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
           f"same final score in {100 * result['final']:.1f} %")
@@ -692,7 +642,7 @@ def print_consistency(args):
               f"{result['reliability'] or 0:.2f}, the share of its variance that dialogues explain")
     for step, (before, again) in result["scores"].items():
         print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
-    if [user_label(name), *settings] != recorded:
+    if [user_label(asked[0]), *asked[1:]] != [user_label(recorded[0]), *recorded[1:]]:
         print("(another user than the one that was recorded: that numbers differ is no fault of "
               "the log)")
         return 0
@@ -715,18 +665,13 @@ def report_again(args):
     return 0
 
 
-def complain(problems):
-    """Name the lines that could not be used. Returns the exit code."""
+def finish(args, result, problems=()):
+    """Write `result` where --json says, and name what could not be used. Returns the exit code."""
+    if args.json:
+        write_json(args.json, result)
     for problem in problems:
         print(f"evaluate.py: {problem}", file=sys.stderr)
     return 2 if problems else 0
-
-
-def write(path, result):
-    """Write `result` as JSON where --json says so. Returns the exit code 0."""
-    if path:
-        write_json(path, result)
-    return 0
 
 
 if __name__ == "__main__":

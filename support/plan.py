@@ -18,9 +18,10 @@ from pathlib import Path
 from support.settings import BadInput, is_beside_us, resolve_settings
 
 GB = 1e9
-# Shapes of the models that people ask for, so that planning needs no network: (hidden,
-# intermediate, layers, heads, KV heads, vocabulary, tied embeddings), from their published
-# config.json.
+# Shapes of the models that people ask for, from their published config.json, so that planning needs
+# no network.
+SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads", "vocab_size", "tie_word_embeddings")
 KNOWN = {"Qwen/Qwen2.5-0.5B-Instruct": (896, 4864, 24, 14, 2, 151936, True),
          "Qwen/Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12, 2, 151936, True),
          "Qwen/Qwen2.5-3B-Instruct": (2048, 11008, 36, 16, 2, 151936, True),
@@ -34,11 +35,7 @@ def config_of(name):
     Raises BadInput."""
     from transformers import AutoConfig, Qwen2Config
     if name in KNOWN and not Path(name).is_dir():
-        hidden, intermediate, layers, heads, kv, vocabulary, tied = KNOWN[name]
-        return Qwen2Config(hidden_size=hidden, intermediate_size=intermediate,
-                           num_hidden_layers=layers, num_attention_heads=heads,
-                           num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied,
-                           max_position_embeddings=32768)
+        return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)
     here = Path(name).is_dir()
     if not here and (is_beside_us(name) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
         raise BadInput(f"--model {name}: no such directory; name one that holds a "
@@ -73,12 +70,11 @@ def memory(cfg, config, gpus, compute_bytes=2):
     p, lora, ppo = sizes_of(config, cfg.lora_rank), cfg.lora_rank > 0, cfg.algo == "ppo"
     critic = ppo * ((p["adapters"] if lora else p["all"] - p["head"]) + config.hidden_size + 1)
     trained = p["adapters" if lora else "all"] + critic
-    head_size = (getattr(config, "head_dim", None)
-                 or config.hidden_size // config.num_attention_heads)
-    # keys and values
-    per_token = (2 * config.num_hidden_layers * config.num_key_value_heads * head_size
-                 * compute_bytes)
-    length = dialogue_tokens(cfg)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = (2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
+                 * compute_bytes)               # keys and values
+    # a dialogue as the engine holds it: prompt, and each turn a line of the user and a reply
+    length = 300 + cfg.max_turns * (60 + min(cfg.max_tokens, REPLY_TOKENS[cfg.mode]))
     tokens = cfg.tokens_per_gpu
     # The peak of the update: the inputs of all blocks, kept; one block made again, with its
     # gathered weights and their gradient; embedding and output layer, gathered for the whole pass;
@@ -112,16 +108,9 @@ def host(cfg, alone):
     """Bytes outside of the GPUs, (memory, disk): the first rank gathers a checkpoint; on disk are
     --keep of them and the one in the making. Not counted: the torch engine's copy, which passes
     through on each rank. alone: `memory` on one GPU."""
-    parts = {name: size for name, (size, _) in alone.items()}
-    saved = parts["masters"] + parts["Adam"] + 2 * parts["frozen base"]     # merged in fp32
+    # frozen weights are merged in fp32
+    saved = alone["masters"][0] + alone["Adam"][0] + 2 * alone["frozen base"][0]
     return saved, (cfg.keep + 1) * saved
-
-
-def dialogue_tokens(cfg):
-    """Tokens of a dialogue as the engine holds it: prompt, and each turn a line of the user and a
-    reply of the expected size."""
-    reply = min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
-    return 300 + cfg.max_turns * (reply + 60)
 
 
 def report(cfg, given):
@@ -129,8 +118,8 @@ def report(cfg, given):
     Raises BadInput if there is no config, or no room for the engine."""
     price, card, wait = given["price"], given["card"] or 80.0, given["latency"] or 6.0
     if cfg.model == "toy":
-        calls = calls_of(cfg, price) or "no calls to any server"
-        return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}"
+        return ("the toy runs on a laptop: about 1 GB of memory, minutes\n"
+                + (calls_of(cfg, price) or "no calls to any server"))
     config = config_of(cfg.model)
     p, reply = sizes_of(config, cfg.lora_rank), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]

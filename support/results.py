@@ -52,17 +52,16 @@ def read_results(path):
     try:
         for number, raw, problem in read_jsonl(path):
             try:
-                row = None if problem else {**parse_result(raw), "simulator": world}
-                if row and row["id"] in line_of:
+                if problem:
+                    raise ValueError(problem)
+                row = {**parse_result(raw), "simulator": world}
+                if row["id"] in line_of:
                     raise ValueError(f"id {row['id']!r} stands in line "
                                      f"{line_of[row['id']]} already")
-            except ValueError as error:
-                problem = error
-            if problem:
-                problems.append(f"{path}, line {number}: {problem}")
-            else:
                 line_of[row["id"]] = number
                 rows.append(row)
+            except ValueError as error:
+                problems.append(f"{path}, line {number}: {error}")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     if not rows and not problems:
@@ -88,8 +87,7 @@ def parse_result(raw):
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
             turns.append({"reply": message["content"], "user": after.get("content"), **{
                 key: own.get(key) for key in ("thought", "analysis", "change", "emotion")}})
-            if own.get("emotion") is None and "emotion-point" in after:
-                # SAGE's: it stands at the user's next line
+            if own.get("emotion") is None and "emotion-point" in after:     # SAGE's: a line later
                 plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
                 turns[-1] |= {"emotion": after["emotion-point"], "analysis": "\n".join(
                     f"{key}: {plan.get(key) or plan.get(key.lower())}" for key in SAGE_SECTIONS)}
@@ -107,8 +105,7 @@ def parse_result(raw):
     group = raw.get("character") or raw.get("main_cha") or "other"
     return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions,
             "replies": [t["reply"] for t in turns], "turns": turns, "start": start,
-            "intention": intention, "kind": kind,
-            **world_of(raw.get("target")),
+            "intention": intention, "kind": kind, **world_of(raw.get("target")),
             "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
             "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
 
@@ -143,7 +140,7 @@ def describe(made_by):
             "max_tokens", "context") if made_by.get(key) is not None]
     mode = ["thinking" if made_by["think"] else "direct"] if "think" in made_by else []
     more = f" ({', '.join(mode + told)})" if mode + told else ""
-    return (f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}")
+    return f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}"
 
 
 # -------------------------------------------------------------------------------- logs of dialogues

@@ -7,6 +7,7 @@ same, do its replies grow or lose their variety, does it talk about its own scor
 `hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them;
 a warning is a reason to read dialogues, no proof.
 """
+import itertools
 import re
 from collections import Counter
 
@@ -59,8 +60,7 @@ def score_summary(finals):
 
 
 def summarise(episodes):
-    """Mean final emotion with its standard error; success (100), failure (below 10) and malformed
-    in percent. A malformed dialogue scores 0, so it is one of the failures too."""
+    """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
     malformed = sum(e.ended == "malformed" for e in episodes)
     return {**score_summary([e.emotion for e in episodes]),
             "malformed": 100 * malformed / len(episodes)}
@@ -68,8 +68,7 @@ def summarise(episodes):
 
 def flat_groups(episodes):
     """The numbers of the groups whose dialogues all have the same reward: GRPO's advantages are 0
-    there, and nothing is learned. A group of one has no spread either, but for PPO it needs
-    none."""
+    there, and nothing is learned. (PPO's groups of one need no spread.)"""
     rewards = {}
     for e in episodes:
         rewards.setdefault(e.group, []).append(e.reward)
@@ -79,13 +78,12 @@ def flat_groups(episodes):
 def batch_metrics(episodes, think):
     """What is said of the dialogues of a training step (docs/metrics.md)."""
     summary, groups = summarise(episodes), len({e.group for e in episodes})
-    # thoughts that direct mode took out of replies
     stray = sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
     return {"reward": float(np.mean([e.reward for e in episodes])), "emotion": summary["score"],
             "emotion_std": float(np.std([e.emotion for e in episodes])),
             **{key: summary[key] for key in ("success", "failure", "malformed")},
             "episodes": len(episodes), "turns": sum(len(e.turns) for e in episodes) / len(episodes),
-            "stray_thoughts": 0 if think else stray,
+            "stray_thoughts": 0 if think else stray,    # that direct mode took out of replies
             "flat_groups": (len(flat_groups(episodes)) / groups if groups < len(episodes)
                             else None),
             **signs([e.delivered_replies for e in episodes])}
@@ -129,14 +127,11 @@ def signs(dialogues, words=4000):
     result = {"repeat_within": within / len(replies),
               "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
               "reply_words": sum(map(len, split)) / len(replies),
-              "reward_talk": sum(bool(REWARD_TALK.search(reply)) for reply in replies)
-              / len(replies)}
+              "reward_talk": sum(map(bool, map(REWARD_TALK.search, replies))) / len(replies)}
+    begins = itertools.accumulate(map(len, split), initial=0)
+    first = [reply for reply, begin in zip(split, begins) if begin < words]
     for n in (1, 2, 3):
-        grams, seen = [], 0
-        for reply in split:
-            if seen < words:
-                seen += len(reply)
-                grams += zip(*(reply[i:] for i in range(n)))
+        grams = [gram for reply in first for gram in zip(*(reply[i:] for i in range(n)))]
         result[f"distinct_{n}"] = len(set(grams)) / max(1, len(grams))
     return result
 
@@ -146,8 +141,7 @@ def hacking_warnings(rows, evaluations=()):
     run against the first tenth.
 
     rows: of metrics.jsonl; evaluations: [{"score", "stderr", ...}], the last one after training.
-    The bounds are set by hand, wide of where healthy runs of the toy end; they are no
-    statistics."""
+    The bounds are set by hand, wide of where healthy runs of the toy end: no statistics."""
     if len(rows) < 5:
         return []
     tenth = max(1, len(rows) // 10)
@@ -181,12 +175,12 @@ def hacking_warnings(rows, evaluations=()):
          "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same")
     pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]
     if len(pairs) > 3:
-        third = max(1, len(pairs) // 3)
+        third = len(pairs) // 3
         change = np.mean(pairs[-third:], axis=0) - np.mean(pairs[:third], axis=0)
         if change[0] > 5 and change[1] < -5:
             found.append(f"the reward rises ({change[0]:+.0f} points) and the user who watches the "
                          f"same replies falls ({change[1]:+.0f})")
-    if evaluations and len(evaluations) > 1:
+    if len(evaluations) > 1:
         gap = mean(rows[-tenth:], "emotion") - evaluations[-1]["score"]
         if gap > max(10, 3 * evaluations[-1]["stderr"]):
             found.append(f"training users are {gap:.0f} points happier than held-out ones")
