@@ -192,7 +192,8 @@ class TorchEngine:
         if self.temperature:
             # inverse-CDF sampling: the first token whose cdf passes a uniform draw
             cdf = log_probs.double().exp().cumsum(-1)
-            draw = cdf.new_tensor([[next(self.running[slots[i]].uniform)] for i in at])    # [R', 1]
+            draw = torch.tensor([[next(self.running[slots[i]].uniform)] for i in at],
+                                dtype=torch.float64, device=device)                        # [R', 1]
             tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True)               # [R', 1]
             tokens = tokens.clamp(max=cdf.shape[-1] - 1)
         else:                           # temperature 0, for a simulated user: the likeliest token

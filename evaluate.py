@@ -153,8 +153,9 @@ class ServerAgent:
         text, = await ask_with_retries("a reply of the policy's server",
                                        lambda _: self.server.chat(self.messages), lambda text: (),
                                        retries=8)
-        thought, visible, malformed = (split_thought(text) if self.think
-                                       else (*take_thoughts(text), False))
+        malformed, (thought, visible) = False, take_thoughts(text)
+        if self.think:
+            thought, visible, malformed = split_thought(text)
         # thoughts are not in the history that later turns see
         self.messages.append({"role": "assistant",
                               "content": text if self.history == "keep" else visible})

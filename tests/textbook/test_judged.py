@@ -337,7 +337,7 @@ def test_reliability_is_the_share_that_dialogues_explain():
     assert abs(reliability(noise)["reliability"]) < 0.1
 
 
-# -------------------------------------------------------------------------------------------- people
+# ------------------------------------------------------------------------------------------ people
 
 def test_krippendorffs_alpha_by_hand():
     """Two raters, four items: values x x | x y | y y | y y. Observed: 2 of 8 ordered pairs differ.
