@@ -21,13 +21,14 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.asyncio import tqdm
 
 import simulator
 import toy
 from simulator import EMOTION_SECTIONS, Simulator, as_json
 from support import judged, raters
 from support.llm import CallLog, digest
+from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
 from support.rundir import read_json, write_json
 from support.settings import BadInput, Parser, SimulatorFailed
@@ -79,11 +80,9 @@ class Judge(Simulator):
             with contextlib.suppress(SimulatorFailed):
                 _, answer["found"] = await self.ask(name, case["slots"], lambda text: (
                     judged.read_answer(name, text, case.get("names", self.names)),), repeat)
-            bar.update()
             return answer
-        with tqdm(total=len(cases) * repeats, desc=name, leave=False) as bar:
-            answers = await asyncio.gather(*[one(case, repeat) for case in cases
-                                             for repeat in range(repeats)])
+        answers = await tqdm.gather(*[one(case, repeat) for case in cases
+                                      for repeat in range(repeats)], desc=name, leave=False)
         for path in {a["file"] for a in answers} - {a["file"] for a in answers if a["found"]}:
             raise BadInput(f"{path}: no answer of judge {self.model.name} to prompt {name!r} could "
                            f"be read; {self.last_failure}")
@@ -158,9 +157,14 @@ def questions(prompt, path):
 
 # ---------------------------------------------------------------- commands: (args, answers, judge)
 
+TABLES = []         # of this command, for --html
+
+
 def show(title, columns, rows, reading):
     """Print a table, {name: cells}, and how to read it."""
     cell = lambda v: "-" if v is None else f"{v:.2f}" if isinstance(v, float) else str(v)
+    TABLES.append({"title": title, "columns": ["", *columns], "reading": reading,
+                   "rows": [[str(name), *map(cell, cells)] for name, cells in rows.items()]})
     wide = max([len(str(name)) for name in rows], default=0) + 1
     print(f"\n{title}")
     for name, cells in {"": columns, **rows}.items():
@@ -330,9 +334,9 @@ async def heard(args, replies):
     log = None if user.startswith("toy") else paid("acceptance")
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
-        changes[level] = await asyncio.gather(*[
+        changes[level] = await tqdm.gather(*[
             hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
-            for d, i, reply in replies])
+            for d, i, reply in replies], desc=level, leave=False)
         if changes[level].count(None) == len(replies):
             raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "
                            f"{one.last_failure}")
@@ -429,6 +433,7 @@ async def blind(args, answers, judge):
 async def run(args):
     """The one command. Returns the exit code; raises RunError."""
     args.files, command = list(dict.fromkeys(args.files)), args.command
+    TABLES.clear()
     if not args.files and command not in ("table3", "blind"):
         raise BadInput(f"{command}: name a FILE")
     args.repeats = args.repeats or (3 if command == "coordinate" else 1)
@@ -472,6 +477,9 @@ async def run(args):
     result = await tell(args, {name: await judge.put(name, cases[name]) for name in asks}, judge)
     if args.json:
         write_json(args.json, {"command": command, **result})
+    if args.html:
+        write_report(args.html, title=f"judge.py {command}", settings={}, curves=[], evaluations=[],
+                     dialogues=[], tables=TABLES, radar=radar_of(result))
     return 0
 
 

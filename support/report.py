@@ -243,6 +243,12 @@ def tables_by_part(sides):
             if name in parts_of(everything)]
 
 
+def radar_of(found):
+    """What is drawn of judge.py's capabilities: [{"label", "values": {capability: 1 to 5}}]."""
+    return [{"label": file, "values": {item: t["mean"] for item, t in table.items()}}
+            for file, table in found.get("capabilities", {}).get("tables", {}).items()]
+
+
 def judged_tables(out, rows, grammar):
     """What judge.py's --json left in a run's directory (strategies.json, capabilities.json), or
     else strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
@@ -261,9 +267,7 @@ def judged_tables(out, rows, grammar):
                "reading": TEXTS["strategies"][what]}
               for what, more in (("uses", {"variety": "variety",
                                            "support": "support_minus_solution"}), ("gain", {}))]
-    scores = read_json(out / "capabilities.json").get("capabilities", {}).get("tables", {})
-    radar = [{"label": file, "values": {item: t["mean"] for item, t in items.items()}}
-             for file, items in scores.items()]
+    radar = radar_of(read_json(out / "capabilities.json"))
     axes = list(radar[0]["values"]) if radar else []
     tables.append({"title": "Five capabilities, judged", "columns": ["results", *axes],
                    "rows": [[r["label"], *r["values"].values()] for r in radar],

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -203,6 +204,24 @@ def test_a_judge_that_was_stopped_keeps_what_it_answered(good):
         assert len(logged) == 8 == len({row["key"] for row in logged})
 
 
+REAL = Path(__file__).resolve().parents[3] / "shared/data/sage_results_sample.jsonl"
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="released dialogues are not beside this checkout")
+@pytest.mark.parametrize("name", [name for name in judged.PROMPTS if name not in (
+    "character", "place")])
+def test_released_dialogues_render(name):
+    """Every question about SAGE's own dialogues, in Chinese, in either language of prompts: nothing
+    is left open, nothing said opens a line of its own, no thought is shown."""
+    asked = judge.questions(name, str(REAL))
+    for lang in ("en", "zh"):
+        prompt = judge.simulator.load_prompt(name, lang, "judge")
+        for question in asked:
+            text = judge.simulator.fill(prompt, question["slots"])
+            assert "{{" not in text and text.count("\n") == prompt.count("\n")
+            assert "think>" not in text
+
+
 # ------------------------------------------------------------------------------------- wrong input
 
 @pytest.mark.slow
@@ -239,9 +258,11 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
 # ------------------------------------------------------------------------------------- the commands
 
 def test_two_files_are_paired(good, bad):
-    code, result = run("capabilities", good, bad)
+    code, result = run("capabilities", good, bad, "--html", "page.html")
     paired = result["capabilities"]["paired"]
     assert code == 0 and paired["SA"][0] == 4 and paired["SA"][3] == 8
+    page = judge.Path("page.html").read_text("utf-8")
+    assert '"radar":[{"label"' in page and "first minus second" in page
 
 
 def test_strategies_by_the_grammar(bad):
