@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tqdm.asyncio import tqdm
+from tqdm import tqdm
 
 import simulator
 import toy
@@ -81,12 +81,22 @@ class Judge(Simulator):
                 _, answer["found"] = await self.ask(name, case["slots"], lambda text: (
                     judged.read_answer(name, text, case.get("names", self.names)),), repeat)
             return answer
-        answers = await tqdm.gather(*[one(case, repeat) for case in cases
-                                      for repeat in range(repeats)], desc=name, leave=False)
+        answers = await together([one(case, repeat) for case in cases
+                                  for repeat in range(repeats)], name)
         for path in {a["file"] for a in answers} - {a["file"] for a in answers if a["found"]}:
             raise BadInput(f"{path}: no answer of judge {self.model.name} to prompt {name!r} could "
                            f"be read; {self.last_failure}")
         return answers
+
+
+async def together(jobs, title):
+    """Await `jobs` side by side, behind a progress bar. Returns their results."""
+    with tqdm(total=len(jobs), desc=title, leave=False) as bar:
+        async def one(job):
+            found = await job
+            bar.update()
+            return found
+        return await asyncio.gather(*map(one, jobs))
 
 
 @cache
@@ -151,7 +161,8 @@ def questions(prompt, path):
             groups.setdefault((q["slots"]["outcome"], q["slots"]["kind"]), []).append(q)
         found = [q for group in groups.values() for q in group[:5]]
     if not found:
-        raise BadInput(f"{path}: nothing in it that {prompt} could be asked about")
+        raise BadInput(f"{path}: nothing in it that {prompt} could be asked about" + (
+            ": no dialogue ends at 100, or at 10 and below" * (prompt == "reasons")))
     return found
 
 
@@ -334,9 +345,9 @@ async def heard(args, replies):
     log = None if user.startswith("toy") else paid("acceptance")
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
-        changes[level] = await tqdm.gather(*[
+        changes[level] = await together([
             hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
-            for d, i, reply in replies], desc=level, leave=False)
+            for d, i, reply in replies], level)
         if changes[level].count(None) == len(replies):
             raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "
                            f"{one.last_failure}")
@@ -350,7 +361,7 @@ async def paraphrase(args, answers):
     said = [(dialogues[a["id"]], a["part"], a["found"]["text"]) for a in answers if a["found"]]
     for replies in ([(d, i, d["turns"][i]["reply"]) for d, i, _ in said], said):
         sides.append(next(iter((await heard(args, replies)).values())))
-    pairs = np.array([pair for pair in zip(*sides) if None not in pair], float)
+    pairs = np.array([pair for pair in zip(*sides) if None not in pair], float).reshape(-1, 2)
     rows = {"moved": judged.interval(np.mean, abs(pairs[:, 0] - pairs[:, 1])),
             "same sign": judged.interval(np.mean, np.sign(pairs[:, 0]) == np.sign(pairs[:, 1]))}
     show("the same reply in other words", ["mean", "from", "to", "n"], rows,
@@ -430,6 +441,12 @@ async def blind(args, answers, judge):
 
 # --------------------------------------------------------------------------------------------- main
 
+# what only some commands look at
+FOR = {"counted": "acceptance", "difficulty": "acceptance validity", "limit":
+       "acceptance validity table3 blind", "out": "table3 blind", "paraphrase": "validity",
+       "read": "blind", "simulator": "acceptance validity", "steps": "table3"}
+
+
 async def run(args):
     """The one command. Returns the exit code; raises RunError."""
     args.files, command = list(dict.fromkeys(args.files)), args.command
@@ -448,9 +465,11 @@ async def run(args):
         asks, tell = [], ranks
     if of_toy and not args.judge:
         asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    hearing = (args.paraphrase if command == "validity" else
-               command == "acceptance" and not (args.counted or args.files[1:]))
-    if (args.difficulty or args.simulator or args.paraphrase) and not hearing:
+    for flag, of in FOR.items():
+        if getattr(args, flag) and command not in of.split():
+            raise BadInput(f"--{flag} is for {of.replace(' ', ', ')}, not for {command}")
+    hearing = args.paraphrase if command == "validity" else not (args.counted or args.files[1:])
+    if (args.difficulty or args.simulator) and not hearing:
         raise BadInput("--difficulty and --simulator are for acceptance, of one FILE and without "
                        "--counted, and for validity --paraphrase")
     if args.simulator or args.paraphrase:

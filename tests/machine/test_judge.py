@@ -356,8 +356,11 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
     ["acceptance", "FILE", "FILE2", "--difficulty", "vanilla", "--simulator", "toy"],
     ["acceptance", "FILE", "--counted", "--difficulty", "vanilla", "--simulator", "toy"],
     ["capabilities", "FILE", "--judge", "local:x", "--difficulty", "vanilla"],
-    ["strategies", "FILE", "--judge", "local:x", "--paraphrase"]])
-def test_users_are_asked_by_acceptance_alone(flags, tmp_path, capfd):
+    ["strategies", "FILE", "--judge", "local:x", "--paraphrase"],
+    ["validity", "FILE", "--judge", "local:x", "--simulator", "toy"],
+    ["capabilities", "FILE", "--judge", "local:x", "--limit", "3"],
+    ["coordinate", "FILE", "--judge", "local:x", "--read", "FILE"]])
+def test_a_flag_that_would_do_nothing_is_refused(flags, tmp_path, capfd):
     files = {"FILE": sage(tmp_path), "FILE2": sage(tmp_path, folder="two")}
     assert judge.main([files.get(flag, flag) for flag in flags]) == 2
     assert capfd.readouterr().err.count("\n") == 1
