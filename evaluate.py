@@ -437,7 +437,8 @@ def consistency(path, simulator, profiles, times=1):
         recorded = [turn["emotion"] for turn in turns]
         signs_of = lambda emotions: np.sign(np.diff([dialogue["start"], *emotions]))
         problem = arithmetic(dialogue, turns)
-        finals += [[again[-1] for again in goes]] * all(goes)
+        if all(goes):
+            finals.append([again[-1] for again in goes])
         for again in goes:
             counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
                        sum(x == y for x, y in zip(signs_of(recorded), signs_of(again))),
