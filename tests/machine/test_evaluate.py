@@ -438,6 +438,16 @@ def test_a_moody_user_is_seen_to_be_moody(run):
     from simulator import Simulator
     result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
     assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9
+    assert result["spread"] > 0 and 0 < result["reliability"] < 1
+
+
+def test_replays_of_a_dialogue_that_nobody_felt(run, tmp_path):
+    """Its first reply was malformed: there is no emotion to replay, and none in the reliability."""
+    rows = [json.loads(line) for line in open(run / "dialogues.jsonl", encoding="utf-8")][:3]
+    told = dict.fromkeys(("thought", "user", "analysis", "change", "emotion"))
+    rows.append({**rows[0], "turns": [{**told, "reply": "x"}], "ended": "malformed", "reward": 0})
+    found = consistency(write(tmp_path / "d.jsonl", *rows), make_simulator("toy"), PEOPLE, times=2)
+    assert found["dialogues"] == 8 and found["spread"] == 0 and not found["found"]
 
 
 def test_scoring_ten_thousand_lines_needs_no_torch(tmp_path):
