@@ -437,7 +437,7 @@ def consistency(path, simulator, profiles, times=1):
         recorded = [turn["emotion"] for turn in turns]
         signs_of = lambda emotions: np.sign(np.diff([dialogue["start"], *emotions]))
         problem = arithmetic(dialogue, turns)
-        if all(goes):
+        if all(goes) and dialogue.get("ended") != "malformed":          # whose reward is 0 anyway
             finals.append([again[-1] for again in goes])
         for again in goes:
             counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
@@ -640,8 +640,8 @@ def print_consistency(args):
           f"same final score in {100 * result['final']:.1f} %")
     if "spread" in result:
         print(f"final emotion of one dialogue over {args.times} replays: standard deviation "
-              f"{result['spread']:.1f}; reliability of the reward "
-              f"{result['reliability'] or 0:.2f}, the share of its variance that dialogues explain")
+              f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
+              f"dialogues explain: {result['reliability'] or float('nan'):.2f}")
     for step, (before, again) in result["scores"].items():
         print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
     if [user_label(asked[0]), *asked[1:]] != [user_label(recorded[0]), *recorded[1:]]:

@@ -31,7 +31,7 @@ from support.llm import CallLog, digest
 from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
 from support.rundir import read_json, write_json
-from support.settings import BadInput, Parser, SimulatorFailed
+from support.settings import BadInput, Parser, SimulatorFailed, split_name
 
 simulator.PLACEHOLDERS.update(judged.PROMPTS)
 
@@ -103,7 +103,7 @@ async def together(jobs, title):
 def read(path):
     """The dialogues of a file, as `recorded_dialogues` has them, with what a judge may see: replies
     without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
-    "user", the simulator. Raises BadInput."""
+    "user", the simulator's name. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
     people = {p.id: {"profile": p, "task": p.task, **dict(zip(
         ("intention", "kind"), intention_of(p.task, p.need)))} for p in simulator.people_of(
@@ -114,10 +114,12 @@ def read(path):
         turns = [{**t, "reply": said.rpartition("</think>")[2].partition("<think>")[0].strip()}
                  for t in d["turns"] for said in [t["reply"]]
                  if t["emotion"] is not None or d.get("ended") != "malformed"]
+        kind, model, _ = split_name(d.get("made_by", {}).get("simulator") or d.get("simulator")
+                                    or config.get("simulator", "?"))
         # a log has many dialogues of one profile
-        found += [{"user": f"simulator {config.get('simulator', '?')}", "step": None, "split": "",
-                   "id": f"{d['profile_id']}, line {number}", **people.get(d["profile_id"], {}),
-                   **d, "turns": turns, "final": round(100 * d["reward"])}]
+        found += [{"step": None, "split": "", "id": f"{d['profile_id']}, line {number}",
+                   **people.get(d["profile_id"], {}), **d, "turns": turns, "user": model or kind,
+                   "final": round(100 * d["reward"])}]
     if not any(d["turns"] for d in found):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return found
@@ -168,12 +170,17 @@ def questions(prompt, path):
 
 # ---------------------------------------------------------------- commands: (args, answers, judge)
 
-TABLES = []         # of this command, for --html
+HOW = judged.FORMS["readings"]      # to read a table
+TABLES = []                         # of this command, for --html
+
+
+def cell(value):
+    """A value as a table has it."""
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def show(title, columns, rows, reading):
     """Print a table, {name: cells}, and how to read it."""
-    cell = lambda v: "-" if v is None else f"{v:.2f}" if isinstance(v, float) else str(v)
     TABLES.append({"title": title, "columns": ["", *columns], "reading": reading,
                    "rows": [[str(name), *map(cell, cells)] for name, cells in rows.items()]})
     wide = max([len(str(name)) for name in rows], default=0) + 1
@@ -218,8 +225,7 @@ async def questionnaires(args, answers, judge):
             show("first minus second, paired over dialogues", ["mean", "from", "to", "n"],
                  result[prompt]["paired"], whose(given))
     if "blri" in answers:
-        show("correlation with the final emotion", ["r", "from", "to", "n"], rows, "BLRI reads the "
-             "analysis that made the emotion: its high correlation is nearly built in")
+        show("correlation with the final emotion", ["r", "from", "to", "n"], rows, HOW["validity"])
     if other_words:
         result["paraphrase"] = await paraphrase(args, other_words)
     return result | {"correlations": rows}
@@ -230,7 +236,7 @@ def tagged(path, answers):
     judge's `answers`, or, None, by the toy's grammar."""
     found = {(a["id"], a["part"]): a["found"] or {} for a in answers or () if a["file"] == path}
     codes = lambda d, i: (judged.toy_codes(d["turns"][i]["reply"], toy) if answers is None
-                          else found[d["id"], i].get("codes"))
+                          else found.get((d["id"], i), {}).get("codes"))
     return [{**{key: d[key] for key in ("id", "intention", "step", "split")}, "replies": [
         [codes(d, i), t["change"]] for i, t in enumerate(d["turns"])]} for d in read(path)]
 
@@ -246,9 +252,8 @@ async def strategies(args, answers, judge):
         show(f"strategies, {path}", ["uses", "gain", "n", "gain asked", "n asked"],
              {name: list(s.values()) for name, s in told["strategies"].items() if s["n"]},
              f"{whose(given) if given else 'Exact tags, by the grammar of the toy. '}missing "
-             f"{told['missing']}, misnamed {told['misnamed']}, SSRR {told['ssrr'] or 0:.2f}."
-             "\nuses: replies per dialogue; gain: mean change of the emotion over n replies: what "
-             "goes with it,\nnot what it causes; asked: where the need asks for it")
+             f"{told['missing']}, misnamed {told['misnamed']}, SSRR {cell(told['ssrr'])}."
+             + HOW["strategies"])
         for what in ("uses", "gain") if len(steps) > 1 else ():
             show(f"{what}, steps up to", list(judged.GROUPS), {
                 step: [told["strategies"][name][what] for name in judged.GROUPS]
@@ -261,26 +266,25 @@ async def coordinate(args, answers, judge):
     them, the strategies; then one prompt places all files. Beside it two counted numbers."""
     models, rows, columns = [], {}, ["x", "spread", "y", "spread", "variety", "support"]
     for number, path in enumerate(args.files, 1):
-        told = judged.strategies_of(tagged(path, answers.get("strategies")))
+        tags = tagged(path, answers.get("strategies"))
+        used = [code for d in tags for codes, _ in d["replies"] for code in codes or ()]
+        shares = [f"{c} {100 * used.count(c) / max(1, len(used)):.0f} %" for c in judged.CODES]
         reasons = as_json([a["found"]["text"] for a in answers["reasons"]
                            if a["file"] == path and a["found"]])
         answer, = await judge.put("character", [{"file": path, "slots": {"reasons": reasons}}])
-        uses = ", ".join(f"{c} {told['strategies'][c]['uses']:.2f}" for c in judged.CODES)
-        models.append(f"M{number}\n{as_json(answer['found']['text'])}\nper dialogue: {uses}")
-        rows[path] = [told["variety"], told["support_minus_solution"]]
+        models.append(f"M{number}\n{as_json(answer['found']['text'])}\n{', '.join(shares)}")
+        rows[path] = [judged.strategies_of(tags)[key] for key in ("variety", "support")]
     spots = [f"M{i} {axis}" for i in range(1, len(models) + 1) for axis in "XY"]
     given = await judge.put("place", [{"file": " ".join(args.files), "names": {
-        spot.replace(" ", ""): spot.replace(" ", " ?") for spot in spots}, "slots": {
+        spot.replace(" ", ""): spot + r"(?=[ *_)\]]*[:=|])" for spot in spots}, "slots": {
             "models": "\n\n".join(models), "form": "\n".join(f"{s}: [-1 to 1]" for s in spots)}}])
     points = [a["found"] for a in given if a["found"]]
     for number, path in enumerate(args.files, 1):
         x, y = ([p[f"M{number}{axis}"] for p in points] for axis in "XY")
         std = lambda z: float(np.std(z, ddof=1)) if z[1:] else None
         rows[path] = [float(np.mean(x)), std(x), float(np.mean(y)), std(y), *rows[path]]
-    show("coordinate", columns, rows, whose(given) + f"{len(points)} of {len(given)} answers read."
-         "\nx: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
-         "others of\nits call. Counted, not judged: variety is 1 - SSRR, support the share of B to "
-         "E less that of F and G")
+    show("coordinate", columns, rows, f"{whose(given)}{len(points)} of {len(given)} answers read."
+         + HOW["coordinate"])
     return {"placed": rows, "columns": columns, "answers": {**answers, "place": given}}
 
 
@@ -318,8 +322,7 @@ async def acceptance(args, answers, judge):
         rows |= {name: [*np.mean(shares, 0).tolist(), len(shares)]} if shares else {}
     missing = len(replies) - rows.get("all", [0])[-1]
     show("accepted, % of the same replies", [*changes, "n"], rows, (whose(given) if given else "")
-         + f"missing {missing}; a group: where it is more than half of what a reply does; told of "
-         "the toy's replies,\nor by a --judge")
+         + f"missing {missing}" + HOW["acceptance"])
     return result | {"accepted": rows, "changes": changes, "missing": missing}
 
 
@@ -356,7 +359,7 @@ async def heard(args, replies):
 
 
 async def paraphrase(args, answers):
-    """How far does the change of a user move when the same reply is put in other words?"""
+    """How far does the change of one user move when the same reply is put in other words?"""
     dialogues, sides = {d["id"]: d for d in read(args.files[0])}, []
     said = [(dialogues[a["id"]], a["part"], a["found"]["text"]) for a in answers if a["found"]]
     for replies in ([(d, i, d["turns"][i]["reply"]) for d, i, _ in said], said):
@@ -365,7 +368,7 @@ async def paraphrase(args, answers):
     rows = {"moved": judged.interval(np.mean, abs(pairs[:, 0] - pairs[:, 1])),
             "same sign": judged.interval(np.mean, np.sign(pairs[:, 0]) == np.sign(pairs[:, 1]))}
     show("the same reply in other words", ["mean", "from", "to", "n"], rows,
-         whose(answers) + "moved: absolute difference of the change")
+         whose(answers) + HOW["paraphrase"])
     return rows
 
 
@@ -377,6 +380,8 @@ async def ranks(args, answers, judge):
         name = first.get("made_by", {}).get("policy", Path(path).name)
         sides.setdefault(first["user"], {})[name] = {d["profile_id"]: d["final"]
                                                      for d in read(path)}
+        if first["split"]:
+            raise BadInput(f"{path}: a run's log; ranks are of result files")
     common = sorted(set.intersection(*map(set, sides.values())))
     if len(sides) != 2 or not common:
         raise BadInput(f"{'; '.join(sides)}: files of one policy or more under two simulators are "
@@ -389,8 +394,7 @@ async def ranks(args, answers, judge):
         ids = sorted(set(one[name]) & set(two[name]))
         rows[name] = judged.interval(judged.spearman, *([side[name][i] for i in ids]
                                                         for side in (one, two)))
-    show(f"ranks, {' against '.join(sides)}", ["r", "from", "to", "n"], rows, "SAGE's policies are "
-         "ranked alike by four users; single dialogues are not (r 0.2 to 0.5)")
+    show(f"ranks, {' against '.join(sides)}", ["r", "from", "to", "n"], rows, HOW["ranks"])
     return {"ranks": rows}
 
 
@@ -400,17 +404,16 @@ async def table3(args, answers, judge):
     for trained in levels:
         run, cells = out / trained, []
         go = ["--resume", run] if (run / "config.json").exists() else [
-            "--think", "--difficulty", trained, "--seed", args.seed, "--out", run]
-        await python("rlver.py", *go, *["--steps", args.steps] * bool(args.steps))
+            "--think", "--difficulty", trained, "--out", run]
+        steps = ["--steps", args.steps] * bool(args.steps)
+        await python("rlver.py", *go, "--seed", args.seed, *steps)
         for measured in levels:
             file = f"{run}-{measured}.jsonl"
             await python("evaluate.py", "--policy", run, "--difficulty", measured, "--out", file,
                          "--limit", args.limit or 128)
-            mean, low, high, _ = judged.interval(np.mean, [d["final"] for d in read(file)])
-            cells += [mean, f"{low:.1f}-{high:.1f}"]
+            cells += judged.interval(np.mean, [d["final"] for d in read(file)])[:3]
         rows[f"trained: {trained}"] = cells
-    show("final emotion", ["vanilla", "95 %", "challenging", "95 %"], rows,
-         "columns: the user it is measured with; intervals are over users, not over seeds")
+    show("final emotion", [levels[0], "from", "to", levels[1], "from", "to"], rows, HOW["table3"])
     return {"table3": rows}
 
 
@@ -427,53 +430,60 @@ async def blind(args, answers, judge):
     if args.read:
         files, rows = raters.read_sheets(args.read)
         show(f"{files[0]} against {files[1]}", ["wins", "from", "to", "pairs", "alpha", "p (Holm)"],
-             rows, "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal")
+             rows, HOW["blind"])
         return {"blind": rows}
     if len(args.files) != 2 or not args.out:
         raise BadInput("blind: two files and --out SHEET.csv are needed, or --read SHEET.csv...")
     one, two = ({d["profile_id"]: d for d in read(path)} for path in args.files)
     text = lambda d: "\n".join(f"{m['speaker'].upper()}: {m['text']}" for m in messages_of(d))
-    who = lambda d: (d["raw"]["player"] + "\n" + d["raw"]["scene"] if "raw" in d
-                     else d["profile"].player + "\n" + d["profile"].scene)
-    pairs = [(i, who(one[i]), text(one[i]), text(two[i])) for i in one if i in two]
+    told = lambda d: d["raw"] if "raw" in d else vars(d["profile"])
+    pairs = [(i, "\n".join(told(one[i]).get(key, "") for key in ("player", "scene")), text(one[i]),
+              text(two[i])) for i in one if i in two]
     return {"pairs": raters.write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
 
 
 # --------------------------------------------------------------------------------------------- main
 
-# what only some commands look at
-FOR = {"counted": "acceptance", "difficulty": "acceptance validity", "limit":
-       "acceptance validity table3 blind", "out": "table3 blind", "paraphrase": "validity",
-       "read": "blind", "simulator": "acceptance validity", "steps": "table3"}
+# command: (who tells it, the prompts that are asked, files at least, flags that not all look at)
+COMMANDS = {
+    "capabilities": (questionnaires, ["capabilities"], 1, "judge plan"),
+    "strategies": (strategies, ["strategies"], 1, "judge plan"),
+    "coordinate": (coordinate, ["reasons", "strategies"], 2, "judge plan"),
+    "acceptance": (acceptance, ["strategies"], 1, "counted difficulty judge limit plan simulator"),
+    "table3": (table3, [], 0, "limit out steps"),
+    "needs": (questionnaires, ["needs"], 1, "judge plan"),
+    "validity": (questionnaires, ["blri", "utterance", "paraphrase"], 1,
+                 "difficulty judge limit paraphrase plan simulator"),
+    "blind": (blind, [], 0, "limit out read")}
 
 
 async def run(args):
     """The one command. Returns the exit code; raises RunError."""
     args.files, command = list(dict.fromkeys(args.files)), args.command
     TABLES.clear()
-    if not args.files and command not in ("table3", "blind"):
-        raise BadInput(f"{command}: name a FILE")
-    args.repeats = args.repeats or (3 if command == "coordinate" else 1)
+    tell, asks, least, flags = COMMANDS[command]
+    for flag in sorted({flag for *_, own in COMMANDS.values() for flag in own.split()}):
+        if getattr(args, flag) and flag not in flags.split():
+            raise BadInput(f"--{flag} is not for {command}")
+    if len(args.files) < least or args.files and (command == "table3" or args.read):
+        raise BadInput(f"{command}: {f'{least} FILE or more' if least else 'no FILE'} wanted")
     users = {read(path)[0]["user"] for path in args.files}
-    of_toy = all(user.startswith("simulator toy") for user in users)
-    asks = {"validity": ["blri", "utterance"] + ["paraphrase"] * args.paraphrase, "table3": [],
-            "acceptance": ["strategies"] * bool(args.judge and args.difficulty), "blind": [],
-            "coordinate": ["reasons", "strategies"]}.get(command, [command])
-    tell = {"strategies": strategies, "acceptance": acceptance, "coordinate": coordinate,
-            "table3": table3, "blind": blind}.get(command, questionnaires)
+    of_toy = all(user.startswith("toy") for user in users)
     if command == "validity" and len(users) > 1:
-        asks, tell = [], ranks
-    if of_toy and not args.judge:
-        asks = [name for name in asks if name != "strategies"]      # the toy's grammar tells
-    for flag, of in FOR.items():
-        if getattr(args, flag) and command not in of.split():
-            raise BadInput(f"--{flag} is for {of.replace(' ', ', ')}, not for {command}")
-    hearing = args.paraphrase if command == "validity" else not (args.counted or args.files[1:])
-    if (args.difficulty or args.simulator) and not hearing:
-        raise BadInput("--difficulty and --simulator are for acceptance, of one FILE and without "
-                       "--counted, and for validity --paraphrase")
-    if args.simulator or args.paraphrase:
+        tell, asks = ranks, []
+    if args.simulator or args.paraphrase:       # who shall hear the replies
         args.difficulty = args.difficulty or ["vanilla", "challenging"][:1 + (not args.paraphrase)]
+    wanted = {"paraphrase": args.paraphrase, "strategies": (
+        args.judge and args.difficulty if command == "acceptance" else args.judge or not of_toy)}
+    asks = [name for name in asks if wanted.get(name, True)]        # the toy's grammar tells itself
+    args.repeats = args.repeats or (3 if command == "coordinate" else 1)
+    if args.difficulty and (args.counted or (
+            args.files[1:] if command == "acceptance" else
+            not args.paraphrase or args.difficulty[1:] or tell is ranks)):
+        raise BadInput("--difficulty and --simulator are for acceptance, of one FILE and without "
+                       "--counted, and for validity --paraphrase, with one difficulty and one user")
+    if args.judge and not asks or args.limit and least and not args.difficulty:
+        raise BadInput(f"{command}: nobody is asked or hears what --judge or --limit could be for")
     lacks = ("simulator" if args.difficulty and not args.simulator else
              "judge" if asks and not args.judge else "")
     if lacks and not (of_toy or args.plan):
@@ -482,16 +492,19 @@ async def run(args):
     cases = {name: [q for path in args.files for q in questions(name, path)] for name in asks}
     if "paraphrase" in cases:       # of the first file, as many as are wanted
         cases["paraphrase"] = questions("paraphrase", args.files[0])[:args.limit]
+    if command == "acceptance" and asks:            # what users do not hear needs no tags
+        heard_of = {(d["id"], i) for d, i, _ in scored(args.files[0])[:args.limit]}
+        cases["strategies"] = [q for q in cases["strategies"] if (q["id"], q["part"]) in heard_of]
     judge = Judge(args)
     if args.plan:
         sizes = [len(simulator.fill(judge.prompts[name], q["slots"])) for name in asks
                  for q in cases[name] * (1 if name in judged.FORMS["once"] else args.repeats)]
-        later = (len(args.files) + args.repeats) * (command == "coordinate")    # of the answers
-        heard_by = len(args.difficulty) * (2 * len(cases["paraphrase"]) if args.paraphrase else len(
-            scored(args.files[0])[:args.limit]) if args.difficulty else 0)
-        print(f"{len(sizes) + later:,} calls to the judge, about {sum(sizes) // 4:,} tokens to it "
-              f"and {300 * (len(sizes) + later):,} from it, but for what is asked again "
-              f"(estimate); {heard_by:,} calls to users")
+        calls = len(sizes) + (len(args.files) + args.repeats) * (command == "coordinate")
+        told = 2 * len(cases["paraphrase"]) if args.paraphrase else len(args.difficulty) and len(
+            scored(args.files[0])[:args.limit]) * len(args.difficulty)
+        print(f"{calls:,} calls to the judge, about {sum(sizes) // 4:,} tokens to it and "
+              f"{300 * calls:,} from it, but for what is asked again (estimate); {told:,} calls to "
+              "users")
         return 0
     result = await tell(args, {name: await judge.put(name, cases[name]) for name in asks}, judge)
     if args.json:
@@ -504,10 +517,8 @@ async def run(args):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = Parser(prog="judge.py", description="Ask a judge what a policy learned and what its "
-                    "score is worth.")
-    parser.add_argument("command", choices="capabilities strategies coordinate acceptance table3 "
-                        "needs validity blind".split())
+    parser = Parser(prog="judge.py", description="What was learned? What is the score worth?")
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("files", nargs="*", metavar="FILE",
                         help="result files, ours or SAGE's, or a run's dialogues.jsonl")
     return parser.flags("judge").run(lambda args: asyncio.run(run(args)), argv)

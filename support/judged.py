@@ -22,6 +22,8 @@ GROUPS = FORMS["groups"]    # the five that RLVER plots (its Table 4), of 24 cod
 
 WORDS = "zero one two three four five six seven eight nine ten".split()
 SCORE_LINE = re.compile(r"(?im)^[^\w\n]*(?:score|rating|得分|评分|分数|打分)[^\w\n]*[:=]\s*(.*)$")
+MINUS = str.maketrans("−–—‐‑", "-----")
+PLACE = re.compile(r"[^\w.+-]*([-+]? ?\d*\.?\d+)(?![\d.,/])[^\w\n]*?(?: *\(|$)", re.M)
 GRADE = re.compile(r"(?:\A\W*|(?i:grade|answer|选择|等级|答案)\W*)([A-F])\b(?! +[a-z])")
 
 
@@ -85,13 +87,16 @@ def read_answer(prompt, text, names=None):
     if prompt == "strategies":
         return read_strategies(text, names)
     if prompt == "place":
-        return read_parts(text, names, lambda part: {float(x) for x in re.findall(
-            r"[-+]?\d*\.?\d+", part.split("\n")[0].replace("−", "-")) if abs(float(x)) <= 1})
+        return read_parts(text, names, lambda part: {
+            float(place[1].replace(" ", "")) for place in [PLACE.match(part.translate(MINUS))]
+            if place and abs(float(place[1].replace(" ", ""))) <= 1})
     if prompt in FORMS["once"]:
-        said = re.sub(r"(?is)\A.*?\breply\W*?[:：]", "", text).strip(' \n*"')
-        if not said:
+        said = text.rpartition("</think>")[2]
+        if prompt == "paraphrase":
+            said = (*re.split(r"(?im)^\W*(?:reply|回复)\W*?[:：]", said, maxsplit=1), "")[1]
+        if not said.strip():
             raise ValueError("nothing is said")
-        return {"text": said}
+        return {"text": said.strip(' \n*"“”')}
     form = FORMS[prompt]
     low, high = form["range"]
     if "parts" in form:
@@ -114,12 +119,15 @@ def read_strategies(text, names):
     codes, misnamed = [], 0
     paragraphs = re.findall(r"<Strategy>(.*?)</Strategy>", normalize("NFKC", text), re.S | re.I)
     for paragraph in paragraphs:
-        found = re.findall(r"\b([A-Z]) *[-–—_]? *(\d+)\)?[ :]*([^,;、()\n]*)", paragraph)
-        own = [f"{letter}-{number}" for letter, number, _ in found]
+        found = list(re.finditer(r"\b([A-Z]) *[-–—_]? *(\d+)", paragraph))
+        own = [f"{code[1]}-{code[2]}" for code in found]
         if unknown := set(own) - set(CODES):
             raise ValueError(f"{min(unknown)!r} is no strategy; there are A-1 to G-2")
-        misnamed += sum(name.strip().lower() not in ("", normalize("NFKC", names[code]).lower())
-                        for code, (*_, name) in zip(own, found))
+        for code, one, end in zip(own, found, [m.start() for m in found[1:]] + [len(paragraph)]):
+            name = re.split(r"[,;、(\n]", paragraph[one.end():end].lstrip(")] *:.-"))[0].lower()
+            words = re.sub(r"\b(?:and|plus|with)\b|[和与及]", "", name)
+            misnamed += (normalize("NFKC", names[code]).lower() not in name
+                         and bool(re.search(r"[^\W\d_]", words)))
         beaten = {"B-1", "B-2"} if "B-3" in own else {"B-1"} if "B-2" in own else set()
         codes += [code for code in own if code not in beaten]
     if not codes and not re.search(r"none|无", "".join(paragraphs), re.I):
@@ -172,7 +180,7 @@ def ssrr(sequences):
 def strategies_of(dialogues):
     """Of each group and each code the replies per dialogue that use it, its gain, n, and of a group
     the gain where the hidden need asks for it; the SSRR; and the counted coordinate, whose two
-    numbers are no judge's: 1 - SSRR, and the share of B to E less that of F and G."""
+    numbers are no judge's: variety, 1 - SSRR, and support, the share of B to E less F and G."""
     replies, found = [r for d in dialogues for r in d["replies"]], {}
     for name, codes in (GROUPS | {code: [code] for code in CODES}).items():
         uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies) / len(dialogues)
@@ -185,7 +193,7 @@ def strategies_of(dialogues):
     repeated = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
     return {"strategies": found, "dialogues": len(dialogues), "ssrr": repeated,
             "variety": None if repeated is None else 1 - repeated,
-            "support_minus_solution": share("BCDE") - share("FG")}
+            "support": share("BCDE") - share("FG")}
 
 
 def steps_of(dialogues, most=10):
@@ -227,8 +235,8 @@ def scale_table(answers, too_short=()):
 
 
 def pearson(x, y):
-    """Correlation (Pearson's)."""
-    return np.corrcoef(x, y)[0, 1]
+    """Correlation (Pearson's); of two points, which is always 1 or -1, none."""
+    return np.corrcoef(x, y)[0, 1] if len(x) > 2 else np.nan
 
 
 def spearman(x, y):
@@ -239,13 +247,14 @@ def spearman(x, y):
 
 def interval(statistic, *columns, draws=1000):
     """[value, low, high, n] of statistic(*columns), n units in a row each, with its 95 % bootstrap
-    interval over units; None where there is no telling."""
+    interval over units; None where there is no telling. (Of fewer than five units most draws are of
+    one or two.)"""
     columns, rng = np.array(columns, float), np.random.default_rng(0)
     if (n := columns.shape[1]) < 2:
         return [None, None, None, n]
     with np.errstate(all="ignore"):         # what does not vary has no correlation
         found = [float(statistic(*columns[:, i]))
                  for i in [np.arange(n), *rng.integers(n, size=(draws, n))]]
-    drawn = [x for x in found[1:] if np.isfinite(x)]
+    drawn = [x for x in found[1:] if np.isfinite(x) and n > 4]
     return [found[0] if np.isfinite(found[0]) else None,
             *(np.percentile(drawn, [2.5, 97.5]).tolist() if drawn else [None, None]), n]

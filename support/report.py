@@ -253,8 +253,9 @@ def judged_tables(out, rows, grammar):
     """What judge.py's --json left in a run's directory (strategies.json, capabilities.json), or
     else strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
     found = next(iter(read_json(out / "strategies.json").get("files", {}).values()), {})
-    tagged = found.get("tagged") or [{**d, "intention": "", "replies": [
-        [judged.toy_codes(t["reply"], grammar), t["change"]] for t in d["turns"]]}
+    tagged = [d for d in found.get("tagged", ()) if d["split"] == "train"] or [{
+        **d, "intention": "", "replies": [[judged.toy_codes(t["reply"], grammar), t["change"]]
+                                          for t in d["turns"] if t["emotion"] is not None]}
         for _, d, _ in (read_jsonl(out / "dialogues.jsonl", only=b'"train"') if grammar else ())
         if d]
     steps = judged.steps_of(tagged) if any(used for d in tagged for used, _ in d["replies"]) else {}
@@ -263,10 +264,9 @@ def judged_tables(out, rows, grammar):
                        for what in ("uses", "gain") if row["step"] in steps}} for row in rows]
     tables = [{"title": f"Strategies: {what}", "columns": ["steps up to", *judged.GROUPS, *more],
                "rows": [[step, *[value(step, name, what) for name in judged.GROUPS],
-                         *[told[key] for key in more.values()]] for step, told in steps.items()],
+                         *[told[key] for key in more]] for step, told in steps.items()],
                "reading": TEXTS["strategies"][what]}
-              for what, more in (("uses", {"variety": "variety",
-                                           "support": "support_minus_solution"}), ("gain", {}))]
+              for what, more in (("uses", ["variety", "support"]), ("gain", []))]
     radar = radar_of(read_json(out / "capabilities.json"))
     axes = list(radar[0]["values"]) if radar else []
     tables.append({"title": "Five capabilities, judged", "columns": ["results", *axes],

@@ -241,9 +241,11 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
         cases = [(["capabilities", good, *at(server, "--retries", 0)], "no answer of judge"),
                  (["strategies", good, *at(server, "--retries", 0)], "no answer of judge"),
                  (["capabilities", write(tmp_path / "e.jsonl", [empty])], "has a reply"),
-                 (["needs", "nowhere"], "No such file"), (["capabilities"], "name a FILE"),
-                 (["coordinate", write(tmp_path / "mid.jsonl", [toy_result(
+                 (["needs", "nowhere"], "No such file"), (["capabilities"], "1 FILE or more"),
+                 (["coordinate", good, write(tmp_path / "mid.jsonl", [toy_result(
                      0, ["empathise"], random.Random(0))])], "nothing in it that reasons"),
+                 (["coordinate", good], "2 FILE or more"), (["table3", good], "no FILE wanted"),
+                 (["table3", "--plan"], "--plan is not for table3"),
                  (["blind", good], "two files"), (["blind", good, good, "--out", "s"], "two files"),
                  (["blind", "--read", good], "no sheet of judge.py"),
                  (["capabilities", good, "--judge", "toy"], "is needed"),
@@ -359,9 +361,15 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
     ["strategies", "FILE", "--judge", "local:x", "--paraphrase"],
     ["validity", "FILE", "--judge", "local:x", "--simulator", "toy"],
     ["capabilities", "FILE", "--judge", "local:x", "--limit", "3"],
-    ["coordinate", "FILE", "--judge", "local:x", "--read", "FILE"]])
+    ["coordinate", "FILE", "--judge", "local:x", "--read", "FILE"],
+    ["acceptance", "FILE", "--judge", "local:x"], ["acceptance", "FILE", "--limit", "3"],
+    ["validity", "FILE", "--judge", "local:x", "--limit", "3"],
+    ["validity", "FILE", "--judge", "local:x", "--paraphrase", "--simulator", "local:y",
+     "--difficulty", "vanilla", "challenging"],
+    ["validity", "FILE", "FILE2", "--judge", "local:x"],
+    ["validity", "FILE", "FILE2", "--paraphrase", "--plan"]])
 def test_a_flag_that_would_do_nothing_is_refused(flags, tmp_path, capfd):
-    files = {"FILE": sage(tmp_path), "FILE2": sage(tmp_path, folder="two")}
+    files = {"FILE": sage(tmp_path), "FILE2": sage(tmp_path, folder="two_based_simulator")}
     assert judge.main([files.get(flag, flag) for flag in flags]) == 2
     assert capfd.readouterr().err.count("\n") == 1
 
@@ -392,7 +400,7 @@ def test_groups_of_strategies_by_a_judge(tmp_path):
     with Loopback(answer=lambda _: felt) as user, Loopback(answer=tag) as server:
         code, result = run("acceptance", sage(tmp_path), "--difficulty", "vanilla", "--retries", 0,
                            "--simulator", f"openai:scripted@{user.url}", *at(server))
-    assert code == 0 and server.calls == 8 and user.calls == 6
+    assert code == 0 and server.calls == 6 == user.calls    # of eight replies two got no emotion
     assert result["accepted"] == {"all": [100, 6], "Praise": [100, 1]}
 
 
@@ -528,6 +536,28 @@ def test_blind_sheets_hide_and_tell(good, bad, tmp_path, capfd):
         csv.writer(file).writerows(rows)
     assert judge.main(["blind", "--read", "rater0.csv"]) == 2
     assert "row 4: a pair's number is needed" in capfd.readouterr().err
+    assert judge.main(["blind", good, bad, "--out", "sheet.csv"]) == 2      # it may be filled in
+    assert judge.main(["blind", bad, good, "--out", "other.csv"]) == 0
+    for argv, told in ((["rater1.csv", "other.csv"], "a sheet of other pairs"),
+                       (["excel.csv"], "no CSV in UTF-8"), (["list.csv"], "no sheet of judge.py")):
+        judge.Path("excel.csv").write_bytes("pair;é".encode("cp1252"))
+        judge.Path("list.csv").write_text("pair,user\n")
+        capfd.readouterr()
+        assert judge.main(["blind", "--read", *argv]) == 2
+        assert told in capfd.readouterr().err
+
+
+def test_one_rater_is_one_however_often_the_sheet_is_named(good, bad, tmp_path):
+    """Else two of them agree. And what a spreadsheet adds at the end is no row."""
+    assert run("blind", good, bad, "--out", "sheet.csv", "--limit", 6)[0] == 0
+    rows = list(csv.reader(open("sheet.csv", encoding="utf-8-sig", newline="")))
+    for k, row in enumerate(rows[1:]):
+        row[4:] = ["LR"[k % 2]] * 3
+    with open("sheet.csv", "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([*rows, [""] * 7])
+    once = run("blind", "--read", "sheet.csv")[1]
+    assert run("blind", "--read", "sheet.csv", "sheet.csv")[1] == once
+    assert all(row[3] == 6 and row[4] is None for row in once["blind"].values())
 
 
 @pytest.mark.slow
@@ -548,7 +578,7 @@ def test_table3_trains_on_either_and_measures_on_either(monkeypatch, good, bad, 
         code, result = run("table3", "--out", "t3", "--steps", 2)
         trained = [call for call in done if call[0] == "rlver.py"]
         assert code == 0 and all(start in call and "--steps" in call for call in trained[-2:])
-    (a, _, b, _), (c, _, d, _) = result["table3"].values()
+    (a, *_, b, _, _), (c, *_, d, _, _) = result["table3"].values()
     assert a == d > b == c and len(done) == 12
 
 

@@ -14,7 +14,7 @@ from support.raters import holm, krippendorff
 from support.signs import reliability
 
 DIMENSIONS = FORMS["capabilities"]["parts"]
-NAMES = {code: f"name of {code}" for code in CODES}
+NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnopqrstuvwx")}
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -127,11 +127,13 @@ def test_the_scales_of_the_two_questionnaires():
 
 def test_a_coordinate_is_one_number_in_the_square():
     """A failed reading is no point: (0, 0) is a place where a model may stand."""
-    names = {"M1X": "M1 ?X", "M1Y": "M1 ?Y"}
+    names = {f"M1{axis}": rf"M1 {axis}(?=[ *_)\]]*[:=|])" for axis in "XY"}
     read = lambda text: read_answer("place", text, names)
     assert read("Comparison: 2 are near.\n**M1 X**: −0.4 (formulas)\n- M1 Y: 1.0") == {
         "M1X": -0.4, "M1Y": 1}
-    for text in ("M1 X: 0.4", "M1 X: 1.5\nM1 Y: 0", "M1 X: here\nM1 Y: 0",
+    assert read("M1 X: – 0.5\n| M1 Y | ‑.25 |") == {"M1X": -0.5, "M1Y": -0.25}
+    for text in ("M1 X: 0.4", "M1 X: 1.5\nM1 Y: 0", "M1 X: 0,5\nM1 Y: 0", "M1 X: 1/2\nM1 Y: 0",
+                 "M1 X: minus 0.5\nM1 Y: 0", "M1 X - 0.5\nM1 Y: 0", "M1 X: here\nM1 Y: 0",
                  "M1 X: 0.2 to 0.4\nM1 Y: 0", "M1 X: 0\nM1 Y: 0\nM1 X: 1"):
         with pytest.raises(ValueError):
             read(text)
@@ -141,10 +143,15 @@ def test_words_are_taken_as_they_are_and_silence_is_refused():
     """Other words stand behind a heading, which is no part of them; notes are kept whole."""
     assert read_answer("paraphrase", '**Reply:** "I hear you."') == {"text": "I hear you."}
     assert read_answer("paraphrase", "回复\nReply：我在听。") == {"text": "我在听。"}
-    assert read_answer("reasons", "Reasons: a\nSummary: b\n") == {"text": "Reasons: a\nSummary: b"}
+    assert read_answer("paraphrase", "<think>a reply: hm</think>\nReply: Yes.") == {"text": "Yes."}
+    assert read_answer("paraphrase", "回复：我在听。") == {"text": "我在听。"}
+    notes = "Reasons: in its second reply: 'I hear you'\nSummary: b"
+    assert read_answer("reasons", notes + "\n") == {"text": notes}
     for prompt in ("paraphrase", "reasons", "character"):
         with pytest.raises(ValueError):
             read_answer(prompt, "Reply: " if prompt == "paraphrase" else "\n")
+    with pytest.raises(ValueError):
+        read_answer("paraphrase", "Sure! I hear you.")
 
 
 # --------------------------------------------------------------------------------------- strategies
@@ -159,15 +166,19 @@ def test_there_are_24_strategies_in_7_groups():
 
 
 def test_codes_are_read_and_names_only_counted():
-    """The paper's own worked example calls F-3 by the name of F-4: the code wins."""
+    """The paper's own worked example calls F-3 by the name of F-4: the code wins. However the codes
+    are strung together none is lost, and what strings them is no name."""
     for text, codes, misnamed in (
-            ("Analysis ... <Strategy> (C-2) name of C-2, (G-1) Name of G-1</Strategy>",
-             ["C-2", "G-1"], 0),
+            ("Analysis ... <Strategy> (C-2) kind j, (G-1) Kind W</Strategy>", ["C-2", "G-1"], 0),
             ("<Strategy>(F-3) general advice</Strategy>", ["F-3"], 1),
             ("<strategy>f. (E-1), E-2</strategy>", ["E-1", "E-2"], 0),
-            ("<Strategy>none</Strategy>", [], 0),
-            ("<Strategy>（D－1）name of D-1</Strategy>", ["D-1"], 0)):
-        assert read_strategies(text, NAMES) == {"codes": codes, "misnamed": misnamed}
+            ("<Strategy>none</Strategy>", [], 0), ("<Strategy>（D－1）kind k</Strategy>", ["D-1"], 0),
+            ("<Strategy>B-2 and C-1</Strategy>", ["B-2", "C-1"], 0),
+            ("<Strategy>B-2 / C-1 + D-1 G-1&A-1. A-2</Strategy>",
+             ["B-2", "C-1", "D-1", "G-1", "A-1", "A-2"], 0),
+            ("<Strategy>**(B-2)** kind g.</Strategy>", ["B-2"], 0),
+            ("<Strategy>(B-2) kind j and (C-1) kind i</Strategy>", ["B-2", "C-1"], 1)):
+        assert read_strategies(text, NAMES) == {"codes": codes, "misnamed": misnamed}, text
 
 
 def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
@@ -179,7 +190,8 @@ def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
 
 
 @pytest.mark.parametrize("text", ["(C-2) story", "<Strategy>warmth</Strategy>", "", "I refuse.",
-                                  "<Strategy>(B-4) x</Strategy>", "<Strategy>(H-1) x</Strategy>"])
+                                  "<Strategy>(B-4) x</Strategy>", "<Strategy>(H-1) x</Strategy>",
+                                  "<Strategy>B-2 / Z-9</Strategy>"])
 def test_no_tag_and_unknown_codes_are_refused(text):
     """The judge is asked again; nothing is guessed."""
     with pytest.raises(ValueError):
@@ -239,9 +251,9 @@ def test_all_that_tags_tell_by_hand():
     assert told["strategies"]["E-1"]["uses"] == 1 and told["strategies"]["E-1"]["n"] == 1
     assert told["strategies"]["E-1"]["asked"] is None
     # tags: E A E F E, E G
-    assert told["support_minus_solution"] == pytest.approx(4 / 7 - 2 / 7)
+    assert told["support"] == pytest.approx(4 / 7 - 2 / 7)
     assert told["variety"] == pytest.approx(1 - told["ssrr"])
-    assert strategies_of([tagged([[[], 1]])])["support_minus_solution"] == 0
+    assert strategies_of([tagged([[[], 1]])])["support"] == 0
 
 
 def test_curves_are_of_training_dialogues_a_tenth_of_the_steps_at_a_time():
@@ -317,6 +329,8 @@ def test_what_can_not_be_told_is_none():
     assert interval(pearson, [1, 2, 3], [1, 3, 2])[0] == pytest.approx(0.5)
     value, low, high, n = interval(pearson, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5])
     assert low <= value <= high and n == 6
+    assert interval(np.mean, [1, 2, 3, 6])[:3] == [3, None, None]        # four are too few
+    assert interval(pearson, [1, 2], [3, 5])[0] is None
 
 
 def test_ranks_by_hand():
