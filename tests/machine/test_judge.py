@@ -462,12 +462,13 @@ def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
 @pytest.mark.slow
 def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
     """Three policies under two users, ranked alike, their dialogues the other way round."""
-    for folder, shift, sign in (("a_based_simulator", 0, 1), ("b_based_simulator", 20, -1)):
+    for folder, scores, sign in (("a_based_simulator", (10, 30, 80), 1),
+                                 ("b_based_simulator", (60, 65, 70), -1)):
         (tmp_path / folder).mkdir()
         for k, policy in enumerate(("p", "q", "r")):
             rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
             for i, row in enumerate(rows):
-                row["emo_point"] = shift + 20 * k + 2 * i * sign + 10
+                row["emo_point"] = scores[k] + 0.5 * i ** 3 * sign / 10
             write(tmp_path / folder / f"{policy}.jsonl", rows)
     files = sorted(tmp_path.glob("*_simulator/*.jsonl"))
     code, result = run("validity", *files)
@@ -475,6 +476,16 @@ def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
     assert result["ranks"]["p.jsonl"][0] == pytest.approx(-1) and len(result["ranks"]) == 4
     assert judge.main(["validity", str(files[0]), str(files[-1])]) == 2
     assert "of one policy or more under two simulators" in capfd.readouterr().err
+
+
+def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
+    """Sixteen users end content, eight with either kind of need: five of each are looked at."""
+    rng = random.Random(4)
+    path = write(tmp_path / "many.jsonl", [toy_result(i, [list(toy.NEEDS)[i % 8]] * 8, rng)
+                                           for i in range(16)])
+    slots = [question["slots"] for question in judge.questions("reasons", path)]
+    assert [s["outcome"] for s in slots] == ["success"] * 10
+    assert [s["kind"] for s in slots].count("rational") == 5
 
 
 @pytest.mark.slow
@@ -614,6 +625,9 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
     judge.write_json("strategies.json", {"files": {"log": {"tagged": [
         {"step": 1, "split": "train", "intention": "", "replies": [[["F-5"], 4]]}]}}})
     assert report.judged_tables(tmp_path, steps, toy)[0][0]["gain Advice Provision"] == 4
+    judge.write_json("strategies.json", {"files": {"results": {"tagged": [
+        {"step": None, "split": "", "intention": "", "replies": [[["F-5"], 4]]}]}}})
+    assert report.judged_tables(tmp_path, steps, toy)[0] == rows       # of no training dialogue
     for line in lines:
         for turn in line["turns"]:
             turn["reply"] = "Hello there, how are you doing?"
