@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
             about = {**about, **{"type": globals()[kind] for kind in [about.get("type")] if kind}}
             if isinstance(about.get("metavar"), list):
                 about["metavar"] = tuple(about["metavar"])
-            if about.get("default") is not None and "(default" not in about["help"]:
+            if about.get("default") not in (None, []) and "(default" not in about["help"]:
                 about["help"] += f" (default: {about['default']})"
             (group or self).add_argument("--" + name.replace("_", "-"), **about)
         return self
