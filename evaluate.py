@@ -43,6 +43,8 @@ from support.signs import emotion_level, reliability, score_summary, sign_flips,
 
 FLOOR = 9       # the benchmark's: the highest emotion that ends a dialogue
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}    # where nobody says
+POLICY_FLAGS = ("step", "think", "lang", "max_tokens", "context", "template_args",
+                "history_thoughts")
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -188,9 +190,7 @@ def result_of(profile, episode, user, made_by):
 def who_talks(args, name):
     """What the flags say, and where they do not the policy's run: (the policy `name`, the
     simulator, the users, what results remember of it)."""
-    policy = open_policy(name, step=args.step, think=args.think,
-                         lang=args.lang, max_tokens=args.max_tokens, context=args.context,
-                         template_args=args.template_args, history_thoughts=args.history_thoughts)
+    policy = open_policy(name, **{key: getattr(args, key) for key in POLICY_FLAGS})
     run = policy.run
     model, lang, difficulty = (getattr(args, key) or run.get(key, usual)
                                for key, usual in USUAL_USER.items())
@@ -449,9 +449,9 @@ def consistency(path, simulator, profiles, times=1):
         if problem:
             found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
         if dialogue.get("split") == "heldout":
-            ends = [0 if dialogue["ended"] == "malformed" or not e else e[-1]
-                    for e in (recorded, again)]
-            scores.setdefault(dialogue["step"], []).append(ends)
+            first, *ends = [0 if dialogue["ended"] == "malformed" or not e else e[-1]
+                            for e in (recorded, *goes)]
+            scores.setdefault(dialogue["step"], []).append([first, sum(ends) / times])
     turns, same, sign, replayed, final = counts
     return {"turns": int(turns), "emotion": same / max(1, turns), "sign": sign / max(1, turns),
             "dialogues": int(replayed), "final": final / max(1, replayed), "found": found,
@@ -480,9 +480,7 @@ def arithmetic(dialogue, turns):
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     import secrets
-    policy = open_policy(args.chat, step=args.step, think=args.think, lang=args.lang,
-                         template_args=args.template_args,
-                         max_tokens=args.max_tokens, context=args.context)
+    policy = open_policy(args.chat, **{key: getattr(args, key) for key in POLICY_FLAGS})
     agent = policy.make_agent(secrets.randbits(32))
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
     if policy.run.get("model", args.chat) == "toy":

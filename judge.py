@@ -54,7 +54,7 @@ class Judge(Simulator):
         if args.judge and not args.plan:
             if not re.match(r"openai:.+@https?://\S|local:.", args.judge):
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
-            model = simulator.make_simulator(args.judge, args.lang, timeout=300,
+            model = simulator.make_simulator(args.judge, args.lang, timeout=300, flag="--judge",
                                              temperature=args.temperature).model
             log = paid("judge")
         super().__init__(model, args.lang, "vanilla", args.retries, 0.4, 16, log)

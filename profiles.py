@@ -205,7 +205,7 @@ def make_users(args):
     log = CallLog(calls, calls if calls.exists() else None)
     simulator = (Simulator(toy.ScriptedWriter(here / "by_rule.txt"), log=log)
                  if args.writer == "toy" else make_simulator(
-                     args.writer, args.lang, timeout=180.0, retries=args.retries,
+                     args.writer, args.lang, timeout=180.0, retries=args.retries, flag="--writer",
                      temperature=args.temperature, log=log))
 
     async def work():

@@ -397,7 +397,7 @@ class Simulator:
 
 
 def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0,
-                   retries=8, temperature=0.0, log=None, clock=None):
+                   retries=8, temperature=0.0, log=None, clock=None, flag="--simulator"):
     """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
     kind, model, url = split_name(name)
     if name in ("toy", "toy-weak"):
@@ -408,23 +408,23 @@ def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, tim
                          difficulty, clock=clock)
     if kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
-            raise BadInput(f"--simulator {name}: openai:MODEL@URL is needed, the URL with "
-                           "http:// or https://")
+            raise BadInput(f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or "
+                           "https://")
         answering = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        answering, concurrency = load_local(model, temperature), None   # its engine has a queue
+        answering, concurrency = load_local(model, temperature, flag), None  # it has a queue
     else:
-        raise BadInput(f"--simulator {name}: unknown; choose toy, toy-weak, openai:MODEL@URL "
-                       "or local:DIR")
+        raise BadInput(f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or "
+                       "local:DIR")
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
-def load_local(path, temperature):
+def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
     import numpy as np      # late, these four: they bring torch along
     from engine import TorchEngine
     from policy import ChatFormat, best_device, load_model, stop_ids
-    model, tokenizer = load_model(path, best_device(), flag="--simulator local")
+    model, tokenizer = load_model(path, best_device(), flag=f"{flag} local")
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
     return LocalModel(path, TorchEngine(model, chat.stop_id, temperature), chat,
                       model.config.max_position_embeddings, np.random.default_rng(0), temperature)
