@@ -249,7 +249,8 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
                  (["blind", good], "two files"), (["blind", good, good, "--out", "s"], "two files"),
                  (["blind", "--read", good], "no sheet of judge.py"),
                  (["capabilities", good, "--judge", "toy"], "is needed"),
-                 (["capabilities", good, "--judge", "openai:m"], "--judge openai:m")]
+                 (["capabilities", good, "--judge", "openai:m"], "--judge openai:m"),
+                 (["capabilities", good, "--judge", "local:nowhere"], "--judge local nowhere")]
         for argv, told in cases:
             capfd.readouterr()
             assert judge.main(argv) == 2, argv
