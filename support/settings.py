@@ -145,7 +145,7 @@ emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
 rollout_seconds = checked(float, lambda x: 0 < x <= GROUP_TIMEOUT / 2,
                           f"a number of seconds up to {GROUP_TIMEOUT // 2}")
 price = checked(lambda text: tuple(float(part) for part in text.split(",")),
-                lambda pair: len(pair) == 2 and not any(part < 0 for part in pair),
+                lambda pair: len(pair) == 2 and all(0 <= x < float("inf") for x in pair),
                 "a pair of prices", ", as 0.27,1.10")
 json_object = checked(json.loads, lambda value: isinstance(value, dict), "a JSON object",
                       ", as '{\"enable_thinking\": false}'")
@@ -408,6 +408,8 @@ def resumed_settings(config, given):
     names = {setting.name: setting for setting in dataclasses.fields(Settings)}
     if not isinstance(config, dict) or set(config) != set(names):
         raise ValueError
+    for name, setting in names.items():
+        check_value(name, setting, config[name])
     changed = {key: value for key, value in given.items() if value is not None
                and value != config.get(key)
                and key not in ("resume", "plan", "price", "card", "latency")}
@@ -418,17 +420,15 @@ def resumed_settings(config, given):
             raise BadInput(f"--{key.replace('_', '-')} cannot change in a resumed run (it has "
                            f"{config.get(key)!r}); only --{', --'.join(free).replace('_', '-')} "
                            "and the simulator's address can")
-    for name, setting in names.items():
-        check_value(name, setting, config[name])
     need_vllm(config["engine"])
     return Settings(**{**config, **changed})
 
 
 def check_value(name, setting, value):
     """Raise BadInput if `value`, of an edited config.json, is none that the flag could have."""
-    kind = setting.metadata["kind"]
-    choices = kind.get("choices")
-    if value is None or value == setting.default or choices and value in choices:
+    about = setting.metadata
+    kind, choices = about["kind"], about["kind"].get("choices")
+    if value in (about["toy"], about["real"]) or choices and value in choices:
         return
     try:
         if (choices or any(isinstance(value, c) != (setting.type is c) for c in (list, str))

@@ -296,7 +296,7 @@ def test_the_plan_counts_calls_tokens_and_money():
     assert plan.calls_of(resolve_settings({})) == ""
 
 
-@pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3"])
+@pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3", "nan,1", "inf,1"])
 def test_a_price_is_two_numbers(price, capfd):
     with pytest.raises(SystemExit) as stop:
         rlver.main(["--price", price])
