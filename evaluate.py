@@ -152,9 +152,8 @@ class ServerAgent:
         """As policy.Agent.reply, but for the tokens."""
         from policy import Reply, split_thought, take_thoughts
         self.messages.append({"role": "user", "content": line})
-        text, = await ask_with_retries("a reply of the policy's server",
-                                       lambda _: self.server.chat(self.messages), lambda text: (),
-                                       retries=8)
+        text = await ask_with_retries("a reply of the policy's server",
+                                      lambda _: self.server.chat(self.messages), str, retries=8)
         malformed, (thought, visible) = False, take_thoughts(text)
         if self.think:
             thought, visible, malformed = split_thought(text)
@@ -169,12 +168,12 @@ def result_of(profile, episode, user, made_by):
     history = [{"role": "user", "content": episode.first_line, "emotion-point": made_by["start"]}]
     thinking = iter(user.thoughts)
     for turn in episode.turns:
-        own = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
+        own = {key: turn[key] for key in ("thought", "change", "emotion", "analysis", "mark")}
         history.append({"role": "assistant", "content": turn["reply"], "rlver": own})
         if turn["user"] is not None:
-            sections, _ = parse_emotion(turn["analysis"], turn["reply"])
-            planning = {"activity": sections["Activity"], "TargetCompletion":
-                        sections.get("TargetCompletion", sections.get("Reason")),
+            sections, _ = parse_emotion(turn["analysis"], turn["mark"])
+            planning = {"activity": sections["Activity"],
+                        "TargetCompletion": sections["TargetCompletion"],
                         "content": sections["Content"], "analyse": sections["Analyse"],
                         "change": turn["change"]}
             history.append({"role": "user", "content": turn["user"], "thinking": next(thinking, ""),
@@ -229,6 +228,8 @@ def benchmark(args):
         bar.update()
 
     async def all_of_them():
+        if todo:
+            await simulator.check()
         await asyncio.gather(*[run_dialogue(i, profile) for i, profile in todo])
     asyncio.run(all_of_them())
     bar.close()
@@ -428,6 +429,7 @@ def consistency(path, simulator, profiles, times=1):
                            "unknown; name its file with --profiles")
 
     async def all_of_them():            # at once: a server takes its time
+        await simulator.check()
         return await asyncio.gather(*[asyncio.gather(*[
             replay(d, User(simulator, profiles[d["profile_id"]], d["start"], f"replay {k}"))
             for k in range(times)]) for d in dialogues])
@@ -521,9 +523,9 @@ def show(args):
             return line
 
         async def feel(self, reply):
-            analysis, change = await super().feel(reply)
+            analysis, change, mark = await super().feel(reply)
             tell(f"({change:+d})", analysis)
-            return analysis, change
+            return analysis, change, mark
 
     async def reply(line):
         said = await sample(line)
@@ -532,6 +534,7 @@ def show(args):
         return said
 
     async def talk():
+        await simulator.check()
         agent.reply, line = reply, await user.open()
         if profile.first_talk:
             tell(f"user    {line}")

@@ -25,8 +25,9 @@ from tqdm import tqdm
 
 import simulator
 import toy
-from simulator import EMOTION_SECTIONS, Simulator, as_json
+from simulator import CHECK, EMOTION_HEADERS, Simulator, as_json
 from support import judged, raters
+from support.answers import marked_sections, unmarked_sections
 from support.llm import CallLog, digest
 from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
@@ -43,6 +44,15 @@ def paid(name):
     path = Path("results") / f"{name}-calls.jsonl"
     path.parent.mkdir(exist_ok=True)
     return CallLog(path, path if path.exists() else None)
+
+
+# What `Judge.check` asks about: something for every placeholder of every prompt.
+EXAMPLE = {"dialogue": as_json([{"speaker": "user", "text": "My bus was late again."},
+                                {"speaker": "assistant", "text": CHECK}]),
+           "line": as_json("My bus was late again."), "reply": as_json(CHECK),
+           "need": "You want to be listened to.", "thought": as_json("I am cross."),
+           "record": as_json([["I am cross.", "It does me good to be asked."]]),
+           "outcome": "success", "reasons": as_json(["It asked."])}
 
 
 class Judge(Simulator):
@@ -63,11 +73,17 @@ class Judge(Simulator):
         self.names = dict(re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", self.prompts["strategies"],
                                      re.M))     # of the 24 codes
 
-    def key(self, prompt, repeat, answered):
+    def key(self, prompt, repeat, unreadable):
         """As a user's, but for the repeat: else three repeats at temperature 0 would be one."""
-        return digest(self.model.name, self.model.temperature, prompt, repeat, answered)
+        return digest(self.model.name, self.model.temperature, prompt, repeat, unreadable)
 
-    async def put(self, name, cases):
+    async def check(self, name):
+        """One question before anything is paid for, `name` about an example: can this judge keep
+        the form? Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
+        read = lambda text, mark: (judged.read_answer(name, text, mark, self.names),)
+        await self.pass_check(self.unlogged().ask(name, EXAMPLE, read, 0))
+
+    async def put_cases(self, name, cases):
         """Put prompt `name` to the judge for each of `cases`, `repeats` times where answers have a
         mean. Returns one answer a question: its case, what the answer depends on, and under "found"
         what was read, None where nothing could be. Raises BadInput if that is all of a file."""
@@ -78,8 +94,8 @@ class Judge(Simulator):
                 "judge": self.model.name, "prompt": digest(self.prompts[name])[:8],
                 "temperature": self.model.temperature, "repeat": repeat, "found": None}
             with contextlib.suppress(SimulatorFailed):
-                _, answer["found"] = await self.ask(name, case["slots"], lambda text: (
-                    judged.read_answer(name, text, case.get("names", self.names)),), repeat)
+                *_, answer["found"] = await self.ask(name, case["slots"], lambda text, mark: (
+                    judged.read_answer(name, text, mark, case.get("names", self.names)),), repeat)
             return answer
         answers = await together([one(case, repeat) for case in cases
                                   for repeat in range(repeats)], name)
@@ -125,6 +141,14 @@ def read(path):
     return found
 
 
+def sections_of(turn):
+    """{name: text} of the analysis behind a turn's change. Files of SAGE and of earlier runs have
+    no mark, so they are read without. Raises ValueError."""
+    if turn.get("mark"):
+        return marked_sections(turn["analysis"], EMOTION_HEADERS, turn["mark"])
+    return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
+
+
 def messages_of(d, turns=None):
     """[{"speaker", "text"}] of a dialogue; with `turns`, up to the user's line after so many."""
     said = [d["first_line"]] + [x for t in d["turns"][:turns] for x in (t["reply"], t["user"])]
@@ -146,7 +170,7 @@ def questions(prompt, path):
             rounds = []
             for t in turns:
                 with contextlib.suppress(ValueError):       # a record of other sections
-                    felt = simulator.parse_sections(t["analysis"] or "", EMOTION_SECTIONS)
+                    felt = sections_of(t)
                     rounds.append([felt["Activity"], felt["Analyse"]])
             return [{"record": as_json(rounds)}] * bool(rounds)
         slots = {"dialogue": as_json(messages_of(d))}
@@ -271,13 +295,17 @@ async def coordinate(args, answers, judge):
         shares = [f"{c} {100 * used.count(c) / max(1, len(used)):.0f} %" for c in judged.CODES]
         reasons = as_json([a["found"]["text"] for a in answers["reasons"]
                            if a["file"] == path and a["found"]])
-        answer, = await judge.put("character", [{"file": path, "slots": {"reasons": reasons}}])
+        answer, = await judge.put_cases("character", [{"file": path,
+                                                       "slots": {"reasons": reasons}}])
         models.append(f"M{number}\n{as_json(answer['found']['text'])}\n{', '.join(shares)}")
         rows[path] = [judged.strategies_of(tags)[key] for key in ("variety", "support")]
     spots = [f"M{i} {axis}" for i in range(1, len(models) + 1) for axis in "XY"]
-    given = await judge.put("place", [{"file": " ".join(args.files), "names": {
-        spot.replace(" ", ""): spot + r"(?=[ *_)\]]*[:=|])" for spot in spots}, "slots": {
-            "models": "\n\n".join(models), "form": "\n".join(f"{s}: [-1 to 1]" for s in spots)}}])
+    # the lines of the form become part of the template: they bear the mark, as all headers do
+    lines = "\n".join(f"{spot} {{{{mark}}}}: [-1 to 1]" for spot in spots)
+    judge.prompts["place"] = judge.prompts["place"].replace("{{form}}", lines)
+    given = await judge.put_cases("place", [{
+        "file": " ".join(args.files), "names": {spot.replace(" ", ""): spot for spot in spots},
+        "slots": {"models": "\n\n".join(models)}}])
     points = [a["found"] for a in given if a["found"]]
     for number, path in enumerate(args.files, 1):
         x, y = ([p[f"M{number}{axis}"] for p in points] for axis in "XY")
@@ -348,6 +376,7 @@ async def heard(args, replies):
     log = None if user.startswith("toy") else paid("acceptance")
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
+        await one.check()
         changes[level] = await together([
             hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
             for d, i, reply in replies], level)
@@ -497,7 +526,8 @@ async def run(args):
         cases["strategies"] = [q for q in cases["strategies"] if (q["id"], q["part"]) in heard_of]
     judge = Judge(args)
     if args.plan:
-        sizes = [len(simulator.fill(judge.prompts[name], q["slots"])) for name in asks
+        sizes = [len(simulator.fill(judge.prompts[name], {**q["slots"], "mark": "", "form": ""}))
+                 for name in asks
                  for q in cases[name] * (1 if name in judged.FORMS["once"] else args.repeats)]
         calls = len(sizes) + (len(args.files) + args.repeats) * (command == "coordinate")
         told = 2 * len(cases["paraphrase"]) if args.paraphrase else len(args.difficulty) and len(
@@ -506,7 +536,10 @@ async def run(args):
               f"{300 * calls:,} from it, but for what is asked again (estimate); {told:,} calls to "
               "users")
         return 0
-    result = await tell(args, {name: await judge.put(name, cases[name]) for name in asks}, judge)
+    if asks:
+        await judge.check(asks[0])
+    answers = {name: await judge.put_cases(name, cases[name]) for name in asks}
+    result = await tell(args, answers, judge)
     if args.json:
         write_json(args.json, {"command": command, **result})
     if args.html:

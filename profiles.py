@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 import toy
 from simulator import (PLACEHOLDERS, PROMPTS, Profile, Simulator, User, fill, load_profiles,
-                       load_prompt, make_simulator, parse_reply, parse_sections, says_goodbye)
-from support.llm import CallLog, ask_with_retries
+                       load_prompt, make_simulator, parse_reply, says_goodbye)
+from support.answers import Unreadable, unmarked_sections
+from support.llm import CallLog
 from support.results import intention_of
 from support.rundir import write_file
 from support.settings import BadInput, Parser, SimulatorFailed
@@ -87,28 +88,43 @@ def squeeze(text):
     return re.sub(r"[\W_]+", "", text).casefold()
 
 
-def read_answer(text, kind, lang, task):
-    """An answer's parts, {name: text}, or the first line. Raises ValueError with a complaint that
-    the writer can act on. (A theme that is paraphrased is not seen.)"""
+def read_parts(text, kind, lang, task):
+    """The parts of a persona or a scene, {name: text}. Raises ValueError with a complaint that the
+    writer can act on. (A theme that is paraphrased is not seen.)"""
     if getattr(text, "cut", False):
         raise ValueError("it was cut off at the limit of its length; be shorter")
-    parts = parse_sections(text, PARTS[kind]) if kind in PARTS else {"": parse_reply(text)[1]}
+    parts = unmarked_sections(text, {name: name for name in PARTS[kind]})
     for name, part in parts.items():
         if not re.search(r"\d" if name == "Age" else r"\w", part):
             raise ValueError(f"section {name} is empty")
-    body, (least, most) = "\n".join(parts.values()), BOUNDS[lang][kind]
-    said, scene = SAID.findall(body), kind == "scene"
-    for bad, complaint in (
-            (not least <= len(body) <= most,
-             f"the {kind} has {len(body)} characters; {least} to {most} are wanted"),
-            (squeeze(task) in squeeze(body), "it says the hidden theme, which must stay unsaid"),
-            (scene and len(said) > 1, f"dialogue is written out in it ({said[:1]}); report it"),
-            (scene and squeeze(parts.get("Raises", "")) == squeeze(parts.get("Lowers", "")),
-             "the same replies raise and lower the emotion"),
-            (kind == "first line" and says_goodbye(body), "the first line says goodbye")):
-        if bad:
-            raise ValueError(complaint)
-    return parts if kind in PARTS else body
+    body, said = "\n".join(parts.values()), SAID.findall("\n".join(parts.values()))
+    refuse_length_and_theme(body, kind, lang, task)
+    if kind == "scene" and len(said) > 1:
+        raise ValueError(f"dialogue is written out in it ({said[:1]}); report it")
+    if kind == "scene" and squeeze(parts["Raises"]) == squeeze(parts["Lowers"]):
+        raise ValueError("the same replies raise and lower the emotion")
+    return parts
+
+
+def read_first_line(text, mark, lang, task):
+    """The first line that the user's own hop has answered. Raises ValueError."""
+    line = parse_reply(text, mark)[1]
+    try:
+        refuse_length_and_theme(line, "first line", lang, task)
+    except ValueError as error:         # of the fixed list, as for every answer with a mark
+        raise Unreadable("opening", str(error)) from None
+    if says_goodbye(line):
+        raise Unreadable("opening", "the first line says goodbye")
+    return line
+
+
+def refuse_length_and_theme(body, kind, lang, task):
+    """Raise ValueError if a text is too short or too long, or says the hidden theme."""
+    least, most = BOUNDS[lang][kind]
+    if not least <= len(body) <= most:
+        raise ValueError(f"the {kind} has {len(body)} characters; {least} to {most} are wanted")
+    if squeeze(task) in squeeze(body):
+        raise ValueError("it says the hidden theme, which must stay unsaid")
 
 
 def runs_of(text):
@@ -130,28 +146,24 @@ async def write_users(slots, simulator, lang, bar):
     lost = {}
 
     async def ask(slot, kind, complaint="", round=0):
-        """One part of one user, as `read_answer` has it, or None once it failed for good."""
-        if kind in PARTS:
-            prompt = fill(prompts[kind], slot)
-        else:                               # the simulator's own prompt, as in a dialogue
-            user = User(simulator, Profile(**{name: slot.get(name, "") for name in FIELDS}))
-            prompt = fill(simulator.prompts["reply"], user.values())
-        told = [complaint]
+        """One part of one user, or None once it failed for good. complaint: why the one of an
+        earlier `round` will not do."""
+        key_of = lambda prompt, unreadable: simulator.key(prompt, slot["id"] + kind,
+                                                          [round, unreadable])
 
-        def call(answered):
-            again = "\n\n" + fill(prompts["again"], {"complaint": told[-1]}) if told[-1] else ""
-            return simulator.call(prompt + again, simulator.key(
-                prompt + again, slot["id"] + kind, [round, answered]))
-
-        def read(text):
-            try:
-                return read_answer(text, kind, lang, slot["task"]),
-            except ValueError as error:
-                told.append(str(error))
-                raise
+        def render(errors):             # no mark: no policy speaks in a persona or a scene
+            last = str(errors[-1]) if errors else complaint
+            again = "\n\n" + fill(prompts["again"], {"complaint": last}) if last else ""
+            return fill(prompts[kind], slot) + again, ""
         try:
-            return (await ask_with_retries(f"the {kind}", call, read, simulator.retries,
-                                           simulator.wait))[1]
+            if kind in PARTS:
+                *_, found = await simulator.put(f"the {kind}", render, lambda text, _: (
+                    read_parts(text, kind, lang, slot["task"]),), key_of)
+            else:                           # the simulator's own prompt, as in a dialogue
+                user = User(simulator, Profile(**{name: slot.get(name, "") for name in FIELDS}))
+                *_, found = await simulator.ask("reply", user.values(), lambda text, mark: (
+                    read_first_line(text, mark, lang, slot["task"]),), slot["id"] + kind)
+            return found
         except SimulatorFailed as error:
             lost[slot["id"]] = str(error)
         finally:
@@ -209,8 +221,7 @@ def make_users(args):
                      temperature=args.temperature, log=log))
 
     async def work():
-        if args.writer.startswith("openai"):
-            await simulator.check()
+        await simulator.check()
         with tqdm(total=3 * count, desc="writing users", unit="part") as bar:
             return await write_users(slots, simulator, args.lang, bar)
     lost = asyncio.run(work())

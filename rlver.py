@@ -37,8 +37,8 @@ from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_wor
                            gather_episodes, interrupt_at_once, join_ranks, leave_ranks,
                            raise_lost_interrupt, rank, wait_for_all, world)
 from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
-from support.settings import (BadInput, SimulatorFailed, TooManyLost, explain, gpu_is_there,
-                              read_flags)
+from support.settings import (BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers, explain,
+                              gpu_is_there, read_flags)
 from support.signs import INITIAL_EMOTION, batch_metrics, flat_groups, summarise
 
 
@@ -55,8 +55,8 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         turn_limit                  the last reply is scored; nobody answers it
         goodbye                     the user took leave
 
-    A turn is logged as {reply (what was sent), thought, user, analysis, change, emotion}, None
-    where it did not come to that. Raises SimulatorFailed if the user's model gives out.
+    A turn is logged as {reply (what was sent), thought, user, analysis, change, mark (by which the
+    analysis is read), emotion}, None where it did not come to that. Raises SimulatorFailed if the user's model gives out.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
     for turn in range(1, max_turns + 1):
@@ -65,13 +65,13 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
             episode.ended = "context"
             break
         record = {"reply": reply.visible, "thought": reply.thought, "user": None, "analysis": None,
-                  "change": None, "emotion": None}
+                  "change": None, "mark": None, "emotion": None}
         episode.turns.append(record)
         if reply.malformed:                             # RLVER 2.3: zero reward
             record["reply"], episode.ended, episode.emotion = reply.text, "malformed", 0
             break
         # f_emo: the emotion moves
-        record["analysis"], record["change"] = await user.feel(reply.visible)
+        record["analysis"], record["change"], record["mark"] = await user.feel(reply.visible)
         record["emotion"] = episode.emotion = user.emotion
         if user.emotion >= 100 or user.emotion <= floor:
             episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
@@ -92,7 +92,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
 async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm(disable=True),
                   groups=None, name="", timeout=None):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
-    number of dropped ones).
+    of each dropped dialogue the error that it was dropped for).
 
     All users of a group open with the same first line, made once, and are separate from there on.
     make_agent(number): the policy's side of dialogue `number`. groups: the number of each of
@@ -105,30 +105,36 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm
         try:
             async with asyncio.timeout_at(deadline):
                 episode = await converse(make_agent(number), user, user_line, max_turns, group)
-        except (SimulatorFailed, TimeoutError):
-            return None
+        except TimeoutError:
+            return SimulatorFailed("the rollout ran out of time")
+        except SimulatorFailed as error:
+            return error
         finally:
             bar.update()
         episode.number = number
         if episode.tokens_sampled:
             return episode
-        simulator.last_failure = "the user's first line leaves no room in the context for a reply"
+        return SimulatorFailed("the user's first line leaves no room in the context for a reply")
 
     async def run_group(group, profile):
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
                 user_line = await user.answer()
-        except (SimulatorFailed, TimeoutError):
+        except TimeoutError:
             bar.update(group_size)
-            return [None] * group_size
+            return [SimulatorFailed("the rollout ran out of time")] * group_size
+        except SimulatorFailed as error:
+            bar.update(group_size)
+            return [error] * group_size
         return await asyncio.gather(*[
             run_dialogue(number, user.copy(f"{name} {number}"), user_line, group)
             for number in range(group * group_size, (group + 1) * group_size)])
 
-    found = await asyncio.gather(*map(run_group, groups or range(len(people)), people))
-    episodes = [episode for group in found for episode in group]
-    return [e for e in episodes if e], episodes.count(None)
+    ended = await asyncio.gather(*map(run_group, groups or range(len(people)), people))
+    dialogues = [dialogue for group in ended for dialogue in group]
+    return ([d for d in dialogues if isinstance(d, Episode)],
+            [d for d in dialogues if not isinstance(d, Episode)])
 
 
 # ------------------------------------------------------------------------------- the steps of a run
@@ -146,9 +152,9 @@ class Trainer:
 
         # 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         people = profiles_of_step(self.people, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        own, dropped = self.hold_dialogues(dict(enumerate(people)), cfg.group_size, "training",
-                                           step, None if cfg.toy else f"step {step}")
-        own, dropped, refilled, wasted = self.refill(own, dropped, step)
+        own, lost = self.hold_dialogues(dict(enumerate(people)), cfg.group_size, "training",
+                                        step, None if cfg.toy else f"step {step}")
+        own, lost, refilled, wasted = self.refill(own, lost, step)
         episodes = gather_episodes(own)
         check_groups(episodes)
         rolled_out = time.perf_counter()
@@ -170,7 +176,8 @@ class Trainer:
         self.log_dialogues(step, "train", episodes)
         batch = batch_metrics(episodes, cfg.think)
         metrics = {
-            "step": step, **batch, "dropped": dropped, "refilled": refilled,
+            "step": step, **batch, "dropped": int(lost[0]), "unreadable": int(lost[1]),
+            "refilled": refilled,
             "reply_tokens": update_metrics["tokens_trained"] / len(episodes) / batch["turns"],
             **update_metrics, "kl_start": self.models.kl_start(self.start),
             # training users above held-out ones, where there are evaluations on the way
@@ -182,6 +189,7 @@ class Trainer:
             "tokens_sampled": sampled, "seconds": done - began}
         self.run.append("metrics.jsonl", metrics)
         self.run.log_numbers("train", metrics)
+        self.warn_of_unreadable(len(episodes), metrics)
         return metrics
 
     def train(self):
@@ -212,43 +220,44 @@ class Trainer:
         return report.finish(self.run.path, self.state, self.heldout,
                              toy if cfg.toy else None) if self.first else None
 
-    def refill(self, own, dropped, step):
+    def refill(self, own, lost, step):
         """Groups whose dialogues all earned the same teach GRPO nothing; --refill N gives their
         places to new users, up to N times (DAPO's dynamic sampling). Returns (this rank's episodes;
-        over all ranks: dialogues dropped, groups replaced, tokens sampled in vain)."""
+        over all ranks: what was lost, groups replaced, tokens sampled in vain)."""
         cfg, refilled, wasted = self.cfg, 0, 0
         for again in range(1, cfg.refill + 1):
             flat = flat_groups(gather_episodes(own))            # of all ranks, so all agree
             if not flat:
                 break
             people = profiles_of_step(self.people, len(flat), f"{cfg.seed} {again}", step)
-            new, lost = self.hold_dialogues(dict(zip(flat, people)), cfg.group_size, "training",
-                                            step, again=again)
+            new, lost_again = self.hold_dialogues(dict(zip(flat, people)), cfg.group_size,
+                                                  "training", step, again=again)
             wasted += sum(e.tokens_sampled for e in own if e.group in flat)
             own = [e for e in own if e.group not in flat] + new
-            refilled, dropped = refilled + len(flat), dropped + lost
-        return own, dropped, refilled, int(all_reduce_sum(torch.tensor(wasted)))
+            refilled, lost = refilled + len(flat), lost + lost_again
+        return own, lost, refilled, int(all_reduce_sum(torch.tensor(wasted)))
 
     def evaluate(self, step):
         """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
         in the state."""
         began = time.perf_counter()
-        own, dropped = self.hold_dialogues(dict(enumerate(self.heldout)), 1, "evaluation", step,
-                                           f"evaluating, step {step}")
+        own, lost = self.hold_dialogues(dict(enumerate(self.heldout)), 1, "evaluation", step,
+                                        f"evaluating, step {step}")
         if step == 0:
             self.models.keep_start(own, self.start)
         episodes = gather_episodes(own)
         self.log_dialogues(step, "heldout", episodes)
         self.count("evaluate", time.perf_counter() - began)
-        if dropped:
-            self.tell(f"evaluation at step {step}: {dropped} dialogues failed and do not count")
+        if lost[0]:
+            self.tell(f"evaluation at step {step}: {lost[0]} dialogues failed and do not count")
         self.state["evaluations"].append({"step": step, **summarise(episodes)})
         self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
 
     def hold_dialogues(self, people, group_size, kind, step, title=None, again=0):
         """Steps 1 and 2 for this rank's share of `people`, {number of the group: profile}. Returns
-        (its episodes, the number of dropped ones over all ranks).
+        (its episodes, [dialogues dropped, those of them whose user's answers could not be read]
+        over all ranks).
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn. Raises TooManyLost."""
@@ -258,18 +267,19 @@ class Trainer:
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
         with tqdm(total=len(own) * group_size, desc=title, unit="dialogue", leave=False,
                   disable=not (title and self.first)) as bar:
-            episodes, dropped = self.runner.run(rollout(
+            episodes, errors = self.runner.run(rollout(
                 self.simulator, [people[g] for g in own], group_size,
                 lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),
                 cfg.max_turns, bar, own, f"{kind} {step}" + f" again {again}" * (again > 0),
                 cfg.rollout_timeout))
-        dropped = int(all_reduce_sum(torch.tensor(dropped)))
-        if dropped * 5 > max(len(people) * group_size, cfg.batch_size * (again > 0)):
-            reasons = [r for r in all_gather_list([self.simulator.last_failure]) if r]
+        unreadable = sum(isinstance(error, UnreadableAnswers) for error in errors)
+        lost = all_reduce_sum(torch.tensor([len(errors), unreadable]))
+        if lost[0] * 5 > max(len(people) * group_size, cfg.batch_size * (again > 0)):
+            reason, *_ = all_gather_list([str(error) for error in errors[:1]])
             self.save_what_is_done()
-            raise TooManyLost(f"the simulator failed in {dropped} of {len(people) * group_size} "
-                              f"dialogues: {(reasons or ['the rollout ran out of time'])[0]}")
-        return episodes, dropped
+            raise TooManyLost(f"the simulator failed in {lost[0]} of {len(people) * group_size} "
+                              f"dialogues: {reason}")
+        return episodes, lost
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -304,6 +314,7 @@ class Trainer:
         self.cfg, self.first = cfg, rank() == 0
         self.run = RunDir(out, self.first, cfg.tensorboard)
         self.start = self.run.path / "start.json"       # a few dialogues of the starting policy
+        self.tried, self.unreadable, self.warned = 0, 0, False      # `warn_of_unreadable`
         self.clock, self.runner, self.state = Clock(), asyncio.Runner(), new_state()
         server = any(name and not name.startswith("toy") for name in (cfg.simulator, cfg.watch))
         name = f"calls-{rank()}.jsonl" if rank() else "calls.jsonl"
@@ -312,8 +323,9 @@ class Trainer:
         self.people, self.heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
         self.watcher = cfg.watch and watcher_of_run(cfg, self.people, self.calls, self.clock)
         for name, user in ((cfg.simulator, self.simulator), (cfg.watch, self.watcher)):
-            if name and name.startswith("openai"):
+            if name:
                 broadcast(lambda: self.runner.run(user.check()))
+                user.checked = True                     # on all ranks
         self.run.lock()
         if new:
             self.run.clear()
@@ -351,6 +363,17 @@ class Trainer:
         for e in episodes:
             self.run.append("dialogues.jsonl", {"step": step, "split": split, **{
                 key: getattr(e, key) for key in LOGGED}})
+
+    def warn_of_unreadable(self, held, metrics):
+        """Say once if more than one dialogue in a hundred was dropped because nothing that its user
+        said could be read: a policy that learns to bring this about loses no reward by it."""
+        self.tried += held + metrics["dropped"]
+        self.unreadable += metrics["unreadable"]
+        if self.unreadable > 0.01 * self.tried and not self.warned:
+            self.warned = True
+            self.tell(f"step {metrics['step']}: {self.unreadable} of {self.tried} dialogues were "
+                      "dropped because the user's answers could not be read; look at what was said "
+                      "before them (docs/marks.md)")
 
     def tell(self, text):
         """A line above the progress bar."""

@@ -10,11 +10,13 @@ After each reply of the policy two questions go to a language model, one after t
 S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the
 model and reads the answer's sections, whichever model it is. The last emotion is the reward, so
 this file is where a reward could be forged: what the policy says enters a prompt in one
-substitution pass, as a JSON string, and the change is read from its own section, clamped.
+substitution pass, as a JSON string, and the change is read from the one line that bears the mark of
+this prompt, four letters that the policy cannot know (support/answers.py), and clamped.
 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
 import asyncio
+import copy
 import json
 import random
 import re
@@ -25,15 +27,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import toy
-from support.llm import CallLog, Clock, LocalModel, ServerModel, ask_with_retries, digest
+from support.answers import Unreadable, mark_of, marked_sections, peel, whole_number
+from support.llm import (CallLog, Clock, LocalModel, PromptRefused, ServerModel, ask_with_retries,
+                         digest)
 from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput, Parser, SimulatorFailed, TooManyLost, split_name
+from support.settings import (BadInput, Parser, SimulatorFailed, TooManyLost, UnreadableAnswers,
+                              split_name)
 from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10             # SAGE: one reply moves the emotion by 10 at most
-CHECK = "Answer with one word: yes."
-LONGEST_ANSWER = 20_000     # characters; what is longer is no answer, and is not searched
+CHECK = "I am here. Tell me a little more about it."        # the reply of `Simulator.check`
 
 
 # ----------------------------------------------------------------------------------------- profiles
@@ -189,10 +193,14 @@ def says_goodbye(line):
 
 # ------------------------------------------------------------------------ prompts and their answers
 
-PLACEHOLDERS = {"emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue"},
-                "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue"}}
-EMOTION_SECTIONS = ["Content", "TargetCompletion|Reason", "Activity", "Analyse", "Change"]
-REPLY_SECTIONS = ["Thinking", "Origin", "Change", "Response"]
+PLACEHOLDERS = {"emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "mark"},
+                "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue",
+                          "mark"},
+                "complaints": {"mark"}}
+# The headers of both hops' answers, as patterns. The challenging prompt says Reason.
+EMOTION_HEADERS = {"Content": "Content", "TargetCompletion": "Target[ _]?Completion|Reason",
+                   "Activity": "Activity", "Analyse": "Anal(?:yse|yze|ysis)", "Change": "Change"}
+REPLY_HEADERS = {name: name for name in ("Thinking", "Origin", "Change", "Response")}
 
 
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
@@ -227,105 +235,36 @@ def as_json(value):
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
-MARKS = " \t*#>_[]()-"                          # what Markdown puts around a header
-UNMARKED = str.maketrans("：", ":", "*#>_[]`")
-VARIANTS = {"TargetCompletion": "Target[ _]?Completion", "Analyse": "Anal(?:yse|yze|ysis)"}
+def load_complaints(lang, root=PROMPTS):
+    """{name: line}: what a model is told that is asked again, one line for each kind of mistake. A
+    fixed list: a word of the answer in it might be a word of the policy, outside of all JSON."""
+    lines = load_prompt("complaints", lang, root=root).splitlines()
+    return dict(line.split(": ", 1) for line in lines)
 
 
-def find_headers(text, names, reply=""):
-    """The header lines of an answer, in order: [(name, where the line starts, where its text
-    starts)].
-
-    A header stands at a line's start, with a colon; numbers ("5. Change:") and Markdown around it
-    are forgiven, and "## Change" needs no colon. A line that also stands in the friend's `reply` is
-    a quotation, no header (a bare header together with the line below it): what the friend says
-    must not be taken for what the user feels. Linear in the text: this runs at every answer."""
-    patterns = {name: re.compile(rf"(?:\d{{1,2}} ?[.):、．] ?)?[*_]*(?:{VARIANTS.get(name, name)})"
-                                 rf"[*_\])]* ?([:：]|$)", re.I) for name in names}
-    bare = lambda line: " ".join(line.translate(UNMARKED).split()).casefold()
-    said, found, end, below = bare(reply), [], len(text), ""
-    for line in reversed(text.split("\n")):     # from the end: a header needs the line below it
-        body = line.lstrip(MARKS) if len(line) < 10_000 else ""
-        for name, pattern in patterns.items():
-            match = pattern.match(body)
-            if not match or not match.group(1) and "#" not in line[:len(line) - len(body)]:
-                continue
-            rest = body[match.end():].lstrip("*_ ")
-            if not said or bare(line + " " + ("" if bare(rest) else below)) not in said:
-                found.append((name, end - len(line), end - len(rest)))
-        end -= len(line) + 1
-        below = line if line.strip() else below         # the next line that is not empty
-    return found[::-1]
+def parse_change(line):
+    """The signed integer that stands alone on a Change header's own line: "-3", "+5.0", "-3/10",
+    "no change". Raises ValueError for all else: the model is asked again."""
+    if peel(line).casefold() in ("no change", "不变"):
+        return 0
+    return whole_number(line, out_of=MAX_CHANGE)
 
 
-def parse_sections(text, names, reply=""):
-    """Cut a model's answer into its sections: {name: text}. Raises ValueError if one is missing.
-
-    names: in order; of "A|B" either will do. The last section is taken from its last header, and
-    the others are matched backwards from there: an answer that quotes the friend's forged sections
-    on the way still ends in the model's own. reply: what the friend said, whose lines are no
-    headers."""
-    headers = find_headers(text, "|".join(names).split("|"), reply)
-    sections, before, end = {}, len(headers), len(text)
-    for name in reversed(names):
-        at = next((i for i in reversed(range(before)) if headers[i][0] in name.split("|")), None)
-        if at is None:
-            raise ValueError(f"no section {name}")
-        sections[headers[at][0]] = text[headers[at][2]:end].strip()
-        before, end = at, headers[at][1]
-    return dict(reversed(sections.items()))
-
-
-SIGNS = {ord(sign): plain for signs, plain in (("＋﹢⁺₊➕", "+"), ("－−﹣⁻₋➖˗‐‑‒–—―", "-"), ("～", "~"))
-         for sign in signs}
-DOWN = re.compile(r"minus|negativ|down|decreas|drop|fall|fell|lower|worse|loss"
-                  r"|lose|[负減减降跌少低掉]", re.I)
-UP = re.compile(r"plus|positiv|\bup\b|increas|rise|rose|higher|better|gain|[正增升涨多高加]", re.I)
-
-
-def parse_change(section):
-    """The signed integer of a Change section. Raises ValueError where there is none, or more than
-    one could be meant.
-
-    A number without a sign must be all there is (but for 0, whose sign is nobody's concern): "down
-    3", "负3" and a 3 behind a sign that is not known are losses, and were read as gains. A word that
-    says the opposite of the sign in front of it is a contradiction, and refused too.
-    """
-    text = " ".join(section.translate(SIGNS).split()).strip("*_[](){}\"'`（）【】 ")
-    alone = re.fullmatch(r"(\d{1,3})[.。!！?？ ]*", text)
-    if alone:
-        return int(alone.group(1))
-    leading = re.match(r"([+-] ?\d{1,3}|0)(?![\d.,]*\d)"
-                       r"(?! ?(?:[%~/→]|[-=]+>|to\b|or\b|至|到|或|[+-] ?\d))", text)
-    numbers = re.findall(r"(?<![A-Za-z\d])[+±-] ?\d+(?:\.\d+)? ?%?|\d+(?:\.\d+)? ?%?", text)
-    if not leading and (len(numbers) != 1 or not re.fullmatch(r"[+-] ?\d{1,3}", numbers[0])):
-        raise ValueError(f"no single signed integer in the Change section {section[:60]!r}")
-    number = leading.group(1) if leading else numbers[0]
-    change, before = int(number.replace(" ", "")), text[:text.index(number)]
-    if change > 0 and DOWN.search(before) or change < 0 and UP.search(before):
-        raise ValueError(f"word and sign disagree in the Change section {section[:60]!r}")
-    return change
-
-
-def parse_emotion(text, reply=""):
-    """An answer of f_emo to the friend's `reply` -> (sections, change), the change an integer, not
-    yet clamped. Raises ValueError if it cannot be read: also if two different changes are there,
-    none of which the friend said."""
-    sections = parse_sections(text, EMOTION_SECTIONS, reply)
-    if reply:
-        starts = [start for _, _, start in find_headers(text, ["Change"], reply)]
-        found = {parse_change(text[start:].lstrip().split("\n")[0]) for start in starts}
-        if len(found) > 1:
-            raise ValueError(f"{len(starts)} sections Change, with different numbers")
+def parse_emotion(text, mark):
+    """An answer of f_emo -> (sections, change), the change an integer, not yet clamped. Only headers
+    with the mark are read. Raises ValueError if one is missing, or the change cannot be read."""
+    sections = marked_sections(text, EMOTION_HEADERS, mark, deciding=["Change"])
     return sections, parse_change(sections["Change"])
 
 
-def parse_reply(text):
-    """An answer of f_reply -> (sections, response)."""
-    sections = parse_sections(text, REPLY_SECTIONS)
-    response = sections["Response"].strip().strip('"“”').strip()
+def parse_reply(text, mark):
+    """An answer of f_reply -> (sections, the first paragraph of Response). Only headers with the
+    mark are read. Raises ValueError."""
+    sections = marked_sections(text, REPLY_HEADERS, mark)
+    paragraph = re.split(r"\n\s*\n", sections["Response"])[0]
+    response = paragraph.strip().strip('"“”').strip()
     if not response:
-        raise ValueError("the Response section is empty")
+        raise Unreadable("empty", "the Response section is empty")
     return sections, response
 
 
@@ -338,59 +277,116 @@ class Simulator:
     way. A call that fails and an answer that cannot be read are tried again, `retries` times in
     all, after growing waits, never shorter than the server asked for. Then the dialogue is given
     up. (The released code asks for ever.)"""
+    retries_unreadable = None           # of `retries`, those after unreadable answers; None: all
 
     def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0,
                  concurrency=None, log=None, clock=None):
         self.model, self.retries, self.wait = model, retries, wait
         self.clock, self.log = clock or Clock(), log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+        self.checked = False            # has this model shown that it can keep the form?
         self.last_failure = ""
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {name: load_prompt(f"purpose_{name}", lang, difficulty)
                          for name in PURPOSES}
+        self.complaints = load_complaints(lang)
 
-    def key(self, prompt, dialogue, answered):
+    def key(self, prompt, dialogue, unreadable):
         """What an answer is an answer to. At temperature 0 equal prompts share it; else the
-        dialogue is part of it, or all of a group would hear the same "sample". `answered` counts
-        unreadable answers before it, so that they are not found for ever."""
+        dialogue is part of it, or all of a group would hear the same "sample". `unreadable` counts
+        the answers before it that could not be read."""
         temperature = getattr(self.model, "temperature", 0.0)
         return digest(getattr(self.model, "name", ""), temperature, prompt,
-                      dialogue if temperature else "", answered)
+                      dialogue if temperature else "", unreadable)
 
     async def check(self):
-        """One small call before anything is paid for: a wrong key, model or address shows at once.
-        Raises SimulatorRefused, or TooManyLost if nobody answers."""
+        """One question before anything is paid for, as in a dialogue: a wrong key or address shows
+        at once, and so does a model that cannot copy four letters: it cannot play a user.
+
+        Raises SimulatorRefused or BadInput for these, TooManyLost if nobody answers."""
+        user = User(self.unlogged(), toy_profiles("train", 1)[0])
+        await self.pass_check(user.feel(CHECK))
+
+    def unlogged(self):
+        """This simulator without its log, for `check`: an old answer says nothing of the server."""
+        twin = copy.copy(self)
+        twin.log, twin.retries_unreadable = CallLog(), 2
+        return twin
+
+    async def pass_check(self, question):
+        """Await the `question` of a check; of its failures, say what each means."""
+        if getattr(self.model, "is_scripted", False):
+            question.close()
+            return
         try:
-            await ask_with_retries("a first call to the simulator", lambda n: self.model(CHECK),
-                                   lambda text: (), self.retries, self.wait)
+            await question
+        except UnreadableAnswers as error:
+            raise BadInput(f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
+                           f"the prompts ask for ({error}); choose another model") from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
+        self.checked = True
 
-    async def call(self, prompt, key):
-        """One call to the model, logged; or the answer that the log holds to the same `key`."""
-        if key in self.log.answers:
-            return self.log.answers[key]
+    async def call(self, prompt, key, mark=""):
+        """One call to the model, logged with the mark that its prompt asks for."""
         async with self.slots:
             began = time.perf_counter()
             with self.clock.during("calls"):
                 text = await self.model(prompt)
-        self.log.write(key, prompt, text, time.perf_counter() - began)
+        self.log.write(key, prompt, text, time.perf_counter() - began, mark)
         return text
 
     async def ask(self, name, values, parse, dialogue=""):
-        """Ask one hop: (the whole answer, *what `parse` makes of it). Raises SimulatorFailed."""
-        prompt = fill(self.prompts[name], values)
+        """Ask one hop: (the whole answer, its mark, *what `parse(answer, mark)` makes of it).
+        Raises SimulatorFailed."""
+        def render(errors):
+            template = self.prompts[name]
+            if errors:                  # at temperature 0 the same prompt had the same answer
+                complaint = getattr(errors[-1], "complaint", "form")
+                template += "\n\n" + self.complaints[complaint]
+            mark = mark_of(template, values, len(errors))
+            return fill(template, {**values, "mark": mark}), mark
 
-        def readable(text):
-            if len(text) > LONGEST_ANSWER:
-                raise ValueError(f"an answer of {len(text)} characters")
-            if getattr(text, "cut", False):         # perhaps in the middle of a quotation
-                raise ValueError("an answer that was cut at the limit of its tokens")
-            return parse(text)
+        return await self.put(f"the {name} hop", render, parse,
+                              lambda prompt, unreadable: self.key(prompt, dialogue, unreadable))
+
+    async def put(self, what, render, parse, key_of):
+        """Put a question to the model until an answer can be read: (answer, mark, *what
+        `parse(answer, mark)` makes of it). Raises SimulatorFailed.
+
+        render(errors) -> (prompt, mark), where `errors` are of the unreadable answers so far.
+        key_of(prompt, number of errors): under which the log keeps the answer."""
+        def question(errors):
+            prompt, mark = render(errors)
+            return prompt, mark, key_of(prompt, len(errors))
+
+        # What was paid for is not asked again, nor are the unreadable answers on the way to a
+        # readable one. Where the log ends in an unreadable one, all is asked anew: else a run that
+        # stopped for such answers would stop at them for ever.
+        errors = []
+        while (asked := question(errors)) and asked[2] in self.log.answers:
+            answer, mark = self.log.answers[asked[2]], asked[1]
+            try:
+                return answer, mark, *parse(answer, mark)
+            except ValueError as error:
+                errors.append(error)
+
+        async def call(errors):
+            prompt, mark, key = question(errors)
+            return await self.call(prompt, key, mark), mark
+
+        def read(answer_and_mark):
+            return *answer_and_mark, *parse(*answer_and_mark)
         try:
-            return await ask_with_retries(
-                f"the {name} hop", lambda n: self.call(prompt, self.key(prompt, dialogue, n)),
-                readable, self.retries, self.wait)
+            return await ask_with_retries(what, call, read, self.retries, self.wait,
+                                          self.retries_unreadable)
+        except PromptRefused as error:
+            self.last_failure = str(error)
+            if not self.checked:
+                raise
+            # The server is well, so it is what was said: a policy that finds such words loses its
+            # own dialogue by them, and must not end the run.
+            raise UnreadableAnswers(str(error)) from None
         except SimulatorFailed as error:
             self.last_failure = str(error)
             raise
@@ -464,20 +460,22 @@ class User:
                 "planning": as_json(self.planning), "dialogue": as_json(self.dialogue)}
 
     async def feel(self, reply):
-        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change): the
-        model's whole answer, which is what makes the reward verifiable, and the clamped change."""
+        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change, mark):
+        the model's whole answer, which is what makes the reward verifiable, the clamped change, and
+        the mark by which the answer can be read again."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        text, sections, change = await self.simulator.ask(
-            "emotion", self.values(), lambda text: parse_emotion(text, reply), self.name)
+        text, mark, sections, change = await self.simulator.ask(
+            "emotion", self.values(), parse_emotion, self.name)
         change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
-        self.planning = {"objective": sections.get("TargetCompletion") or sections.get("Reason")
-                         or "", "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
-        return text, change
+        self.planning = {"objective": sections["TargetCompletion"],
+                         "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
+        return text, change, mark
 
     async def answer(self):
         """f_reply (SAGE eq. 2): say the next line, the first one too."""
-        _, sections, line = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
+        _, _, sections, line = await self.simulator.ask("reply", self.values(), parse_reply,
+                                                        self.name)
         self.dialogue.append({"speaker": "me", "text": line})
         self.thoughts.append(sections["Thinking"])
         return line
@@ -553,6 +551,7 @@ def play(user, max_turns):
     with asyncio.Runner() as runner:
         print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
               "at most; an empty line ends.\n")
+        runner.run(user.simulator.check())
         if isinstance(user.simulator.model, toy.ScriptedModel):
             print("This user understands only the sentences of a small grammar. One of each kind, "
                   "of which one helps most:")
@@ -566,7 +565,7 @@ def play(user, max_turns):
             reply = input("you> ")
             if not reply.strip():
                 break
-            analysis, change = runner.run(user.feel(reply))
+            analysis, change, _ = runner.run(user.feel(reply))
             print("".join(f"    | {line}\n" for line in analysis.splitlines()), end="")
             print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
             if user.emotion in (0, 100) or turn == max_turns - 1:

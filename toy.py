@@ -24,6 +24,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from support.answers import mark_in
 from support.settings import BadModel
 from support.signs import emotion_level
 
@@ -196,8 +197,9 @@ def read_scene(scene, task):
 
 class ScriptedModel:
     """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named
-    sections goes out. It sees only the text of the prompt, never the generator of the profiles, and
-    always answers the same text the same way."""
+    sections goes out, each with the prompt's mark. It sees only the text of the prompt, never the
+    generator of the profiles, and always answers the same text the same way."""
+    is_scripted = True          # so nobody need check whether it keeps the form
 
     def __init__(self, difficulty="vanilla", weak=False):
         self.challenging, self.weak = difficulty == "challenging", weak
@@ -206,27 +208,29 @@ class ScriptedModel:
         tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
         told = read_scene(tags["background"], tags["hidden_theme"])
         story, person, feeling, details, cues, need = told
-        dialogue = json.loads(tags["dialogue"])
+        dialogue, mark = json.loads(tags["dialogue"]), mark_in(prompt)
         if level := tags.get("emotion_level"):          # the hop that answers
             said = sum(m["speaker"] == "me" for m in dialogue)
             guarded = self.challenging and story and said < 2
             line = users_line(said, story, details if guarded else cues, level)
-            return (f"Thinking: my state is {level}, so that is how I sound.\nOrigin: {line}\n"
-                    f"Change: nothing to change.\nResponse: {line}")
+            return (f"Thinking {mark}: my state is {level}, so that is how I sound.\n"
+                    f"Origin {mark}: {line}\nChange {mark}: nothing to change.\n"
+                    f"Response {mark}: {line}\nEnd {mark}")
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         change, why = ((judge_weakly(reply), "I listen for a few words") if self.weak else
                        judge(reply, need, person, feeling, earlier, self.challenging))
         target = "Reason" if self.challenging else "TargetCompletion"
-        return (f"Content: my friend said something about me and {'my ' * bool(story)}{person}.\n"
-                f"{target}: {'yes' if change >= 7 else 'not yet'}.\n"
-                f"Activity: I think: {why}.\n"
-                f"Analyse: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by this.\n"
-                f"Change: {change:+d}")
+        return (f"Content {mark}: my friend said something about me and {'my ' * bool(story)}"
+                f"{person}.\n{target} {mark}: {'yes' if change >= 7 else 'not yet'}.\n"
+                f"Activity {mark}: I think: {why}.\n"
+                f"Analyse {mark}: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by "
+                f"this.\nChange {mark}: {change:+d}\nEnd {mark}")
 
 
 class ScriptedWriter:
     """Stands where an LLM would that writes users (profiles.py), with the templates and words of
     the file `path`. Readable, playable by the scripted user, and nobody you will ever meet."""
+    is_scripted = True
 
     def __init__(self, path):
         blocks = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
@@ -252,7 +256,7 @@ class ScriptedWriter:
 class ScriptedJudge:
     """Stands where a model would, in the toy's world: it reads the same prompt and fills in the
     form at its end, by how many sentences are of a kind that somebody needs. It has no opinion."""
-    name, temperature = "scripted", 0.0
+    name, temperature, is_scripted = "scripted", 0.0, True
 
     async def __call__(self, prompt):
         body, _, form = prompt.rpartition("\n---\n")

@@ -12,6 +12,9 @@ from unicodedata import normalize
 
 import numpy as np
 
+from support.answers import (Unreadable, before_end, find_sections, marked_sections, peel,
+                             whole_number)
+
 FORMS = json.loads((Path(__file__).parent.parent / "prompts/judge.json").read_text("utf-8"))
 CODES = [f"{letter}-{i}" for letter, n in FORMS["codes"].items() for i in range(1, n + 1)]
 PROMPTS = {name: set(slots) for name, slots in FORMS["prompts"].items()}
@@ -20,55 +23,59 @@ GROUPS = FORMS["groups"]    # the five that RLVER plots (its Table 4), of 24 cod
 
 # ------------------------------------------------------------------------- reading a judge's answer
 
-WORDS = "zero one two three four five six seven eight nine ten".split()
-SCORE_LINE = re.compile(r"(?im)^[^\w\n]*(?:score|rating|得分|评分|分数|打分)[^\w\n]*[:=]\s*(.*)$")
-MINUS = str.maketrans("−–—‐‑", "-----")
-PLACE = re.compile(r"[^\w.+-]*([-+]? ?\d*\.?\d+)(?![\d.,/])[^\w\n]*?(?: *\(|$)", re.M)
-GRADE = re.compile(r"(?:\A\W*|(?i:grade|answer|选择|等级|答案)\W*)([A-F])\b(?! +[a-z])")
+SCORE = "(?:score|rating|得分|评分|分数|打分)"      # the header of a score within a part
 
 
-def parse_score(text, low, high):
-    """The one whole number from `low` to `high` that a judge means: "4", "**4/5**", "four",
-    "4 分". Raises ValueError for none, two ("3 or 4", "3-4"), a half, another scale ("4/10")."""
-    text = re.sub(rf"\b({'|'.join(WORDS)})\b", lambda m: str(WORDS.index(m[1].lower())),
-                  normalize("NFKC", text), flags=re.I)
-    text = re.sub(rf"\s*(?:/|out of)\s*{high}(?!\d|\.[1-9])", "", text)
-    first = re.match(r"[^\w-]*(\d+(?:\.0+)?)(?!\.?\d)"
-                     r"(?!\s*(?:[-–—~/,]|to\b|or\b|and\b|out of\b|至|到|或|和)\s*\d)", text)
-    numbers = [first.group(1)] if first else re.findall(r"-?\d+(?:\.\d+)?", text)
-    if len(numbers) != 1 or float(numbers[0]) not in range(low, high + 1):
-        raise ValueError(f"no single whole number from {low} to {high} in {text[:60]!r}")
-    return int(float(numbers[0]))
+def parse_score(line, low, high):
+    """The whole number from `low` to `high` that stands alone on a line: "4", "**4/5**", "4.0".
+    Raises ValueError for all else: a half, two numbers, another scale, a number in a sentence."""
+    score = whole_number(line, out_of=high)
+    if not low <= score <= high:
+        raise Unreadable("value", f"no score from {low} to {high}: {line[:60]!r}")
+    return score
 
 
-def scores_in(part, low, high):
-    """The scores of one part of an answer: of its lines "Score: ...", else of its first line, which
-    may be a sentence about a number that is no score: "3 replies are warm"."""
-    lines = SCORE_LINE.findall(part)
-    if not lines and re.match(r"\W*\w{1,5}\s*(/\s*\d+|out of \d+|分)?\s*([^\w\s]|$)", part, re.M):
-        lines = part.split("\n")[:1]
-    return {parse_score(line, low, high) for line in lines}
+def parse_grade(line):
+    """The letter from A to F that stands alone on a line. Raises ValueError for all else."""
+    grade = peel(line).upper()
+    if grade not in list("ABCDEF"):
+        raise Unreadable("value", f"no letter from A to F alone on its line: {line[:60]!r}")
+    return grade
 
 
-def read_parts(text, names, values):
-    """{key: value} of an answer in named parts, in any order. names: {key: pattern of its header};
-    values(part) -> the set of what it says.
+def parse_place(line):
+    """The decimal from -1 to 1 that stands alone on a line. Raises ValueError for all else."""
+    place = re.fullmatch(r"([+-]?) ?(\d+(?:\.\d+)?|\.\d+)", peel(line))
+    if place is None or float(place.group(2)) > 1:
+        raise Unreadable("value", f"no decimal from -1 to 1 alone on its line: {line[:60]!r}")
+    return float(place.group(1) + place.group(2))
 
-    A header starts a line, whatever number or Markdown stands before it, and ends it or comes
-    before a colon, a dash, the bar of a table. Raises ValueError if a part is missing, or if two
-    different values are there: a judge that quotes a forged score of the dialogue is asked again.
+
+def read_parts(text, names, mark, parse):
+    """{key: value} of a judge's answer in named parts, in any order. names: {key: pattern of its
+    header}; parse(line) -> the value that stands alone on a line.
+
+    The value stands on the line of a header Score within the part or, where there is none, on the
+    part's own. Only headers with the mark are read. Raises ValueError if a part is missing, or if
+    two different values are there.
     """
-    text = re.sub(r"</[^>\n]*>", "", normalize("NFKC", text))
-    header = re.compile(r"^[^\w\n]*(?:\d{1,2}[^\w\n]+)?(?:" + "|".join(
-        f"(?P<{key}>{words})" for key, words in names.items())
-        + r")(?: *\([^)\n]*\))?[^\w\n]*?(?:[:|=>.)–—]|-(?=\s)|$)", re.I | re.M)
-    cuts, said = list(header.finditer(text)), {key: set() for key in names}
-    for m, end in zip(cuts, [m.start() for m in cuts[1:]] + [len(text)]):
-        said[m.lastgroup] |= values(text[m.end():end].strip())
-    for key, found in said.items():
-        if len(found) != 1:
-            raise ValueError(f"{key}: {'two different answers' if found else 'no answer'}")
-    return {key: found.pop() for key, found in said.items()}
+    own_lines, score_lines, part = {key: [] for key in names}, {key: [] for key in names}, None
+    for section in find_sections(text, {**names, "score": SCORE}, mark):
+        if section.name in names:
+            part = section.name
+            own_lines[part].append(section.line)
+        elif part is not None:
+            score_lines[part].append(section.line)
+    values = {}
+    for key in names:
+        lines = score_lines[key] or own_lines[key]
+        if not lines:
+            raise Unreadable("header", f"no part {key} with its mark")
+        found = {parse(line) for line in lines}
+        if len(found) > 1:
+            raise Unreadable("twice", f"{key}: two different values")
+        values[key] = found.pop()
+    return values
 
 
 def questionnaire(grades, reversed_items, low, high):
@@ -80,30 +87,23 @@ def questionnaire(grades, reversed_items, low, high):
             for i, share in enumerate(shares, 1)]
 
 
-def read_answer(prompt, text, names=None):
+def read_answer(prompt, text, mark, names=None):
     """What an answer to a prompt says: {item: number} of a questionnaire, {"codes", "misnamed"} of
     "strategies" (names: of the codes), {place: -1 to 1} of "place" (names: patterns of the places),
     {"text"} of what asks for words. Raises ValueError."""
     if prompt == "strategies":
-        return read_strategies(text, names)
+        return read_strategies(text, names, mark)
     if prompt == "place":
-        return read_parts(text, names, lambda part: {
-            float(place[1].replace(" ", "")) for place in [PLACE.match(part.translate(MINUS))]
-            if place and abs(float(place[1].replace(" ", ""))) <= 1})
-    if prompt in FORMS["once"]:
-        said = text.rpartition("</think>")[2]
-        if prompt == "paraphrase":
-            said = (*re.split(r"(?im)^\W*(?:reply|回复)\W*?[:：]", said, maxsplit=1), "")[1]
-        if not said.strip():
-            raise ValueError("nothing is said")
-        return {"text": said.strip(' \n*"“”')}
+        return read_parts(text, names, mark, parse_place)
+    if prompt in FORMS["texts"]:
+        return read_words(text, FORMS["texts"][prompt], mark)
     form = FORMS[prompt]
     low, high = form["range"]
     if "parts" in form:
-        return read_parts(text, form["parts"], lambda part: scores_in(part, low, high))
+        return read_parts(text, form["parts"], mark, lambda line: parse_score(line, low, high))
     items = {f"i{i}": rf"(?:item|sentence|statement|第|题目?|句子?)? *{i} *(?:题|句)?"
              for i in range(1, form["items"] + 1)}
-    grades = list(read_parts(text, items, lambda part: set(GRADE.findall(part))).values())
+    grades = list(read_parts(text, items, mark, parse_grade).values())
     scores = questionnaire(grades, form["reversed"], low, high)
     found = {name: float(np.mean(scores[first - 1:last]))
              for name, (first, last) in form["scales"].items()}
@@ -111,28 +111,52 @@ def read_answer(prompt, text, names=None):
     return found | {"overall, unreversed": float(np.mean(questionnaire(grades, [], low, high)))}
 
 
-def read_strategies(text, names):
+def read_words(text, headers, mark):
+    """{"text"} of an answer in words: its sections, with their names where there are several.
+    Raises ValueError if one is missing or empty."""
+    sections = marked_sections(text, headers, mark)
+    if not all(re.search(r"\w", words) for words in sections.values()):
+        raise Unreadable("empty", "a section is empty")
+    if len(sections) == 1:
+        return {"text": next(iter(sections.values())).strip(' \n*"“”')}
+    return {"text": "\n".join(f"{name}: {words}" for name, words in sections.items())}
+
+
+def read_strategies(text, names, mark):
     """{"codes": of a reply's strategies in order, "misnamed": how many bear another one's name}.
-    names: {code: name}; where the two disagree the code wins. Within a paragraph (one <Strategy>)
-    B-2 excludes B-1, and B-3 both. Raises ValueError for an answer without the tag, and for a code
-    that is none of the 24."""
-    codes, misnamed = [], 0
-    paragraphs = re.findall(r"<Strategy>(.*?)</Strategy>", normalize("NFKC", text), re.S | re.I)
+    names: {code: name}; where the two disagree the code wins. Only tags with the mark are read:
+    <Strategy kqvt>...</Strategy kqvt>. Within a paragraph (one tag) B-2 excludes B-1, and B-3 both.
+    Raises ValueError for an answer without the tag, and for a code that is none of the 24."""
+    text = normalize("NFKC", before_end(text, mark))
+    # What stands between an opening tag and the next one, or the end, up to the closing tag.
+    opened = re.split(rf"<Strategy {mark}>", text, flags=re.I)[1:]
+    paragraphs, codes, misnamed = [], [], 0
+    for rest in opened:
+        inside, closing, _ = re.split(rf"(</Strategy {mark}>|\Z)", rest, maxsplit=1, flags=re.I)
+        if not closing:
+            raise Unreadable("header", "a tag that is not closed with its mark")
+        paragraphs.append(inside)
     for paragraph in paragraphs:
-        found = list(re.finditer(r"\b([A-Z]) *[-–—_]? *(\d+)", paragraph))
-        own = [f"{code[1]}-{code[2]}" for code in found]
-        if unknown := set(own) - set(CODES):
-            raise ValueError(f"{min(unknown)!r} is no strategy; there are A-1 to G-2")
-        for code, one, end in zip(own, found, [m.start() for m in found[1:]] + [len(paragraph)]):
-            name = re.split(r"[,;、(\n]", paragraph[one.end():end].lstrip(")] *:.-"))[0].lower()
-            words = re.sub(r"\b(?:and|plus|with)\b|[和与及]", "", name)
-            misnamed += (normalize("NFKC", names[code]).lower() not in name
-                         and bool(re.search(r"[^\W\d_]", words)))
-        beaten = {"B-1", "B-2"} if "B-3" in own else {"B-1"} if "B-2" in own else set()
-        codes += [code for code in own if code not in beaten]
+        places = list(re.finditer(r"\b([A-Z]) *[-–—_]? *(\d+)", paragraph))
+        used = [f"{code[1]}-{code[2]}" for code in places]
+        if unknown := set(used) - set(CODES):
+            raise Unreadable("value", f"{min(unknown)!r} is no strategy; there are A-1 to G-2")
+        ends = [m.start() for m in places[1:]] + [len(paragraph)]
+        for code, place, end in zip(used, places, ends):
+            misnamed += bears_another_name(paragraph[place.end():end], names[code])
+        beaten = {"B-1", "B-2"} if "B-3" in used else {"B-1"} if "B-2" in used else set()
+        codes += [code for code in used if code not in beaten]
     if not codes and not re.search(r"none|无", "".join(paragraphs), re.I):
-        raise ValueError("no strategy in it")
+        raise Unreadable("header", "no strategy in a tag with its mark")
     return {"codes": codes, "misnamed": misnamed}
+
+
+def bears_another_name(after, name):
+    """Does the text `after` a code call it by a name, and not by its own?"""
+    called = re.split(r"[,;、(\n]", after.lstrip(")] *:.-"))[0].lower()
+    words = re.sub(r"\b(?:and|plus|with)\b|[和与及]", "", called)
+    return (normalize("NFKC", name).lower() not in called
+            and bool(re.search(r"[^\W\d_]", words)))
 
 
 def toy_codes(reply, toy):

@@ -16,10 +16,13 @@ from email.utils import parsedate_to_datetime
 
 from tqdm import tqdm
 
+from support.answers import LONGEST_ANSWER
 from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput, SimulatorFailed, SimulatorRefused
+from support.settings import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
 AWAY = 5.0          # seconds to wait at least where no server listens: it does not restart in less
+MOST_BYTES = 2_000_000      # of a server's answer
+LONGEST_KEPT = 2 * LONGEST_ANSWER   # characters of it: what is longer is none, or has ended before
 
 
 class RetryableError(Exception):
@@ -30,12 +33,42 @@ class RetryableError(Exception):
         self.wait = wait
 
 
+class PromptRefused(SimulatorRefused):
+    """The model refuses this prompt, for its length or for its words, and may well take others."""
+
+
 # ------------------------------------------------------------------------------------------- models
 
 class Answer(str):
     """The text of a model that also counts its tokens, {"prompt": ..., "completion": ...}, and
     knows whether it was `cut` at their limit."""
     tokens, cut = None, False
+
+
+def bounded_client():
+    """openai's HTTP client, on its guard: it takes no body above MOST_BYTES, nothing compressed (a
+    bomb of a gigabyte travels as one megabyte), and follows no redirect, which would hand the
+    prompts to another host."""
+    import openai
+
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        async def send(self, request, *, stream=False, **more):
+            response = await super().send(request, stream=True, **more)
+            try:
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding != "identity":
+                    raise RetryableError(f"an answer encoded as {encoding[:20]!r}; only plain ones "
+                                         "were asked for")
+                body = bytearray()
+                async for part in response.aiter_raw():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        raise RetryableError(f"an answer of more than {MOST_BYTES:,} bytes")
+            finally:
+                await response.aclose()
+            return type(response)(response.status_code, headers=response.headers,
+                                  content=bytes(body), request=request)
+    return BoundedClient(follow_redirects=False)
 
 
 class ServerModel:
@@ -48,8 +81,9 @@ class ServerModel:
         self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
         self.key = read_key()
         self.told = False           # that it cannot be reached
-        self.client = openai.AsyncOpenAI(base_url=url, api_key=self.key, max_retries=0,
-                                         timeout=timeout)
+        self.client = openai.AsyncOpenAI(
+            base_url=url, api_key=self.key, max_retries=0, timeout=timeout,
+            http_client=bounded_client(), default_headers={"Accept-Encoding": "identity"})
 
     def clean(self, text):
         """The server's words without the key and without half letters."""
@@ -66,7 +100,8 @@ class ServerModel:
 
     async def chat(self, messages, max_tokens=None):
         """One call, of at most `max_tokens` (default: the model's usual). Raises RetryableError for
-        what may heal, SimulatorRefused for what cannot."""
+        what may heal, PromptRefused where this prompt is refused, SimulatorRefused where all are.
+        """
         openai = self.openai
         try:
             async with asyncio.timeout(self.timeout):   # the whole call; openai's is of each read
@@ -75,30 +110,57 @@ class ServerModel:
                     max_tokens=max_tokens or self.max_tokens)
         except (TimeoutError, openai.APITimeoutError):
             raise RetryableError(f"{self.url}: no answer within {self.timeout:g} s") from None
+        except RetryableError as error:                 # of `bounded_client`
+            raise RetryableError(f"{self.url}: {self.quote(error)}") from None
         except openai.APIStatusError as error:
-            said = f"{self.url} says {error.status_code}: {self.quote(error)}"
-            if error.status_code in (408, 409, 429) or error.status_code >= 500:
-                wait = seconds_to_wait(error.response.headers.get("retry-after"))
-                raise RetryableError(said, wait) from None
-            raise SimulatorRefused(said) from None
+            raise self.refusal(error) from None
         except openai.APIConnectionError as error:
-            said = self.quote(error.__cause__ or error)
+            reason = self.quote(error.__cause__ or error)
             if not self.told:
                 self.told = True
-                tqdm.write(f"{self.url} cannot be reached ({said}); waiting, and trying again",
+                tqdm.write(f"{self.url} cannot be reached ({reason}); waiting, and trying again",
                            file=sys.stderr)
-            raise RetryableError(f"{self.url} cannot be reached: {said}", AWAY) from None
-        except (openai.APIError, ValueError) as error:  # an answer of no protocol, no JSON perhaps
+            raise RetryableError(f"{self.url} cannot be reached: {reason}", AWAY) from None
+        except (openai.APIError, ValueError, RecursionError) as error:  # of no protocol, no JSON
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
+        return self.take_apart(answer)
+
+    def refusal(self, error):
+        """What an answer with an error's status means, as an exception."""
+        status, words = error.status_code, f"{self.url} says {error.status_code}: "
+        if status in (408, 409, 429) or status >= 500:
+            wait = seconds_to_wait(error.response.headers.get("retry-after"))
+            return RetryableError(words + self.quote(error), wait)
+        if status < 400:
+            return SimulatorRefused(words + "it sends us elsewhere; redirects are not followed, "
+                                    "name the address itself")
+        if status in (400, 413, 422):   # too long, or filtered: at other prompts it may be well
+            return PromptRefused(words + self.quote(error))
+        return SimulatorRefused(words + self.quote(error))
+
+    def take_apart(self, answer):
+        """The Answer in what openai made of a body, which may be anything that JSON can say. Raises
+        RetryableError, or PromptRefused for one that a content filter took away."""
         try:
-            text = Answer(self.clean(answer.choices[0].message.content or ""))
-            text.cut = answer.choices[0].finish_reason == "length"
-            if answer.usage:
-                text.tokens = {"prompt": answer.usage.prompt_tokens,
-                               "completion": answer.usage.completion_tokens}
-            return text
-        except (AttributeError, IndexError, TypeError):
-            raise RetryableError(f"{self.url}: an answer without choices") from None
+            choice, usage = answer.choices[0], answer.usage
+            text = Answer(self.clean(choice.message.content or "")[:LONGEST_KEPT])
+            text.cut = choice.finish_reason == "length"
+            filtered = choice.finish_reason == "content_filter"
+        except Exception as error:
+            raise RetryableError(f"{self.url}: an answer without choices "
+                                 f"({type(error).__name__})") from None
+        if filtered:
+            raise PromptRefused(f"{self.url}: a content filter took the answer away")
+        text.tokens = {"prompt": count_of(usage, "prompt_tokens"),
+                       "completion": count_of(usage, "completion_tokens")} if usage else None
+        return text
+
+
+def count_of(usage, name):
+    """A number of tokens as a server counts them: an integer or nothing. Any text there would go
+    into the log as it is, an echoed key among it."""
+    value = getattr(usage, name, None)
+    return value if type(value) is int else None
 
 
 def read_key():
@@ -124,14 +186,14 @@ class LocalModel:
         ids = self.chat.first_prompt(prompt) + self.chat.opening
         room = self.context - len(ids)
         if room < 1:
-            raise SimulatorRefused(f"--simulator local:{self.name}: a prompt of {len(ids)} tokens "
-                                   f"does not fit its context of {self.context}")
+            raise PromptRefused(f"local:{self.name}: a prompt of {len(ids)} tokens does not fit its "
+                                f"context of {self.context}")
         for most in (self.max_tokens, 4 * self.max_tokens):     # a cut answer: again with more
             said, _ = await self.engine.generate(ids, min(room, most), self.rng, key=None)
             cut = said[-1] != self.chat.stop_id
             if not cut or room <= most:
                 break
-        text = Answer(self.chat.decode(said if cut else said[:-1]))
+        text = Answer(self.chat.decode(said if cut else said[:-1])[:LONGEST_KEPT])
         text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
         return text
 
@@ -153,28 +215,34 @@ def backoff(attempt, first=0.4, longest=12.0):
     return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
 
 
-async def ask_with_retries(what, call, parse, retries, first_wait=0.4):
-    """Ask until an answer can be read. Returns (the answer, *what `parse` makes of it).
+async def ask_with_retries(what, call, parse, retries, first_wait=0.4, retries_unreadable=None):
+    """Ask until an answer can be read. Returns what `parse` makes of it.
 
-    call(answered) -> text makes one call; `answered` counts the unreadable answers before it.
-    parse(text) returns a tuple, or raises ValueError where it is no answer. Waits grow, and are no
-    shorter than the server asked for. Raises SimulatorFailed after `retries` further attempts."""
-    answered, asked_for = 0, 0.0
-    for attempt in range(retries + 1):
-        if attempt:
-            await asyncio.sleep(max(asked_for * random.uniform(1.0, 1.25),
-                                    backoff(attempt, first_wait)))
+    call(errors) makes one call; `errors` are of the answers before it that could not be read.
+    parse(answer) raises ValueError where it is no answer. After a failed call there are waits,
+    which grow, and are no shorter than the server asked for; after an unreadable answer there is
+    none, for the server is well. Raises SimulatorFailed after `retries` further attempts, and
+    UnreadableAnswers where the last one gave an answer that cannot be read, or after
+    `retries_unreadable` of those."""
+    errors, wait = [], 0.0
+    most_unreadable = retries if retries_unreadable is None else retries_unreadable
+    for attempt in range(1, retries + 2):
+        if wait:
+            await asyncio.sleep(wait)
         try:
-            text = await call(answered)
+            answer = await call(errors)
         except RetryableError as error:
-            reason, asked_for = error, error.wait
+            reason, kind = error, SimulatorFailed
+            wait = max(error.wait * random.uniform(1.0, 1.25), backoff(attempt, first_wait))
             continue
-        answered, asked_for = answered + 1, 0.0
         try:
-            return text, *parse(text)
+            return parse(answer)
         except ValueError as error:
-            reason = error
-    raise SimulatorFailed(f"{retries + 1} attempts at {what} failed, the last one: {reason}")
+            reason, kind, wait = error, UnreadableAnswers, 0.0
+            errors.append(error)
+            if len(errors) > most_unreadable:
+                break
+    raise kind(f"{attempt} attempts at {what} failed, the last one: {reason}")
 
 
 # ------------------------------------------------------------------------------------ log and clock
@@ -189,23 +257,30 @@ class CallLog:
         self.path, self.answers = path, {}
         if cache:
             try:
-                self.read(cache)
+                marked = self.read(cache)
             except OSError as error:
                 raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
+            if self.answers and not marked:
+                tqdm.write(f"{cache}: answers to prompts of an earlier version, which asked for no "
+                           "mark; none of them will be used", file=sys.stderr)
 
     def read(self, path, start=0):
-        """Take in the answers of an earlier log, from byte `start` on."""
+        """Take in the answers of an earlier log, from byte `start` on. Returns whether any of them
+        was made with a mark."""
+        marked = False
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers[row["key"]] = Answer(row["answer"])
                 self.answers[row["key"]].cut = row.get("cut", False)
+                marked = marked or "mark" in row
+        return marked
 
-    def write(self, key, prompt, text, seconds):
-        """Log one answer."""
+    def write(self, key, prompt, text, seconds, mark=""):
+        """Log one answer, and the mark that its prompt asked for."""
         if self.path is None:
             return
-        row = {"key": key, "prompt": digest(prompt), "answer": text, "seconds": round(seconds, 4),
-               "tokens": getattr(text, "tokens", None)}
+        row = {"key": key, "prompt": digest(prompt), "mark": mark, "answer": text,
+               "seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
         if getattr(text, "cut", False):
             row["cut"] = True
         with open(self.path, "ab+") as file:

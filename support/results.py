@@ -86,7 +86,7 @@ def parse_result(raw):
         if message["role"] == "assistant":
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
             turns.append({"reply": message["content"], "user": after.get("content"), **{
-                key: own.get(key) for key in ("thought", "analysis", "change", "emotion")}})
+                key: own.get(key) for key in ("thought", "analysis", "change", "mark", "emotion")}})
             if own.get("emotion") is None and "emotion-point" in after:     # SAGE's: a line later
                 plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
                 turns[-1] |= {"emotion": after["emotion-point"], "analysis": "\n".join(

@@ -23,8 +23,8 @@ class RunError(Exception):
     """What ends a program with words instead of a traceback.
 
     exit_code: of the process. everywhere: found alike by all ranks, so told by the first alone.
-    advice: what to do next; {out} is the run's directory; advice_at_start: as long as there is no
-    file `resumed_from` there."""
+    advice: what to do next; {out} is the run's directory; advice_at_start: as long as nothing there
+    is named as the pattern `resumed_from`."""
     exit_code, everywhere, advice, advice_at_start, resumed_from = 1, False, "", "", ""
 
 
@@ -42,6 +42,11 @@ class SimulatorFailed(RunError):
     exit_code = 2
 
 
+class UnreadableAnswers(SimulatorFailed):
+    """The model answers, and nothing that it says can be read, or it will not answer this prompt. A
+    policy can bring that about by what it says, so such dialogues are counted apart."""
+
+
 class SimulatorRefused(RunError):
     """The server refuses in a way that no second attempt heals (a wrong key, an unknown model): the
     run stops with its words."""
@@ -53,7 +58,8 @@ class SimulatorRefused(RunError):
 class TooManyLost(RunError):
     """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end."""
     exit_code, everywhere = 75, True            # EX_TEMPFAIL
-    advice_at_start, resumed_from = "; start the run again when it is well", "config.json"
+    advice_at_start = "; nothing is saved yet: start the run again when the simulator is well"
+    resumed_from = "checkpoint-*"
     advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
 
 
@@ -68,7 +74,7 @@ def explain(error, out=None, rank=0, world=1):
     if isinstance(error, SelfCheckFailed):
         return error.exit_code, f"{name}: stopped by a self-check: {error}"
     if isinstance(error, RunError):
-        started = out and (out / error.resumed_from).exists()
+        started = out and error.resumed_from and any(out.glob(error.resumed_from))
         advice = error.advice if started else error.advice_at_start
         told = rank == 0 or not error.everywhere
         return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}" if told else ""

@@ -171,6 +171,11 @@ def hacking_warnings(rows, evaluations=()):
     episodes = mean(rows[-tenth:], "episodes")
     look("dropped", lambda a, b: episodes and b > 0.1 * (episodes + b),
          "{last:.0f} dialogues a step are dropped")
+    tried = sum((row.get("episodes") or 0) + (row.get("dropped") or 0) for row in rows)
+    unreadable = sum(row.get("unreadable") or 0 for row in rows)
+    if unreadable > 0.01 * tried:
+        found.append(f"{unreadable} of {tried} dialogues were dropped because the user's answers "
+                     "could not be read")
     look("flat_groups", lambda a, b: b > 0.5,
          "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same")
     pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]

@@ -11,6 +11,7 @@ from itertools import cycle
 import pytest
 
 import toy
+from marks import signed
 from policy import Reply, Segment, split_thought
 from rlver import converse, rollout
 from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator, toy_profiles
@@ -58,11 +59,10 @@ class Model:
         last = told(prompt)[-1]["text"] if told(prompt) else ""
         if "<emotion_level>" in prompt:
             me = re.search(r"person-\d+", prompt).group()
-            return ("Thinking: t\nOrigin: o\n"
-                    "Change: c\nResponse: " + ("Goodbye." if last.endswith("bye") else
-                                               f"{me} speaks, having heard <{last}>"))
-        return (f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\nAnalyse: x\n"
-                f"Change: {last.split()[0]}")
+            return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: " + (
+                "Goodbye." if last.endswith("bye") else f"{me} speaks, having heard <{last}>"))
+        return signed(prompt, f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\n"
+                      f"Analyse: x\nChange: {last.split()[0]}")
 
     def heard_by_users(self):
         return [m["text"] for prompt in self.prompts for m in told(prompt)
@@ -201,9 +201,9 @@ def crowd(people, group_size, script, model=None, max_turns=8):
         agents[i] = Agent(script(i))
         return agents[i]
     everybody = [person(k) for k in range(people)]
-    episodes, dropped = asyncio.run(rollout(Simulator(model), everybody, group_size,
-                                            make_agent, max_turns))
-    return episodes, dropped, agents, model
+    episodes, errors = asyncio.run(rollout(Simulator(model), everybody, group_size,
+                                           make_agent, max_turns))
+    return episodes, len(errors), agents, model
 
 
 def uneven(i):
@@ -292,7 +292,7 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     make_agent = lambda i: agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
     episodes, dropped = asyncio.run(rollout(Simulator(model), [person(k) for k in range(3)], 2,
                                             make_agent, 8, Bar()))
-    assert (dropped == 0 and [len(e.turns) for e in episodes] == [8] * 6
+    assert (not dropped and [len(e.turns) for e in episodes] == [8] * 6
             and [e.emotion for e in episodes] == [46] * 6)
     assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]        # in order, whoever ends first
 
@@ -350,7 +350,7 @@ def test_the_scripted_user_in_whole_dialogues():
         return list(helpful)[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
     episodes, dropped = asyncio.run(rollout(make_simulator("toy"), people, 2,
                                             lambda i: Agent(comfort(i)), 8))
-    assert dropped == 0
+    assert not dropped
     for i, e in enumerate(episodes):
         assert ((e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0
                 else (e.emotion >= 80)), (e.ended, e.emotion)

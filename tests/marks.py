@@ -1,0 +1,19 @@
+"""marks.py - what tests' own models need: to answer in the form that a prompt asks for."""
+import re
+
+from support.answers import mark_in
+
+HEADER = re.compile(r"^([ \t*#>_\[(]*(?:\d{1,2}[.)] ?)?[*_]*)([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})"
+                    r"([*_\])]*[:：])", re.M)
+
+
+def sign(text, mark):
+    """`text` with `mark` in every header and every <Strategy> tag, and the last line."""
+    text = HEADER.sub(rf"\g<1>\g<2> {mark}\g<3>", text)
+    text = re.sub(r"<(/?Strategy)>", rf"<\g<1> {mark}>", text)
+    return f"{text}\nEnd {mark}"
+
+
+def signed(prompt, text):
+    """`text`, signed as `prompt` asks."""
+    return sign(text, mark_in(prompt))
