@@ -50,8 +50,8 @@ def paid(name):
 EXAMPLE = {"dialogue": as_json([{"speaker": "user", "text": "My bus was late again."},
                                 {"speaker": "assistant", "text": CHECK}]),
            "line": as_json("My bus was late again."), "reply": as_json(CHECK),
-           "need": "You want to be listened to.", "thought": as_json("I am cross."),
-           "record": as_json([["I am cross.", "It does me good to be asked."]]),
+           "need": "You want to be listened to.", "thought": as_json(f"My friend said: {CHECK}"),
+           "record": as_json([[f"My friend said: {CHECK}", "It does me good to be asked."]]),
            "outcome": "success", "reasons": as_json(["It asked."])}
 
 

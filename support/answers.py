@@ -97,7 +97,7 @@ def find_sections(text, names, mark):
                                 rf"[*_`\])]* ?([:：]|$)", re.I) for key, words in names.items()}
     headers, start = [], 0                  # of each header (key, where it, where its text starts)
     for line in text.split("\n"):
-        body = line.lstrip(MARKDOWN).rstrip() if len(line) < 10_000 else ""
+        body = line.lstrip(MARKDOWN).rstrip()
         for key, pattern in patterns.items():
             header = pattern.match(body)
             is_heading = mark or "#" in line[:len(line) - len(line.lstrip(MARKDOWN))]

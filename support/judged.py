@@ -59,23 +59,22 @@ def read_parts(text, names, mark, parse):
     part's own. Only headers with the mark are read. Raises ValueError if a part is missing, or if
     two different values are there.
     """
-    own_lines, score_lines, part = {key: [] for key in names}, {key: [] for key in names}, None
+    own_lines, values = [], {key: set() for key in names}
+    scores = []                     # of each part that a header opens, in the answer's order
     for section in find_sections(text, {**names, "score": SCORE}, mark):
         if section.name in names:
-            part = section.name
-            own_lines[part].append(section.line)
-        elif part is not None:
-            score_lines[part].append(section.line)
-    values = {}
-    for key in names:
-        lines = score_lines[key] or own_lines[key]
-        if not lines:
+            own_lines.append((section.name, section.line))
+            scores.append([])
+        elif scores:
+            scores[-1].append(section.line)
+    for (key, own_line), lines in zip(own_lines, scores):
+        values[key] |= {parse(line) for line in lines or [own_line]}
+    for key, found in values.items():
+        if not found:
             raise Unreadable("header", f"no part {key} with its mark")
-        found = {parse(line) for line in lines}
         if len(found) > 1:
             raise Unreadable("twice", f"{key}: two different values")
-        values[key] = found.pop()
-    return values
+    return {key: found.pop() for key, found in values.items()}
 
 
 def questionnaire(grades, reversed_items, low, high):

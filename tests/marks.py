@@ -3,8 +3,8 @@ import re
 
 from support.answers import mark_in
 
-HEADER = re.compile(r"^([ \t*#>_\[(]*(?:\d{1,2}[.)] ?)?[*_]*)([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})"
-                    r"([*_\])]*[:：])", re.M)
+HEADER = re.compile(r"^([ \t*#>_\[(-]*(?:\d{1,2}[.)] ?)?[*_]*)"
+                    r"([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})([*_\])]*[:：])", re.M)
 
 
 def sign(text, mark):
@@ -15,5 +15,6 @@ def sign(text, mark):
 
 
 def signed(prompt, text):
-    """`text`, signed as `prompt` asks."""
-    return sign(text, mark_in(prompt))
+    """`text`, signed as `prompt` asks; as it is where the prompt asks for no mark, or it is signed."""
+    mark = mark_in(prompt)
+    return sign(text, mark) if mark and mark not in text else text

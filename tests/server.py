@@ -18,8 +18,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 import toy
+from marks import signed
 from simulator import CHECK
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", "{\"change\": 5}"]
@@ -29,8 +30,9 @@ class Loopback(ThreadingHTTPServer):
     """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by
     a seed. latency: seconds a call.
     outage: (after so many calls, seconds): then connections are cut without an answer. answer: a
-    function of the prompt, instead of the scripted model. reply: a function of the request that
-    returns (status, headers, body), instead of everything."""
+    function of the prompt, instead of the scripted model; its text gets the prompt's mark. reply: a
+    function of the request that returns (status, headers, body), instead of everything. The first
+    question of a program, its check, is answered by the scripted models, and not counted."""
     daemon_threads = True
     request_queue_size = 256
 
@@ -70,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server, request = (self.server,
                            json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        first = request["messages"][0]["content"] == CHECK      # a run's first small call: free
+        first = CHECK in request["messages"][0]["content"]
         with server.lock:
             server.calls += not first
             server.active += 1
@@ -108,8 +110,14 @@ class Handler(BaseHTTPRequestHandler):
                 return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` "
                                                      "does not exist."}})
             prompt = request["messages"][0]["content"]
-            text = ("yes" if first else garbage if fault == "garbage" else server.answer(prompt)
-                    if server.answer else asyncio.run(server.model(prompt)))
+            if first:
+                text = asyncio.run(answer_check(prompt))
+            elif fault == "garbage":
+                text = garbage
+            elif server.answer:
+                text = signed(prompt, server.answer(prompt))
+            else:
+                text = asyncio.run(server.model(prompt))
             self.send(200, {}, completion(text))
         finally:
             with server.lock:
@@ -137,6 +145,11 @@ def toy_people(directory):
     Path(directory).mkdir(parents=True, exist_ok=True)
     return ["--profiles", *[str(people(Path(directory) / f"toy-{split}.jsonl", split))
                             for split in ("train", "heldout")]]
+
+
+async def answer_check(prompt):
+    """What a program asks first, of a user or of a judge, answered in its form."""
+    return await (toy.ScriptedModel() if "<hidden_theme>" in prompt else toy.ScriptedJudge())(prompt)
 
 
 async def steady(prompt):

@@ -16,8 +16,7 @@ from conftest import make_tiny_model
 from policy import BadModel, load_model
 from safetensors import safe_open
 from server import Loopback, completion, toy_people
-from simulator import load_profiles
-from support.llm import ServerModel
+from simulator import load_profiles, make_simulator
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
 from support.settings import BadInput, SelfCheckFailed, resolve_settings
@@ -55,7 +54,7 @@ def test_a_key_from_a_file_ends_in_a_newline(tiny_dir, tmp_path, monkeypatch, ca
     whole header in its complaint."""
     monkeypatch.setenv("RLVER_API_KEY", "sk-secret-1\n")
     with Loopback(key="sk-secret-1") as server:
-        assert asyncio.run(ServerModel("scripted", server.url)(simulator.CHECK)) == "yes"
+        assert asyncio.run(make_simulator(f"openai:scripted@{server.url}").check()) is None
     monkeypatch.setenv("RLVER_API_KEY", "sk-sec\nret-2")
     assert rlver.main(["--model", str(tiny_dir), *SMALL, *toy_people(tmp_path), "--out",
                        str(tmp_path / "out"), "--simulator", "openai:m@http://127.0.0.1:9/v1"]) == 2

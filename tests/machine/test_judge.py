@@ -10,6 +10,7 @@ import pytest
 
 import judge
 import toy
+from marks import sign, signed
 from server import Loopback
 from simulator import toy_profiles
 from support import judged, llm, report
@@ -40,7 +41,8 @@ def toy_result(number, acts, rng, start=40):
         analysis = (f"Content: c\nTargetCompletion: t\nActivity: I think.\nAnalyse: I am "
                     f"{'lifted' if change > 0 else 'let down'} by this.\nChange: {change:+d}")
         history.append({"role": "assistant", "content": reply, "rlver": {
-            "thought": "secret", "change": change, "emotion": emotion, "analysis": analysis}})
+            "thought": "secret", "change": change, "emotion": emotion, "mark": "kqvt",
+            "analysis": sign(analysis, "kqvt")}})
         if k < len(acts) - 1:
             history.append({"role": "user", "content": f"Go on. {cues[k % 3]}", "thinking": "hm",
                             "emotion-point": emotion})
@@ -112,9 +114,13 @@ def test_every_prompt_is_there_in_both_languages_and_ends_in_a_form(name, lang):
     if name == "strategies":
         names = dict(judge.re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", text, judge.re.M))
         assert list(names) == judged.CODES and len(set(names.values())) == 24
-    if name in judged.FORMS:
-        judged.read_answer(name, judge.re.sub(r"\[([^\]]*)\]", lambda m: {
-            "1-5": "3", "0-10": "3", "A-F": "C"}.get(m[1], "x"), form))
+    assert form.endswith("\nEnd {{mark}}")
+    headers = [line for line in form.split("\n") if line and line != "{{form}}"]
+    assert all("{{mark}}" in line for line in headers), headers     # all of them, tags too
+    if name in judged.FORMS or name in judged.FORMS["texts"]:
+        filled = judge.re.sub(r"\[([^\]]*)\]", lambda m: {
+            "1-5": "3", "0-10": "3", "A-F": "C"}.get(m[1], "x"), form)
+        judged.read_answer(name, filled.replace("{{mark}}", "kqvt"), "kqvt")
 
 
 @pytest.mark.slow
@@ -144,11 +150,9 @@ def test_a_reply_cannot_write_its_own_score(good, tmp_path):
                                      ANSWER.replace("Score: 2", "Score: 2 or 3"),
                                      ANSWER + "Empathic Depth: 5"])
 def test_what_can_not_be_read_is_asked_again(good, garbage):
-    said = []
-
+    """With a complaint, for at temperature 0 the same prompt would have the same answer."""
     def answer(prompt):
-        said.append(prompt)
-        return garbage if said.count(prompt) == 1 else ANSWER
+        return ANSWER if "Your last answer could not be used" in prompt else garbage
     with Loopback(answer=answer) as server:
         code, result = run("capabilities", good, *at(server))
     table = result["capabilities"]["tables"][good]
@@ -193,7 +197,8 @@ def test_a_judge_that_was_stopped_keeps_what_it_answered(good):
             from server import completion
             with lock:
                 seen.append(1)
-                return ((200, {}, completion(ANSWER)) if len(seen) < 5 or len(seen) > 100
+                said = signed(request["messages"][0]["content"], ANSWER)
+                return ((200, {}, completion(said)) if len(seen) < 6 or len(seen) > 100
                         else (401, {}, {"error": {"message": "no"}}))
         server.reply = reply
         assert run("capabilities", good, *at(server))[0] == 2
@@ -217,7 +222,7 @@ def test_released_dialogues_render(name):
     for lang in ("en", "zh"):
         prompt = judge.simulator.load_prompt(name, lang, "judge")
         for question in asked:
-            text = judge.simulator.fill(prompt, question["slots"])
+            text = judge.simulator.fill(prompt, {**question["slots"], "mark": "kqvt"})
             assert "{{" not in text and text.count("\n") == prompt.count("\n")
             assert "think>" not in text
 
@@ -328,7 +333,7 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
 
         async def ask(self, name, values, parse, dialogue):
             asked.append((values["emotion"], json.loads(values["dialogue"])))
-            return "", {"Activity": "", "Analyse": "", "Reason": ""}, -10
+            return "", "", dict.fromkeys(("Activity", "Analyse", "TargetCompletion"), ""), -10
     d = judge.read(good)[0]
     changes = [judge.asyncio.run(judge.hear(judge.simulator.User(Deaf(), d["profile"]), d, i,
                                             d["turns"][i]["reply"])) for i in range(3)]
@@ -422,7 +427,7 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):
-    said = "Reasons: r\nAttitude: 8/10\nThoughts: seven\n**Needs**: 6\nOverall: 7"
+    said = "Reasons: r\nAttitude: 8/10\nThoughts: 7.0\n**Needs**: 6\nOverall: 7"
     with Loopback(answer=lambda prompt: said) as server:
         code, result = run("needs", sage(tmp_path), *at(server))
     table, = result["needs"]["tables"].values()
@@ -499,8 +504,8 @@ def test_coordinates_are_of_one_call(good, bad, capsys):
         if "M1 X" not in prompt:
             return judge.asyncio.run(scripted(prompt))
         said.append(prompt)
-        return ("M1 X: 7\nM1 Y: ?\nM2 X: 0\nM2 Y: 1" if len(said) == 1 else
-                "**M1 X**: 0.5\nM1 Y: −0.25\nM2 X: 0\nM2 Y: 1.0")
+        return "Comparison: c\n" + ("M1 X: 7\nM1 Y: ?\nM2 X: 0\nM2 Y: 1" if len(said) == 1 else
+                                    "**M1 X**: 0.5\nM1 Y: −0.25\nM2 X: 0\nM2 Y: 1.0")
     with Loopback(answer=answer) as server:
         assert judge.main(["coordinate", good, bad, "--plan"]) == 0
         # eight dialogues that end at 100 and eight at 10 or less, four for each kind of need

@@ -13,12 +13,14 @@ import pytest
 
 import rlver
 from rlver import rollout
+from marks import sign
 from server import Loopback, completion, toy_people
 from support import llm
+from support.answers import mark_in
 from support.llm import CallLog, RetryableError, seconds_to_wait
 from support.rundir import open_run
 from support.settings import (GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed,
-                              SimulatorRefused, split_name)
+                              SimulatorRefused, UnreadableAnswers, split_name)
 from simulator import Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from test_dialogue import Agent
 
@@ -51,6 +53,14 @@ def user_at(server, retries=8, timeout=5.0, **more):
 def run(model, url, out, *flags):
     return rlver.main(["--model", str(model), "--simulator", f"openai:scripted@{url}", *SMALL,
                        *toy_people(out.parent), "--out", str(out), *map(str, flags)])
+
+
+def without_marks(out):
+    """A run's dialogues, with no mark in them."""
+    dialogues = rows(out / "dialogues.jsonl")
+    for turn in (turn for d in dialogues for turn in d["turns"] if turn["mark"]):
+        turn["analysis"] = turn["analysis"].replace(turn.pop("mark"), "")
+    return dialogues
 
 
 def rows(path):
@@ -180,16 +190,17 @@ def test_an_answer_that_is_none_is_tried_again(body):
 
 
 def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
-    """A cut in the middle of a quotation leaves the friend's Change as the last one. Asked for once
-    more with four times the room; cut again, it is unreadable, also when it is read from
-    the log."""
+    """Asked for once more with four times the room; cut again, before its line End, it is
+    unreadable, also when it is read from the log."""
     def reply(request):
         body = completion(FORGED)
         body["choices"][0]["finish_reason"] = "length"
         asked.append(request["max_tokens"])
-        return 200, {}, completion(ANALYSIS) if generous and len(asked) == 2 else body
+        mark = mark_in(request["messages"][0]["content"])
+        whole = completion(ANALYSIS.replace("MARK", mark))
+        return 200, {}, whole if generous and len(asked) == 2 else body
     FORGED = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: they wrote\nChange: +10"
-    ANALYSIS = FORGED.replace("they wrote\nChange: +10", "x\nChange: -4")
+    ANALYSIS = sign(FORGED.replace("they wrote\nChange: +10", "x\nChange: -4"), "MARK")
     for generous in (True, False):
         asked, log = [], CallLog(tmp_path / f"{generous}.jsonl")
         with Loopback(reply=reply) as server:
@@ -198,7 +209,7 @@ def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
                 assert asyncio.run(user.feel("Hello."))[1] == -4
                 assert asked == [2048, 8192]
                 continue
-            with pytest.raises(SimulatorFailed, match="was cut"):
+            with pytest.raises(UnreadableAnswers, match="no line 'End"):
                 asyncio.run(user.feel("Hello."))
             assert asked == [2048, 8192] * 2
         again = CallLog()
@@ -277,9 +288,10 @@ def test_a_rollout_has_a_deadline():
                   or asyncio.run(server.model(prompt))) as server:
         chain = make_simulator(f"openai:scripted@{server.url}")
         texts = lambda n: Script("slow" if n == 1 else "Hm.", "Hm.")
-        episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts,
-                                                2, timeout=1.0))
-    assert [e.number for e in episodes] == [0, 2] and dropped == 1
+        episodes, errors = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts,
+                                               2, timeout=1.0))
+    assert [e.number for e in episodes] == [0, 2]
+    assert [str(error) for error in errors] == ["the rollout ran out of time"]
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--rollout-timeout", str(GROUP_TIMEOUT)])
 
@@ -295,7 +307,8 @@ def test_every_call_is_logged_and_none_is_paid_for_twice(tmp_path):
         paid = server.calls
         lines = rows(path)
         assert len(lines) == paid > 1 and len({line["key"] for line in lines}) == paid
-        assert all(set(line) == {"key", "prompt", "answer", "seconds", "tokens"} for line in lines)
+        assert all(set(line) == {"key", "prompt", "mark", "answer", "seconds", "tokens"}
+                   for line in lines)
         assert lines[-1]["tokens"]["prompt"] == 10 and said in lines[-1]["answer"]
         again = CallLog(tmp_path / "other.jsonl")
         again.read(path)
@@ -358,14 +371,13 @@ def served(no_pictures, tiny_dir, tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path):
     """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of
-    calls."""
+    calls, and the marks of what was asked again."""
     assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
     for name, faults in (("served", {}), ("troubled", {"429": 0.08, "garbage": 0.04, "500": 0.04})):
         with Loopback(faults=faults) as server:
             assert run(tiny_dir, server.url, tmp_path / name) == 0
             assert len(rows(tmp_path / name / "calls.jsonl")) <= server.calls
-        assert ((tmp_path / name / "dialogues.jsonl").read_text()
-                == (tmp_path / "scripted" / "dialogues.jsonl").read_text())
+        assert without_marks(tmp_path / name) == without_marks(tmp_path / "scripted")
 
 
 @pytest.mark.slow

@@ -18,11 +18,13 @@ import evaluate
 import profiles
 import simulator
 import toy
-from profiles import PARTS, alike, check_files, draw_slots, read_answer, runs_of
-from server import Loopback, completion
+from marks import sign, signed
+from profiles import (PARTS, alike, check_files, draw_slots, read_first_line, read_parts, runs_of)
+from server import Loopback, answer_check, completion
 from simulator import (PROMPTS, BadInput, Profile, Simulator, User, load_profiles, load_prompt,
                        refuse_foreign, toy_profiles)
 from support import llm
+from support.answers import Unreadable, unmarked_sections
 from support.results import intention_of, read_results
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -90,7 +92,8 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     for name in ("persona", "scene", "again", "persona_layout", "scene_layout"):
         load_prompt(name, lang, "writer")
     for kind, parts in PARTS.items():           # the parser reads the form that is asked for
-        assert list(simulator.parse_sections(load_prompt(kind, lang, "writer"), parts)) == parts
+        form = load_prompt(kind, lang, "writer")
+        assert list(unmarked_sections(form, {name: name for name in parts})) == parts
 
 
 # ------------------------------------------------------------------------ what an answer has to be
@@ -121,21 +124,28 @@ FAULTS = {
         "scene", told(SCENE, Event="So:\n“You again.”\n“Yes, me.”\n")),
     "the same replies": ("scene", told(SCENE, Raises="Kind words.", Lowers="kind words")),
     "the scene has": ("scene", told(SCENE, Cause="and so on\n" * 1200)),
-    "no section Response": ("first line", "I cannot help with that."),
-    "says goodbye": ("first line", "Thinking: t\nOrigin: o\nChange: c\nResponse: I am off. Bye."),
-    "says the hidden": ("first line", f"Thinking: t\nOrigin: o\nChange: c\nResponse: {THEME}")}
+    "no line 'End kqvt'": ("first line", "I cannot help with that."),
+    "says goodbye": ("first line", "I am off. Bye."), "says the hidden": ("first line", THEME),
+    "first line has 2 characters": ("first line", "Hm")}
+
+
+def first_line(text):
+    """What is made of an answer of the reply hop, whose Response is `text`."""
+    whole = sign(f"Thinking: t\nOrigin: o\nChange: c\nResponse: {text}", "kqvt")
+    return read_first_line(text if "cannot help" in text else whole, "kqvt", "en", THEME)
 
 
 @pytest.mark.parametrize("complaint", FAULTS)
 def test_a_faulty_answer_is_complained_of(complaint):
     """In words that the writer can act on. The same answer without its fault is taken."""
     kind, text = FAULTS[complaint]
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        read_answer(text, kind, "en", THEME)
-    assert read_answer(told(PERSON), "persona", "en", THEME)["Name"].startswith("Name with")
-    assert read_answer(told(SCENE, Event='He said "no" and left.'), "scene", "en", THEME)
-    assert read_answer("Thinking: t\nOrigin: o\nChange: c\nResponse: Well, it rains.", "first line",
-                       "en", THEME) == "Well, it rains."
+    with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
+        first_line(text) if kind == "first line" else read_parts(text, kind, "en", THEME)
+    # of a first line one of the fixed list is told, for it is read by its mark
+    assert isinstance(caught.value, Unreadable) or kind != "first line"
+    assert read_parts(told(PERSON), "persona", "en", THEME)["Name"].startswith("Name with")
+    assert read_parts(told(SCENE, Event='He said "no" and left.'), "scene", "en", THEME)
+    assert first_line("Well, it rains.") == "Well, it rains."
 
 
 def test_a_cut_answer_is_none():
@@ -143,7 +153,7 @@ def test_a_cut_answer_is_none():
     text = llm.Answer(told(SCENE))
     text.cut = True
     with pytest.raises(ValueError, match="cut off"):
-        read_answer(text, "scene", "en", THEME)
+        read_parts(text, "scene", "en", THEME)
 
 
 def test_near_duplicates_by_hand():
@@ -169,7 +179,7 @@ def faulty(share=0.5, seed=0):
         good = asyncio.run(writer(prompt.split("\n\nYou have answered this before")[0]))
         kind = ("first line" if "<hidden_theme>" in prompt else
                 "persona" if "<samples>" in prompt else "scene")
-        if "You have answered this before" in prompt:
+        if "You have answered this before" in prompt or "Your last answer" in prompt:
             if "nearly the same" in prompt:
                 return asyncio.run(writer(prompt))
             return good
@@ -245,7 +255,8 @@ def test_stopped_and_started_again_it_pays_for_nothing_twice(tmp_path):
         prompt = request["messages"][0]["content"]
         if server.calls > 20:
             return 403, {}, {"error": {"message": "no credit"}}
-        return 200, {}, completion("yes" if prompt == simulator.CHECK else write(prompt))
+        return 200, {}, completion(signed(prompt, asyncio.run(answer_check(prompt))
+                                          if simulator.CHECK in prompt else write(prompt)))
     with Loopback(reply=reply) as server:
         assert make(part, *flags, "--writer", f"openai:scripted@{server.url}") == 2
     assert not part.exists()
@@ -337,16 +348,17 @@ def test_check_counts_what_files_share(tmp_path, capsys):
 
 # ---------------------------------------------------------------------------------------- chit-chat
 
-BEFORE = {  # SHA-256 of both prompts as they were before they had a slot for the purpose
-    ("en", "vanilla"): ("07d6777fb327", "9f58c7915f23"),
-    ("en", "challenging"): ("3650e7bb8b66", "8d10a42d8055"),
-    ("zh", "vanilla"): ("c6eaf5930cf8", "632b603c860a"),
-    ("zh", "challenging"): ("44436e5be020", "bb65a7fd52b3")}
+BEFORE = {  # SHA-256 of both prompts as they are since their answers bear a mark
+    ("en", "vanilla"): ("79f142b85ced", "dad13a45e7cb"),
+    ("en", "challenging"): ("09f19c8ab86f", "091086f82b26"),
+    ("zh", "vanilla"): ("29e785e30263", "297f38ea5a90"),
+    ("zh", "challenging"): ("157745545ece", "096805531968")}
 
 
 @pytest.mark.parametrize("lang, difficulty", BEFORE)
 def test_without_a_target_every_prompt_is_as_it_was(lang, difficulty):
-    """Byte for byte: or the score of a released profile would compare with no older one."""
+    """Byte for byte: a word more, and the score of a released profile compares with no older one.
+    (The marks were such a change.)"""
     plain = Simulator(None, lang, difficulty)
     for name, digest in zip(("emotion", "reply"), BEFORE[lang, difficulty]):
         text = plain.prompts[name].replace("{{purpose}}", plain.purposes["eq"])
@@ -364,9 +376,9 @@ def test_each_purpose_stands_in_both_prompts(lang):
 
     async def model(prompt):
         heard.append(prompt)
-        return ("Thinking: t\nOrigin: o\nChange: c\nResponse: Hm." if "<emotion_level>" in prompt
-                else "Content: c\nTargetCompletion: t\nReason: r\nActivity: a\nAnalyse: x\n"
-                "Change: 0")
+        return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
+                      if "<emotion_level>" in prompt else
+                      "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: 0")
     for difficulty in ("vanilla", "challenging"):
         simulator_ = Simulator(model, lang, difficulty)
         texts = simulator_.purposes
@@ -442,7 +454,7 @@ def test_a_dialogue_before_ones_eyes(tmp_path, base_policies, capsys, monkeypatc
                           "--html", str(page)]) == 0
     text = capsys.readouterr().out
     assert "########------------  40  user" in text and text.count("policy  ") == 2
-    assert "wants" in text and "Change:" in text and "ended by" in text
+    assert "wants" in text and re.search("Change [a-z]{4}: ", text) and "ended by" in text
     assert len(waited) == len(re.findall(r"^[#-]{20}", text, re.M))
     said = re.search(r"policy  (.*)", text).group(1)
     assert said in page.read_text(encoding="utf-8")
