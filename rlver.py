@@ -56,7 +56,8 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         goodbye                     the user took leave
 
     A turn is logged as {reply (what was sent), thought, user, analysis, change, mark (by which the
-    analysis is read), emotion}, None where it did not come to that. Raises SimulatorFailed if the user's model gives out.
+    analysis is read), emotion}, None where it did not come to that. Raises SimulatorFailed if the
+    user's model gives out.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
     for turn in range(1, max_turns + 1):

@@ -251,8 +251,9 @@ def parse_change(line):
 
 
 def parse_emotion(text, mark):
-    """An answer of f_emo -> (sections, change), the change an integer, not yet clamped. Only headers
-    with the mark are read. Raises ValueError if one is missing, or the change cannot be read."""
+    """An answer of f_emo -> (sections, change), the change an integer, not yet clamped. Only
+    headers with the mark are read. Raises ValueError if one is missing, or the change cannot be
+    read."""
     sections = marked_sections(text, EMOTION_HEADERS, mark, deciding=["Change"])
     return sections, parse_change(sections["Change"])
 
@@ -549,9 +550,9 @@ def play(user, max_turns):
     """Be the assistant in the terminal. Returns the exit code."""
     # input() stays outside of the loop, where Ctrl-C reaches it at once
     with asyncio.Runner() as runner:
+        runner.run(user.simulator.check())
         print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
               "at most; an empty line ends.\n")
-        runner.run(user.simulator.check())
         if isinstance(user.simulator.model, toy.ScriptedModel):
             print("This user understands only the sentences of a small grammar. One of each kind, "
                   "of which one helps most:")

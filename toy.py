@@ -266,7 +266,8 @@ class ScriptedJudge:
         good += [felt == "lifted" for felt in re.findall("lifted|let down", tags.get("record", ""))]
         x = sum(good) / max(1, len(good))
         fills = {"1-5": 1 + round(4 * x), "0-10": round(10 * x), "A-F": "FEDCBA"[round(5 * x)],
-                 "-1 to 1": 0, "codes": "none", "reply": in_other_words(json.loads(tags.get("reply", '""')))}
+                 "-1 to 1": 0, "codes": "none",
+                 "reply": in_other_words(json.loads(tags.get("reply", '""')))}
         return re.sub(r"\[([^\]]*)\]", lambda m: str(fills.get(m[1], "scripted")), form)
 
 

@@ -186,8 +186,8 @@ class LocalModel:
         ids = self.chat.first_prompt(prompt) + self.chat.opening
         room = self.context - len(ids)
         if room < 1:
-            raise PromptRefused(f"local:{self.name}: a prompt of {len(ids)} tokens does not fit its "
-                                f"context of {self.context}")
+            raise PromptRefused(f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
+                                f"its context of {self.context}")
         for most in (self.max_tokens, 4 * self.max_tokens):     # a cut answer: again with more
             said, _ = await self.engine.generate(ids, min(room, most), self.rng, key=None)
             cut = said[-1] != self.chat.stop_id

@@ -15,6 +15,7 @@ def sign(text, mark):
 
 
 def signed(prompt, text):
-    """`text`, signed as `prompt` asks; as it is where the prompt asks for no mark, or it is signed."""
+    """`text`, signed as `prompt` asks; as it is where the prompt asks for no mark, or the text is
+    signed already."""
     mark = mark_in(prompt)
     return sign(text, mark) if mark and mark not in text else text

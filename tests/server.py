@@ -149,7 +149,8 @@ def toy_people(directory):
 
 async def answer_check(prompt):
     """What a program asks first, of a user or of a judge, answered in its form."""
-    return await (toy.ScriptedModel() if "<hidden_theme>" in prompt else toy.ScriptedJudge())(prompt)
+    model = toy.ScriptedModel() if "<hidden_theme>" in prompt else toy.ScriptedJudge()
+    return await model(prompt)
 
 
 async def steady(prompt):

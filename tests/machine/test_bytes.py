@@ -17,6 +17,7 @@ from policy import BadModel, load_model
 from safetensors import safe_open
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
+from support.llm import ServerModel
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
 from support.settings import BadInput, SelfCheckFailed, resolve_settings

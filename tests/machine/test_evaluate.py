@@ -2,6 +2,7 @@
 files are made here, in SAGE's format."""
 import json
 import random
+import re
 import shutil
 
 import numpy as np
@@ -431,10 +432,11 @@ def test_a_moody_user_is_seen_to_be_moody(run):
 
     async def moody(prompt):
         text = await scripted(prompt)
-        head, _, change = text.rpartition("Change: ")
-        return (f"{head}Change: "
-                f"{int(change) + (rng.random() < 0.5) * (1 if int(change) > 0 else -1):+d}"
-                if head and "Response" not in text else text)
+        if "Response" in text:
+            return text
+        head, change, end = re.fullmatch(r"(.*): ([+-]\d+)(\nEnd .*)", text, re.S).groups()
+        change = int(change) + (rng.random() < 0.5) * (1 if int(change) > 0 else -1)
+        return f"{head}: {change:+d}{end}"
     from simulator import Simulator
     result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
     assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9

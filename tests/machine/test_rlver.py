@@ -358,9 +358,10 @@ def test_dialogues_are_written_word_for_word(whole):
         assert line["profile_id"] in known[line["split"]] and 1 <= len(line["turns"]) <= 3
         emotion = 30
         for turn in line["turns"]:
-            assert set(turn) == {"reply", "thought", "user", "analysis", "change", "emotion"}
+            assert set(turn) == {"reply", "thought", "user", "analysis", "change", "mark",
+                                 "emotion"}
             assert (turn["change"] == mood(turn["reply"])[0]
-                    and f"Change: {turn['change']:+d}" in turn["analysis"])
+                    and f"Change {turn['mark']}: {turn['change']:+d}" in turn["analysis"])
             emotion += turn["change"]
             assert turn["emotion"] == emotion
         assert line["ended"] in ("turn_limit", "goodbye", "emotion_min")

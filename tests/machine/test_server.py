@@ -4,8 +4,11 @@ days of dialogues will meet.
 Waits are made short by a smaller first wait; nothing here measures time but for one Retry-After,
 which is a promise about time."""
 import asyncio
+import gzip
+import itertools
 import json
 import time
+import tracemalloc
 from email.utils import format_datetime
 from datetime import datetime, timedelta, timezone
 
@@ -14,14 +17,14 @@ import pytest
 import rlver
 from rlver import rollout
 from marks import sign
-from server import Loopback, completion, toy_people
+from server import Handler, Loopback, completion, toy_people
 from support import llm
 from support.answers import mark_in
 from support.llm import CallLog, RetryableError, seconds_to_wait
 from support.rundir import open_run
 from support.settings import (GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed,
                               SimulatorRefused, UnreadableAnswers, split_name)
-from simulator import Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
+from simulator import CHECK, Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from test_dialogue import Agent
 
 ANN = toy_profiles("train", 1)[0]
@@ -173,6 +176,11 @@ def test_what_cannot_heal_stops_at_once_with_the_servers_words(status):
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"not json", {"choices": []},
                                   {"choices": None}, {"choices": [{}]},
                                   {"choices": [{"message": {"content": None}}]},
+                                  {"choices": {}}, {"choices": "x"}, {"choices": [7]},
+                                  b"[" * 200_000, b'{"choices": ' + b"[" * 200_000, b"7", b'"text"',
+                                  {"choices": [{"message": {"content": {"a": 1}}}]},
+                                  {"choices": [{"message": {"content": 5}}]},
+                                  {"choices": [{"message": "x"}]}, {"error": {"message": "oops"}},
                                   completion(""), completion("x" * 100_000),
                                   completion("\n" * 100_000), completion("Thinking: " * 10_000)],
                          ids=lambda body: str(body)[:40])
@@ -215,6 +223,106 @@ def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
         again = CallLog()
         again.read(log.path)
         assert [answer.cut for answer in again.answers.values()] == [True, True]
+
+
+def test_what_is_no_answer_is_not_taken_in_whole(tmp_path):
+    """Four answers of 100 MB made a log of 420 MB. A body is counted while it is read, and given up
+    at two million bytes; of a text that is too long to be an answer the log keeps its beginning."""
+    sent = []
+
+    class Endless(Handler):
+        def send(self, status, headers, body):
+            self.send_response(200)
+            self.send_header("Content-Length", str(100_000_000))
+            self.end_headers()
+            for _ in range(1000):
+                self.wfile.write(b" " * 100_000)
+                sent.append(1)
+    log = CallLog(tmp_path / "calls.jsonl")
+    with Loopback() as server:
+        server.RequestHandlerClass = Endless
+        with pytest.raises(SimulatorFailed, match="more than 2,000,000 bytes"):
+            asyncio.run(user_at(server, retries=0, log=log).answer())
+    assert len(sent) < 500 and not log.path.exists()
+    with Loopback(answer=lambda prompt: "x" * 1_000_000) as server:
+        with pytest.raises(UnreadableAnswers):
+            asyncio.run(user_at(server, retries=3, log=log).answer())
+        assert server.calls == 4
+    assert log.path.stat().st_size < 4 * 50_000
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_an_answer_is_not_unpacked(encoding):
+    """Two bombs of a gigabyte, a megabyte each on their way, made a peak of 4.8 GB. Plain answers
+    are asked for, and no others are taken, whatever the status."""
+    asked, packed = [], gzip.compress(b" " * 50_000_000)
+
+    class Packed(Handler):
+        def send(self, status, headers, body):
+            asked.append(self.headers["Accept-Encoding"])
+            super().send(200 if len(asked) % 2 else 500, {"Content-Encoding": encoding}, packed)
+    with Loopback() as server:
+        server.RequestHandlerClass = Packed
+        tracemalloc.start()
+        with pytest.raises(SimulatorFailed, match=f"encoded as '{encoding}'"):
+            asyncio.run(user_at(server, retries=1).answer())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert asked == ["identity"] * 2 and peak < 20_000_000
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(status):
+    """One to another host got the prompts, and with them whatever the users' stories hold."""
+    with Loopback() as other, Loopback(reply=lambda request: (
+            status, {"Location": f"{other.url}/chat/completions"}, {})) as server:
+        with pytest.raises(SimulatorRefused, match=f"says {status}: .*redirects are not followed"):
+            asyncio.run(user_at(server).answer())
+        assert other.calls == 0 and server.calls == 1
+
+
+def test_only_numbers_of_tokens_are_logged(tmp_path):
+    """`usage` went into calls.jsonl as the server sent it, and with it a key that it echoed."""
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        body = completion(asyncio.run(server.model(prompt)))
+        body["usage"] = {"prompt_tokens": "Bearer sk-1", "completion_tokens": 7, "note": "sk-1",
+                         "total_tokens": {"key": "sk-1"}}
+        return 200, {}, body
+    with Loopback(reply=reply) as server:
+        asyncio.run(user_at(server, log=CallLog(tmp_path / "calls.jsonl")).answer())
+    row, = rows(tmp_path / "calls.jsonl")
+    assert row["tokens"] == {"prompt": None, "completion": 7}
+    assert "sk-1" not in (tmp_path / "calls.jsonl").read_text()
+
+
+@pytest.mark.parametrize("fault", ["400", "filter"])
+def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
+    """A 400 or a content filter at the first call is the server's matter. After that it hangs on
+    what was said: if it ended the run, a policy could end it. It is counted apart."""
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        body = completion(asyncio.run(server.model(prompt)))
+        if words not in prompt:
+            return 200, {}, body
+        if fault == "400":
+            return 400, {}, {"error": {"message": "too long"}}
+        body["choices"][0]["finish_reason"] = "content_filter"
+        return 200, {}, body
+    with Loopback(reply=reply) as server:
+        chain = make_simulator(f"openai:scripted@{server.url}", retries=3)
+
+        async def check_and_talk():
+            await chain.check()
+            return await rollout(chain, [ANN], 2, lambda n: Script(f"bomb-{n}."), 1)
+        words = CHECK
+        with pytest.raises(SimulatorRefused):
+            asyncio.run(check_and_talk())
+        assert server.calls == 0            # a check is not counted
+        chain, words = make_simulator(f"openai:scripted@{server.url}", retries=3), "bomb-1"
+        episodes, errors = asyncio.run(check_and_talk())
+        assert len(episodes) == 1 and [type(e) for e in errors] == [UnreadableAnswers]
+        assert server.calls == 3            # the first line and two replies: none asked twice
 
 
 # ---------------------------------------------------------------------------------------- the waits
@@ -470,3 +578,35 @@ def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
     assert one == local.chat.decode(said[:-1] if said[-1] == local.chat.stop_id else said)
     with pytest.raises(BadInput, match="--simulator local"):
         make_simulator(f"local:{tiny_dir / 'nowhere'}")
+
+
+# ------------------------------------------------------------- what is said of a run that stopped
+
+@pytest.mark.slow
+def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path, capfd):
+    """A model that goes astray at one reply of one user: that dialogue is dropped, stands under
+    `unreadable`, and the run says what that may mean. Dialogues lost to a server do not."""
+    calls = itertools.count(1)
+
+    def answer(prompt):
+        if "<emotion>" in prompt and next(calls) == 3:  # two are of the evaluation before training
+            return "I would rather talk about something else."
+        return asyncio.run(server.model(prompt))
+    with Loopback(answer=answer) as server:
+        flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16, "--simulator-retries", 0]
+        assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
+    line, = rows(tmp_path / "out" / "metrics.jsonl")
+    assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
+    assert "1 of 16 dialogues were dropped because the user's answers" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_is_saved_where_there_is_a_checkpoint(served, tiny_dir, tmp_path, capfd):
+    """"The run is saved" was said as soon as there was a config.json."""
+    _, prompts = served
+    for calls, words in ((3, "nothing is saved yet"), (len(prompts) * 2 // 3, "the run is saved")):
+        out = tmp_path / str(calls)
+        with Loopback(outage=(calls, 1e9)) as server:
+            assert run(tiny_dir, server.url, out, "--simulator-retries", 1) == 75
+        said = capfd.readouterr().err
+        assert words in said and ("--resume" in said) == bool(list(out.glob("checkpoint-*")))

@@ -95,7 +95,7 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
         heard = [asyncio.run(user.answer())]
         for reply, moved in ((said([p[0] for p in ACTS["advise"]], "boss", "angry"), {8, 10}),
                              ("My, what a cake!", {-7})):
-            text, change = asyncio.run(user.feel(reply))
+            text, change, _ = asyncio.run(user.feel(reply))
             heard += [text, asyncio.run(user.answer())]
             assert change in moved
         assert (heard[0] == "My boss ate my cake. I feel angry. Cue one." and "Cue two." in heard[2]
