@@ -275,9 +275,9 @@ class Simulator:
     """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
 
     `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under
-    way. A call that fails and an answer that cannot be read are tried again, `retries` times in
-    all, after growing waits, never shorter than the server asked for. Then the dialogue is given
-    up. (The released code asks for ever.)"""
+    way. A call that fails is tried again after growing waits, never shorter than the server asked
+    for; an answer that cannot be read at once, with a complaint; `retries` times in all. Then the
+    dialogue is given up. (The released code asks for ever.)"""
     retries_unreadable = None           # of `retries`, those after unreadable answers; None: all
 
     def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0,
@@ -365,10 +365,12 @@ class Simulator:
         # readable one. Where the log ends in an unreadable one, all is asked anew: else a run that
         # stopped for such answers would stop at them for ever.
         errors = []
-        while (asked := question(errors)) and asked[2] in self.log.answers:
-            answer, mark = self.log.answers[asked[2]], asked[1]
+        while self.log.answers:
+            _, mark, key = question(errors)
+            if key not in self.log.answers:
+                break
             try:
-                return answer, mark, *parse(answer, mark)
+                return self.log.answers[key], mark, *parse(self.log.answers[key], mark)
             except ValueError as error:
                 errors.append(error)
 
