@@ -5,7 +5,7 @@ be trusted? (SAGE; RLVER 3)
     python evaluate.py --policy P               a run, a checkpoint, a model directory, toy,
                                                 openai:MODEL@URL; --step 0: where a run started
     python evaluate.py --score FILE...          tables of result files, ours or SAGE's; no model
-    python evaluate.py --compare A B            paired on the users that both met
+    python evaluate.py --compare BEFORE AFTER   paired on the users that both met
     python evaluate.py --consistency FILE       replay recorded dialogues: the same scores again?
     python evaluate.py --report RUN             write a run's report and picture once more
     python evaluate.py --chat P                 talk to the model yourself
@@ -32,13 +32,14 @@ from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator
                        parse_emotion, people_of, refuse_foreign, replay, toy_profiles,
                        users_of_run)
 from support.ability import compare_ability
-from support.llm import ServerModel, ask_with_retries
+from support.llm import ServerModel, ask_with_retries, digest
 from support.report import draw_run, report_of_results, write_report
 from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
                              recorded_dialogues)
-from support.rundir import (append_line, checkpoints, newest_state, read_json, read_jsonl,
-                            write_json)
-from support.settings import BadInput, Parser, SimulatorFailed, is_beside_us, split_name
+from support.rundir import (append_line, checkpoints, lock_file, newest_state, profile_files,
+                            read_json, read_jsonl, refuse_overwriting, write_json)
+from support.settings import (BadInput, Parser, SimulatorFailed, TooManyLost, is_beside_us,
+                              split_name)
 from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
 
 FLOOR = 9       # the benchmark's: the highest emotion that ends a dialogue
@@ -54,6 +55,7 @@ class Measured:
     label: str              # what results call it
     settings: dict          # what it is measured with, as results remember it
     run: dict               # config.json of the run that made it, {} for a foreign one
+    home: Path              # the directory of that run, or None
     make_agent: Callable    # seed -> Agent
 
 
@@ -97,9 +99,10 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
             raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
         settings = dict(think=think, policy_lang=lang or "en", temperature=1.0,
                         max_tokens=max_tokens or 2048)
+        settings |= {"history_thoughts": "keep"} if history_thoughts == "keep" else {}
         server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
         system = load_prompt(f"policy_{'think' if think else 'direct'}", settings["policy_lang"])
-        return Measured(f"openai:{model_name}", settings, {},
+        return Measured(f"openai:{model_name}", settings, {}, None,
                         lambda seed: ServerAgent(server, system, think, history_thoughts))
     label, place, run = find_policy(name, step)
     if think and not run.get("think", True):
@@ -128,7 +131,8 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
         settings["history_thoughts"] = history
         chat.refuse_to_keep()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
-    return Measured(label, settings, run, lambda seed: Agent(
+    home = Path(label).parent if run else None
+    return Measured(label, settings, run, home, lambda seed: Agent(
         engine, chat, think=think, seed=seed, history=history, max_tokens=settings["max_tokens"],
         context=settings["context"]))
 
@@ -193,23 +197,27 @@ def who_talks(args, name):
     run = policy.run
     model, lang, difficulty = (getattr(args, key) or run.get(key, usual)
                                for key, usual in USUAL_USER.items())
-    people = held_out_users(args, run, model, lang)[:args.limit]
+    everybody, held_out = users_to_measure_with(args, policy, model, lang)
     simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
     made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(model),
                "difficulty": difficulty, "lang": lang, "start": args.start,
                "max_turns": args.max_turns, "seed": args.seed,
-               "world": args.world if args.world == "chit-chat" else None}
-    return policy, simulator, people, made_by
+               "world": args.world if args.world == "chit-chat" else None,
+               "simulator_temperature": args.simulator_temperature,
+               "users": digest([vars(p) for p in everybody]), "held_out": held_out}
+    return policy, simulator, everybody[:args.limit], made_by
 
 
 def benchmark(args):
-    """Hold the dialogues that the results lack, appending each as it ends. Returns their path."""
+    """Hold the dialogues that the results lack, appending each as it ends. Returns (path of the
+    results, ids of the users asked for, how many of their dialogues were lost)."""
     from tqdm import tqdm
     from rlver import converse
     policy, simulator, people, made_by = who_talks(args, args.policy or newest_run())
-    path, done = place_for_results(args.out, results_of(policy), made_by)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()        # what cannot be written is told before the first dialogue
+    # the lock stays with this process; what cannot be written is told before the first dialogue
+    path, done, lock = place_for_results(args.out, results_of(policy), made_by,
+                                         {p.id for p in people})
+    refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
     bar = tqdm(total=len(people), initial=len(people) - len(todo), desc="benchmark",
                unit="dialogue")
@@ -222,6 +230,8 @@ def benchmark(args):
             user.thoughts.clear()
             episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
                                      args.max_turns, floor=FLOOR)
+            if not episode.turns:       # as in a rollout: nothing was said that could be scored
+                raise SimulatorFailed("the first line leaves no room in the context for a reply")
             append_line(path, result_of(profile, episode, user, made_by))
         except SimulatorFailed as error:
             lost.append((profile.id, error))
@@ -236,43 +246,80 @@ def benchmark(args):
     for profile_id, error in lost:
         print(f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
               "to fill it in", file=sys.stderr)
-    return path
+    os.close(lock)
+    return path, {p.id for p in people}, len(lost)
 
 
-def held_out_users(args, run, simulator, lang):
-    """The users to measure with: those of --profiles; else, for --world chit-chat, people of
-    everyday talk; else those that the policy's run held out; else the toy's. Raises BadInput."""
+def users_to_measure_with(args, policy, simulator, lang):
+    """(users, were they held out by the policy's run?): those of --profiles; else, for --world
+    chit-chat, people of everyday talk; else those that the run held out; else the toy's. Raises
+    BadInput."""
     chat = args.world == "chit-chat" and not args.profiles
     if chat and simulator.startswith("toy"):
-        return toy_profiles("chat")
+        return toy_profiles("chat"), False
     if chat or args.profiles:
         people = load_profiles(args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl")
         refuse_foreign(simulator, people)
-        return people
-    names = run.get("profiles")
-    return users_of_run(names, sys.maxsize if names else 128, simulator)[1]
+        for p in people if args.world == "chit-chat" else ():
+            if p.target == "eq":
+                raise BadInput(f"--world chit-chat: user {p.id!r} of {args.profiles} comes for a "
+                               "heart-to-heart talk (its target is eq), not to chat")
+        return people, False
+    if policy.run.get("profiles"):
+        return heldout_of_run(policy.home, policy.run, simulator), True
+    return users_of_run(None, 128, simulator)[1], bool(policy.run)
 
 
-def place_for_results(asked, default, made_by):
-    """The file that results go to, and the ids that it holds already. A file of other settings is
-    refused if it was asked for; else the next free name is taken. Raises BadInput."""
+def heldout_of_run(home, config, simulator):
+    """The users that the run in the directory `home`, with the settings `config`, held out: by its
+    heldout.json; of a run that has none by the run's own rule. Raises BadInput."""
+    names = profile_files(home, config["profiles"])
+    people = users_of_run(names, config["eval_size"], simulator)[1]
+    ids = read_json(Path(home) / "heldout.json").get("ids")
+    return [p for p in people if ids is None or p.id in ids]
+
+
+def place_for_results(asked, default, made_by, ids):
+    """The file that results go to, locked: (path, the ids that it holds already, the lock). A file
+    of other settings is refused if it was asked for; else the next free name is taken. ids: of the
+    users to be measured. Raises BadInput."""
     path, number = Path(asked or default), 1
-    while path.exists() and path.stat().st_size:
+    if path.suffix == ".html":
+        raise BadInput(f"--out {path}: the results' page goes to a file of that name; let the "
+                       "results end in .jsonl")
+    while True:
+        lock = lock_file(path, "--out")
+        if not path.stat().st_size:
+            return path, set(), lock
         rows, _ = read_results(path)
-        other = next((row["made_by"] for row in rows
-                      if any(row["made_by"].get(key) != made_by[key] for key in made_by)), None)
-        if other is None:
+        differs = [difference for row in rows for difference in differing(row["made_by"], made_by)]
+        if not differs:
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)   # half a line is done again
-            return path, {row["id"] for row in rows}
-        differs = ", ".join(f"{key} {other.get(key)} there, {value} here"
-                            for key, value in made_by.items() if other.get(key) != value)
+            return path, {row["id"] for row in rows}, lock
+        os.close(lock)
+        differs = ", ".join(dict.fromkeys(differs))
         if asked:
-            raise BadInput(f"--out {path}: holds results of {describe(other)} ({differs}); choose "
-                           "another file, or remove it")
+            raise BadInput(f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
+                           f"({differs}); choose another file, or remove it")
         number += 1
         print(f"{path} holds results of other settings ({differs})")
         path = Path(default).with_name(f"{Path(default).stem}-{number}.jsonl")
-    return path, set()
+
+
+# What a result file of an earlier version means where it lacks a key.
+USUAL_SETTINGS = {"simulator_temperature": 0.0, "history_thoughts": "strip", "world": None,
+                  "template_args": None, "start": 40, "max_turns": 10, "seed": 0}
+NO_SETTINGS = {"ended", "traits", "held_out"}       # of a dialogue, or told by another key
+
+
+def differing(there, here):
+    """What tells the settings of two results apart, in words. there, here: `made_by`. All keys
+    of either count, not only those that the new results have."""
+    usual = {**USUAL_SETTINGS, "users": there.get("users", here.get("users"))}
+    for key in dict.fromkeys([*here, *there]):
+        old, new = (made_by.get(key, usual.get(key)) for made_by in (there, here))
+        if old != new and key not in NO_SETTINGS:
+            yield ("other users" if key == "users" else f"{key} {old} there, {new} here")
 
 
 def user_label(name):
@@ -320,10 +367,16 @@ def read_scored(path, rule=None):
     return rows, [final_of(row, rule) for row in rows], rule, problems
 
 
-def score(path, rule=None, anyway=False):
-    """Every table of one result file, as a dict. Raises BadInput for a file without a usable line,
-    or with several simulators in it."""
+def score(path, rule=None, anyway=False, ids=None, lost=0):
+    """Every table of one result file, as a dict. ids: of the users that count (default: all in the
+    file); lost: how many of them have no dialogue there. Raises BadInput for a file without a
+    usable line, or with several simulators in it."""
     rows, finals, rule, problems = read_scored(path, rule)
+    if ids is not None:
+        finals = [final for row, final in zip(rows, finals) if row["id"] in ids]
+        rows = [row for row in rows if row["id"] in ids]
+        if not rows:
+            raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
     users = sorted({comparison_key(row) for row in rows})
     if len(users) > 1 and not anyway:
         raise BadInput(f"{path}: results of {len(users)} simulators or settings "
@@ -338,6 +391,7 @@ def score(path, rule=None, anyway=False):
             "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
             "turns": len(replies) / len(rows), "length": sum(map(len, replies))
             / max(1, len(replies)), "by": by, "signs": signs([row["replies"] for row in rows]),
+            "asked": len(rows) + lost, "lost": lost,
             "unusable": len(problems), "problems": problems}
 
 
@@ -350,8 +404,9 @@ def print_score(result):
     parts = [(f"{name}: {value}", numbers) for name, values in result["by"].items()
              for value, numbers in values.items()]
     for name, s in [("all", result), *parts]:
+        of = f" of {s['asked']}" if s.get("lost") else ""
         print(f"{name:<24}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
-              f"{s['failure']:>8.1f}%{s['n']:>6}")
+              f"{s['failure']:>8.1f}%{s['n']:>6}{of}")
     shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
     print(f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
           f"{result['malformed']:.1f} % malformed\n{shown}")
@@ -369,7 +424,8 @@ def seeds_of(name):
 
 
 def compare(a, b, rule=None, draws=10_000):
-    """Is A better than B? Paired on the users that all files of both sides hold.
+    """How do the results `b` (after) differ from `a` (before)? Paired on the users that all files
+    of both sides hold; every difference is after minus before.
 
     a, b: lists of result files, one per seed. The difference of a user is that of its means over
     seeds. The interval is the 2.5 to 97.5 percentile of a bootstrap over users, and over the seeds
@@ -392,18 +448,19 @@ def compare(a, b, rule=None, draws=10_000):
         raise BadInput("--compare: the files have fewer than two users in common")
     # [seeds, users]
     x, y = (np.array([[t[i] for i in common] for t in tables], dtype=float) for tables in sides)
-    difference, n = x.mean(0) - y.mean(0), len(common)
+    difference, n = y.mean(0) - x.mean(0), len(common)
     rng, boot = np.random.default_rng(0), np.empty(draws)
     for k in range(draws):
         users = rng.integers(n, size=n)
         one, two = (z[rng.integers(len(z), size=len(z))] if len(z) > 1 else z for z in (x, y))
-        boot[k] = one[:, users].mean() - two[:, users].mean()
+        boot[k] = two[:, users].mean() - one[:, users].mean()
     low, high = np.percentile(boot, [2.5, 97.5])
     mean = float(difference.mean())
     if low <= 0 <= high:
         sentence = f"no difference can be told at n = {n}"
     else:
-        better, size = ("A", (mean, low, high)) if mean > 0 else ("B", (-mean, -high, -low))
+        better, size = (("after", (mean, low, high)) if mean > 0
+                        else ("before", (-mean, -high, -low)))
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
     return {"a": a, "b": b, "a_by": by[0], "b_by": by[1], "score_a": float(x.mean()),
             "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
@@ -588,24 +645,37 @@ def run(args):
     for name, work in other.items():
         if getattr(args, name):
             return work(args)
-    files = args.score or [benchmark(args)]
-    results = [score(path, args.rule, args.anyway) for path in files]
+    if args.score:
+        refuse_overwriting({"--json": args.json}, args.score)
+        results = [score(path, args.rule, args.anyway) for path in args.score]
+    else:
+        path, ids, lost = benchmark(args)
+        results = [score(path, args.rule, args.anyway, ids, lost)]
     for result in results:
         print_score(result)
     if not args.score:
-        print(f"results: {files[0]}; to look at: {report_of_results(files[0], results[0])}")
-    return finish(args, results[0] if len(results) == 1 else results,
+        page = report_of_results(path, results[0], ids)
+        print(f"results: {path}; to look at: {page}")
+    code = finish(args, results[0] if len(results) == 1 else results,
                   [problem for result in results for problem in result["problems"]])
+    if not args.score and lost * 5 > len(ids):
+        print(f"evaluate.py: {lost} of {len(ids)} dialogues are lost, so the score is of those "
+              "that are left; run the same command again when the simulator is well",
+              file=sys.stderr)
+        return TooManyLost.exit_code
+    return code
 
 
 def print_comparison(args):
     """--compare."""
-    result = compare(*map(seeds_of, args.compare), rule=args.rule)
+    sides = [seeds_of(side) for side in args.compare]
+    refuse_overwriting({"--json": args.json}, sum(sides, []))
+    result = compare(*sides, rule=args.rule)
     one, two = result["seeds"]
     seeds = f"{one} seed{'s' * (one > 1)} each" if one == two else f"{one} and {two} seeds"
-    print("A: {a_by}\nB: {b_by}\nA {score_a:.1f}, B {score_b:.1f}, difference {difference:.1f} "
-          "(95 % {interval[0]:.1f} to {interval[1]:.1f}, p = {p:.4f}, n = {n}, {seeds}): {sentence}"
-          .format(**result | {"seeds": seeds}))
+    print("before: {a_by}\nafter:  {b_by}\nbefore {score_a:.1f}, after {score_b:.1f}, after minus "
+          "before {difference:+.1f} (95 % {interval[0]:+.1f} to {interval[1]:+.1f}, p = {p:.4f}, "
+          "n = {n}, {seeds}): {sentence}".format(**result | {"seeds": seeds}))
     return finish(args, result, result["problems"])
 
 
@@ -624,6 +694,7 @@ def print_ability(args):
 def print_consistency(args):
     """--consistency: the recorded replies put to their own user, or to another one."""
     log = Path(args.consistency)
+    refuse_overwriting({"--json": args.json}, [log])
     if not log.is_file():
         raise BadInput(f"--consistency {log}: no such file")
     made_by = read_json(log.parent / "config.json")     # of a run; a result file says it by line
@@ -633,16 +704,18 @@ def print_consistency(args):
     recorded = [made_by.get(key, usual) for key, usual in USUAL_USER.items()]
     asked = [getattr(args, key) or value for key, value in zip(USUAL_USER, recorded)]
     simulator = make_simulator(*asked, temperature=args.simulator_temperature)
-    names = [args.profiles] if args.profiles else made_by.get("profiles") or []
+    names = [args.profiles] if args.profiles else profile_files(log.parent,
+                                                                made_by.get("profiles"))
     result = consistency(log, simulator, {p.id: p for p in people_of(names)}, args.times)
     finish(args, result)
     print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
           f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
           f"same final score in {100 * result['final']:.1f} %")
     if "spread" in result:
+        reliability = result["reliability"]
         print(f"final emotion of one dialogue over {args.times} replays: standard deviation "
               f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
-              f"dialogues explain: {result['reliability'] or float('nan'):.2f}")
+              f"dialogues explain: {'-' if reliability is None else f'{reliability:.2f}'}")
     for step, (before, again) in result["scores"].items():
         print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
     if [user_label(asked[0]), *asked[1:]] != [user_label(recorded[0]), *recorded[1:]]:
@@ -662,7 +735,8 @@ def report_again(args):
     config = read_json(run / "config.json")
     if "algo" not in config:
         raise BadInput(f"--report {run}: there is no run here")
-    people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])[1]
+    people = (heldout_of_run(run, config, config["simulator"]) if config["profiles"] else
+              users_of_run(None, config["eval_size"], config["simulator"])[1])
     draw_run(run, newest_state(run), people, toy if config["model"] == "toy" else None)
     print(f"written: {run / 'report.html'}, {run / 'learning_curve.png'}")
     return 0

@@ -1,7 +1,7 @@
 """judge.py - a curve that rises says that the reward rose. What changed, what did it earn, and does
 the score mean anything? (RLVER 3.3-3.7 and appendices C-E; SAGE 3, 4.2)
 
-    python judge.py capabilities FILE...      five dimensions, 1 to 5; two files: paired
+    python judge.py capabilities FILE...      five dimensions, 1 to 5; two files: after minus before
     python judge.py strategies FILE...        24 codes: uses, gain, repetition; over a log's steps
     python judge.py coordinate FILE FILE...   all files placed in one call; and a counted place
     python judge.py acceptance FILE           how many replies lift the emotion; to other users, too
@@ -31,7 +31,7 @@ from support.answers import marked_sections, unmarked_sections
 from support.llm import CallLog, digest
 from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
-from support.rundir import read_json, write_json
+from support.rundir import profile_files, read_json, refuse_overwriting, write_json
 from support.settings import BadInput, Parser, SimulatorFailed, split_name
 
 simulator.PLACEHOLDERS.update(judged.PROMPTS)
@@ -121,9 +121,9 @@ def read(path):
     without thoughts, none malformed. Also of each its "task", "intention", "final" emotion and
     "user", the simulator's name. Raises BadInput."""
     config, found = read_json(Path(path).parent / "config.json"), []
+    names = profile_files(Path(path).parent, config.get("profiles"))
     people = {p.id: {"profile": p, "task": p.task, **dict(zip(
-        ("intention", "kind"), intention_of(p.task, p.need)))} for p in simulator.people_of(
-            config.get("profiles") or ())}
+        ("intention", "kind"), intention_of(p.task, p.need)))} for p in simulator.people_of(names)}
     for number, d in enumerate(recorded_dialogues(path), 1):
         if "task" not in d and d["profile_id"] not in people:
             raise BadInput(f"{path}: user {d['profile_id']!r} is not among the run's profiles")
@@ -244,9 +244,9 @@ async def questionnaires(args, answers, judge):
         if len(tables) == 2:
             one, two = tables.values()
             result[prompt]["paired"] = {item: judged.interval(np.mean, [
-                x - two[item]["means"][i] for i, x in t["means"].items() if i in two[item]["means"]
+                two[item]["means"][i] - x for i, x in t["means"].items() if i in two[item]["means"]
                 ]) for item, t in one.items()}
-            show("first minus second, paired over dialogues", ["mean", "from", "to", "n"],
+            show("after minus before (the second FILE minus the first), paired over dialogues", ["mean", "from", "to", "n"],
                  result[prompt]["paired"], whose(given))
     if "blri" in answers:
         show("correlation with the final emotion", ["r", "from", "to", "n"], rows, HOW["validity"])
@@ -489,6 +489,9 @@ COMMANDS = {
 async def run(args):
     """The one command. Returns the exit code; raises RunError."""
     args.files, command = list(dict.fromkeys(args.files)), args.command
+    refuse_overwriting({"--json": args.json, "--html": args.html,
+                        "--out": None if command == "table3" else args.out},
+                       [*args.files, *(args.read or ())])
     TABLES.clear()
     tell, asks, least, flags = COMMANDS[command]
     for flag in sorted({flag for *_, own in COMMANDS.values() for flag in own.split()}):

@@ -36,10 +36,11 @@ from support.llm import CallLog, Clock
 from support.ranks import (all_gather_list, all_reduce_sum, broadcast, check_world,
                            gather_episodes, interrupt_at_once, join_ranks, leave_ranks,
                            raise_lost_interrupt, rank, wait_for_all, world)
-from support.rundir import RunDir, checkpoints, model_of, new_state, open_run, read_json
+from support.rundir import (RunDir, checkpoints, model_of, new_state, open_run, profile_files,
+                            read_json, record_heldout, refuse_edited)
 from support.settings import (BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers, explain,
                               gpu_is_there, read_flags)
-from support.signs import INITIAL_EMOTION, batch_metrics, flat_groups, summarise
+from support.signs import (INITIAL_EMOTION, batch_metrics, cut_replies, flat_groups, summarise)
 
 
 # ------------------------------------------------------------------------------------- the dialogue
@@ -91,14 +92,15 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
 
 
 async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm(disable=True),
-                  groups=None, name="", timeout=None):
+                  groups=None, name="", timeout=None, own_first_line=False):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
     of each dropped dialogue the error that it was dropped for).
 
     All users of a group open with the same first line, made once, and are separate from there on.
     make_agent(number): the policy's side of dialogue `number`. groups: the number of each of
     `people` in the whole batch. name: of the rollout, in the log of calls. timeout: seconds after
-    which a dialogue that is still open is given up, as if its simulator had failed.
+    which a dialogue that is still open is given up, as if its simulator had failed. own_first_line:
+    open with the profile's own, where it has one, as evaluations do; in training a model says it.
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
 
@@ -121,7 +123,7 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
-                user_line = await user.answer()
+                user_line = await (user.open() if own_first_line else user.answer())
         except TimeoutError:
             bar.update(group_size)
             return [SimulatorFailed("the rollout ran out of time")] * group_size
@@ -176,9 +178,10 @@ class Trainer:
         self.state["step"] = step
         self.log_dialogues(step, "train", episodes)
         batch = batch_metrics(episodes, cfg.think)
+        cut, replies = all_reduce_sum(torch.tensor(cut_replies(own, self.models.engine.stop_id)))
         metrics = {
             "step": step, **batch, "dropped": int(lost[0]), "unreadable": int(lost[1]),
-            "refilled": refilled,
+            "refilled": refilled, "cut": float(cut / max(1, replies)),
             "reply_tokens": update_metrics["tokens_trained"] / len(episodes) / batch["turns"],
             **update_metrics, "kl_start": self.models.kl_start(self.start),
             # training users above held-out ones, where there are evaluations on the way
@@ -272,7 +275,7 @@ class Trainer:
                 self.simulator, [people[g] for g in own], group_size,
                 lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),
                 cfg.max_turns, bar, own, f"{kind} {step}" + f" again {again}" * (again > 0),
-                cfg.rollout_timeout))
+                cfg.rollout_timeout, own_first_line=kind == "evaluation"))
         unreadable = sum(isinstance(error, UnreadableAnswers) for error in errors)
         lost = all_reduce_sum(torch.tensor([len(errors), unreadable]))
         if lost[0] * 5 > max(len(people) * group_size, cfg.batch_size * (again > 0)):
@@ -321,7 +324,8 @@ class Trainer:
         name = f"calls-{rank()}.jsonl" if rank() else "calls.jsonl"
         self.calls = CallLog(self.run.path / name if server else None, cfg.simulator_cache)
         self.simulator = simulator_of_run(cfg, self.calls, self.clock)
-        self.people, self.heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+        files = cfg.profiles if new else profile_files(self.run.path, cfg.profiles)
+        self.people, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
         self.watcher = cfg.watch and watcher_of_run(cfg, self.people, self.calls, self.clock)
         for name, user in ((cfg.simulator, self.simulator), (cfg.watch, self.watcher)):
             if name:
@@ -331,6 +335,8 @@ class Trainer:
         if new:
             self.run.clear()
         checkpoint = self.run.agree_on_checkpoint(broadcast, all_gather_list)
+        if checkpoint:
+            refuse_edited(checkpoint, cfg)
         # A bad --model must leave nothing behind; a Ctrl-C while the toy's policy is made must
         # leave a run that can be resumed.
         if cfg.toy and not checkpoint:
@@ -346,6 +352,8 @@ class Trainer:
         for path in self.run.path.glob("calls*.jsonl") if server else ():   # ... but not paid again
             self.calls.read(path, self.state["call_bytes"].get(path.name, 0))
         self.run.write_config(cfg)
+        if self.first and not (self.run.path / "heldout.json").exists():
+            record_heldout(self.run.path, cfg.profiles, [p.id for p in self.heldout])
         wait_for_all()
         self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
 

@@ -109,7 +109,8 @@ def parse_profile(row, where):
 
 def users_of_run(names, held_out, simulator):
     """The users to train on and those held out, at most `held_out`: of one file of profiles the
-    last fifth, of two files the second, of none the toy's. Raises BadInput."""
+    last fifth, of two files the second, of none the toy's. Raises BadInput, also for two files that
+    share users: a score on users of the training says nothing about others."""
     if not names:
         need_profiles(simulator)
         return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
@@ -119,6 +120,11 @@ def users_of_run(names, held_out, simulator):
     for people in files:
         refuse_foreign(simulator, people)
     if len(files) == 2:
+        shared = {p.id for p in files[0]} & {p.id for p in files[1]}
+        if shared:
+            raise BadInput(f"--profiles {names[0]} {names[1]}: both files hold user "
+                           f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
+                           "to train on and users held out must be different people")
         return files[0], files[1][:held_out]
     if len(files[0]) < 2:
         raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to "

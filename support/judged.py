@@ -205,8 +205,11 @@ def strategies_of(dialogues):
     the gain where the hidden need asks for it; the SSRR; and the counted coordinate, whose two
     numbers are no judge's: variety, 1 - SSRR, and support, the share of B to E less F and G."""
     replies, found = [r for d in dialogues for r in d["replies"]], {}
+    # A reply whose tags could not be read is in no numerator; so it is in no denominator either.
+    readable = sum(used is not None for used, _ in replies) / max(1, len(replies))
     for name, codes in (GROUPS | {code: [code] for code in CODES}).items():
-        uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies) / len(dialogues)
+        uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies)
+        uses = uses / readable / len(dialogues) if readable else None
         asking = [r for d in dialogues if d["intention"] == FORMS["asked_by"].get(name, "-")
                   for r in d["replies"]]
         found[name] = dict(zip(("uses", "gain", "n", "asked", "asked_n"),

@@ -42,7 +42,7 @@ SIDES = {"before": 0, "": 1, "after": 2}
 
 
 def write_report(path, *, title, settings, curves, evaluations, dialogues, tables,
-                 notes=(), limit=200, radar=()):
+                 notes=(), limit=200, radar=(), never_trained_on=True):
     """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Missing
     numbers may be None or absent.
 
@@ -53,7 +53,8 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
         "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
         "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
     tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
-    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]."""
+    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]. never_trained_on: of
+    the evaluations' users (of a foreign model nobody knows)."""
     picked = choose(dialogues, limit)
     shown = sum(map(len, picked))
     left = len(dialogues) - shown
@@ -63,7 +64,8 @@ def write_report(path, *, title, settings, curves, evaluations, dialogues, table
                        if panel["lines"] or len(panel["points"]) > 1],
             "settings": {key: v if isinstance(v, str) else json.dumps(clean(v), ensure_ascii=False)
                          for key, v in settings.items()},
-            "tables": [table(t) for t in [evaluation_table(evaluations), *tables] if t["rows"]],
+            "tables": [table(t) for t in [evaluation_table(evaluations, never_trained_on),
+                                           *tables] if t["rows"]],
             "count": f"{shown} of {len(dialogues)} dialogues, {left or 'none'} left out."
                      + " Those shown are picked evenly over the final scores, users whole."
             * bool(left and shown), "users": [user(own) for own in picked]}
@@ -171,13 +173,17 @@ def joined(values):
                            left=math.nan, right=math.nan).round(3)) if there else values
 
 
-def evaluation_table(evaluations):
+def evaluation_table(evaluations, never_trained_on=True):
+    """The scores on held-out users as a table."""
     columns = {"step": "step", "score": "final emotion", "stderr": "± stderr",
                "success": "success %", "failure": "failure %", "malformed": "malformed %",
                "n": "dialogues"}
-    return {"title": "Evaluations on held-out users", "columns": list(columns.values()),
+    who = "Users never trained on" if never_trained_on else "Whether this policy met these users " \
+        "in its training is not known"
+    return {"title": "Evaluations" + " on held-out users" * never_trained_on,
+            "columns": list(columns.values()),
             "rows": [[e.get(key) for key in columns] for e in evaluations],
-            "reading": "Users never trained on; gaps below three standard errors may be luck."}
+            "reading": f"{who}; gaps below three standard errors may be luck."}
 
 
 def told(value):
@@ -297,10 +303,11 @@ def report_of_run(out, people, rows, evaluations, warnings, grammar=None):
                  tables=tables_by_part(sides) + tables, notes=warnings, radar=radar)
 
 
-def report_of_results(path, result):
-    """Write the report of a result file beside it. Returns its path."""
+def report_of_results(path, result, ids=None):
+    """Write the report of a result file beside it, of the users `ids` alone (default: of all).
+    Returns its path."""
     dialogues = [{**d, "persona": d["raw"].get("player", ""), "score": d["final"]}
-                 for d in recorded_dialogues(path)]
+                 for d in recorded_dialogues(path) if ids is None or d["id"] in ids]
     numbers = ("score", "stderr", "success", "failure", "malformed", "n")
     path = Path(path).with_suffix(".html")
     counted = {"title": "Signs of failure", "columns": ["sign", "value"],
@@ -309,6 +316,7 @@ def report_of_results(path, result):
     write_report(path, title=result["by_whom"],
                  settings={**dialogues[0]["made_by"], "rule": result["rule"]}, curves=[],
                  evaluations=[{key: result[key] for key in numbers}], dialogues=dialogues,
+                 never_trained_on=all(d["made_by"].get("held_out") for d in dialogues),
                  tables=[*tables_by_part({"score": dialogues}), counted])
     return path
 

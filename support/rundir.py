@@ -17,7 +17,8 @@ import weakref
 from hashlib import file_digest
 from pathlib import Path
 
-from support.settings import BadInput, SelfCheckFailed, resolve_settings, resumed_settings
+from support.settings import (BadInput, CannotWrite, Settings, resolve_settings,
+                              resumed_settings, split_name)
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -43,8 +44,40 @@ def whole_letters(text):
 
 
 def append_line(path, value):
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """One more line of a JSONL file. Raises OSError that names the file: a full disk does not."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def lock_file(path, what):
+    """Lock the file `path` (made if it is not there) until this process ends. Raises BadInput if
+    another process holds it; `what` says what it is for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise BadInput(f"{what} {path}: another process is writing there; wait for it, or choose "
+                       "another file") from None
+    return held
+
+
+def refuse_overwriting(outputs, inputs):
+    """Raise BadInput if a file that would be written is one that is read, or two are the same.
+    outputs: {flag: path or None}; inputs: paths."""
+    taken = {Path(path).resolve(): f"{path} is read" for path in inputs}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        place = Path(path).resolve()
+        if place in taken:
+            raise BadInput(f"{flag} {path}: would overwrite a file of this command "
+                           f"({taken[place]}); choose another name")
+        taken[place] = f"{flag} writes {path}"
 
 
 def read_json(path):
@@ -76,13 +109,18 @@ def read_jsonl(path, start=0, only=b""):
                 yield number, None, "brackets within brackets, too deep for a line of this kind"
 
 
+def sha256_of(path):
+    """The SHA-256 of a file, as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
 def digests_of(place):
     """{path below `place`: SHA-256} of the files of a checkpoint, and of the run's start.json."""
     found = {}
     for path in [*sorted(place.rglob("*")), place.parent / "start.json"]:
         if path.is_file() and path.name != "sha256.json":
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, place)] = file_digest(file, "sha256").hexdigest()
+            found[os.path.relpath(path, place)] = sha256_of(path)
     return found
 
 
@@ -100,6 +138,21 @@ def refuse_damaged(place):
     go_on = (f"remove it to go on from {before[-1]}" if before
              else "there is none before it: start anew")
     raise BadInput(f"{out}: {place.name} is damaged ({bad[0]}); {go_on}")
+
+
+def refuse_edited(place, settings):
+    """Raise BadInput if a setting that changes results is not the one that the checkpoint `place`
+    was made with: an edited config.json. (Checkpoints of early versions hold no settings.)"""
+    made_with = read_json(place / "rlver.json")
+    for setting in dataclasses.fields(Settings):
+        name, value = setting.name, getattr(settings, setting.name)
+        if setting.metadata["resumable"] or name not in made_with or made_with[name] == value:
+            continue
+        if name == "simulator" and split_name(value)[:2] == split_name(made_with[name])[:2]:
+            continue                                    # its address may change
+        raise BadInput(f"{place.parent / 'config.json'}: {name} is {value!r}, but {place.name} was "
+                       f"made with {made_with[name]!r}; put the file back as it was, or start a "
+                       "new run")
 
 
 def checkpoints(out):
@@ -134,6 +187,39 @@ def open_run(given):
     return settings, out, False
 
 
+def record_heldout(out, names, ids):
+    """Write heldout.json: the ids of a run's held-out users, and of each file of profiles its name,
+    its place and its SHA-256. By it an evaluation knows whom the run was never trained on."""
+    files = [{"name": name, "path": str(Path(name).resolve()), "sha256": sha256_of(name)}
+             for name in names or ()]
+    write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": files})
+
+
+def profile_files(out, names):
+    """Where the files of profiles `names` of the run in `out` are: as the run named them, or, from
+    another directory, where they were when it began. Raises BadInput for one that has changed:
+    users whose order is another are other users held out. (Runs of earlier versions recorded
+    nothing: there the names are all.)"""
+    recorded = {file["name"]: file for file in read_json(Path(out) / "heldout.json").get(
+        "profiles", ())}
+    return [find_profile_file(name, recorded.get(name)) for name in names or ()]
+
+
+def find_profile_file(name, recorded):
+    """The place of one file of `profile_files`. recorded: its entry in heldout.json, or None."""
+    if recorded is None:
+        return name
+    places = [place for place in (name, recorded["path"]) if Path(place).is_file()]
+    if not places:
+        raise BadInput(f"--profiles {name}: no such file here, nor at {recorded['path']}, where it "
+                       "was when the run began; put it back")
+    same = [place for place in places if sha256_of(place) == recorded["sha256"]]
+    if not same:
+        raise BadInput(f"--profiles {places[0]}: has changed since the run began, so other users "
+                       "would be held out; put the file back as it was, or start a new run")
+    return same[0]
+
+
 def newest_state(out):
     """What a run knows of itself: at its end summary.json, before that its newest checkpoint's
     state.json. Raises BadInput if there is neither."""
@@ -148,9 +234,9 @@ def has_no_step(out):
     """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
     if another one is started in its place; its calls.jsonl, which was paid for, is kept."""
     names = {p.name for p in out.iterdir()}
-    known = {"config.json", ".config.json", "dialogues.jsonl", "start.json", ".start.json",
-             "checkpoint-000000", ".checkpoint-000000", "metrics.jsonl", "report.html",
-             "learning_curve.png"}
+    known = {"config.json", ".config.json", "heldout.json", ".heldout.json", "dialogues.jsonl",
+             "start.json", ".start.json", "checkpoint-000000", ".checkpoint-000000",
+             "metrics.jsonl", "report.html", "learning_curve.png"}
     logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
     return (not logged and bool(names & {"config.json", ".config.json"})
             and all(n in known or n.startswith("calls") for n in names))
@@ -274,8 +360,8 @@ class RunDir:
             shutil.rmtree(scratch, ignore_errors=True)
             before = [p.name for p in checkpoints(self.path)[-1:]]
             rest = f"{before[0]} is whole" if before else "there is none before it"
-            raise SelfCheckFailed(f"{name} could not be written ({error}); {rest}. Is the disk "
-                                  "full?") from None
+            raise CannotWrite(f"{self.path / name} could not be written ({error}), perhaps because "
+                              f"the disk is full; {rest}") from None
         os.rename(scratch, self.path / name)
         for old in checkpoints(self.path)[:-settings.keep]:
             shutil.rmtree(old)

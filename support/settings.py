@@ -63,6 +63,13 @@ class TooManyLost(RunError):
     advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
 
 
+class CannotWrite(RunError):
+    """A checkpoint that could not be written: a full disk, mostly."""
+    everywhere, resumed_from = True, "checkpoint-*"
+    advice_at_start = "; make room, and start the run again"
+    advice = "; make room, then: python rlver.py --resume {out}"
+
+
 class SelfCheckFailed(RunError, RuntimeError):
     """Something that must hold does not: training on would waste the run. It says where to look."""
 

@@ -75,6 +75,13 @@ def flat_groups(episodes):
     return sorted(group for group, r in rewards.items() if len(set(r)) == 1)
 
 
+def cut_replies(episodes, stop_id):
+    """[replies that the limit of tokens cut, so that the policy sampled no stop token; replies]."""
+    sampled = [segment.ids for e in episodes for segment in e.segments
+               if segment.log_probs is not None]
+    return [sum(ids[-1] != stop_id for ids in sampled), len(sampled)]
+
+
 def batch_metrics(episodes, think):
     """What is said of the dialogues of a training step (docs/metrics.md)."""
     summary, groups = summarise(episodes), len({e.group for e in episodes})
@@ -165,6 +172,8 @@ def hacking_warnings(rows, evaluations=()):
          "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}")
     look("reward_talk", lambda a, b: b > 0.02 and b > 2 * a,
          "{last100:.0f} % of replies talk about their own reward")
+    look("cut", lambda a, b: b > 0.1,
+         "{last100:.0f} % of replies are cut by --max-tokens, in the middle of a sentence")
     look("kl_start", lambda a, b: b > 5.0,
          "the policy is {last:.1f} nats a token from where it started")
     look("malformed", lambda a, b: b > 10, "{last:.0f} % of dialogues end malformed")
