@@ -283,6 +283,10 @@ def copy_project(place, chosen, changed):
     shutil.copy(ROOT / "tests" / "conftest.py", place / "tests")
     for file, text in cut_tests(tuple(chosen)).items():
         (place / "tests" / file).write_text(text, encoding="utf-8")
+        # what tests share beside conftest.py: marks.py
+        for helper in re.findall(r"(?m)^from (\w+) import", text):
+            if (ROOT / "tests" / f"{helper}.py").is_file():
+                shutil.copy(ROOT / "tests" / f"{helper}.py", place / "tests")
     markers = "".join(f"    {name}: {exercise['title']}\n" for name, exercise in chosen.items())
     (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + markers, encoding="utf-8")
 
@@ -393,7 +397,7 @@ def about(test):
 
 
 # One process imports what takes seconds to import, and each run of tests is forked from it: the
-# matrix has some three hundred.
+# matrix has some four hundred.
 NURSERY = multiprocessing.get_context("forkserver")
 IMPORTED = ["pytest", "numpy", "tqdm", "openai", "torch", "transformers",
             "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2"]

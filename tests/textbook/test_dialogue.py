@@ -163,8 +163,8 @@ def test_a_malformed_reply_is_logged_and_never_sent():
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
         assert episode.turns[-1]["reply"] == text       # as sampled: one should see why it got 0
-        assert ([episode.turns[-1][k] for k in ("user", "analysis", "change", "emotion")]
-                == [None] * 4)
+        assert ([episode.turns[-1][k] for k in ("user", "analysis", "change", "mark", "emotion")]
+                == [None] * 5)
 
 
 def test_thoughts_never_reach_the_user():
@@ -187,6 +187,7 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
     assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
     # the log can be checked against
     assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
+    assert all(t["analysis"].endswith(f"\nEnd {t['mark']}") for t in episode.turns)
 
 
 # -------------------------------------------------------------------------------------- the rollout

@@ -26,7 +26,7 @@ NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnop
     ("(4)", 4), ('"4"', 4), ("**4**.", 4), ("4。", 4), ("４／５", 4), ("4.0/5", 4)])
 def test_a_score_is_read_as_models_write_it(text, score):
     """A whole number alone on its line, bold or bare, or as a fraction of five."""
-    assert parse_score(text, 1, 5) == score
+    assert parse_score(text, 1, 5) == score and parse_score("4/10", 0, 10) == 4
 
 
 @pytest.mark.parametrize("text", [
@@ -57,7 +57,7 @@ SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
     "**{name}**: {score}/5", "## {name}:\n\nGood, for 3 reasons.\n\n**Score:** {score}",
     "{key}: {score}", "1. **{name}**:\n   - Evaluation: fine\n   - Score: **{score}**",
     "{name}：\n评价：有 2 处\n评分：{score}", "### 2. {name}: it is so\nScore: {score}.0",
-    "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
+    "{name}: {score}\nFor it says so, in 3 places.", "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
 def test_five_scores_are_found_however_they_are_set(form):
     """Markdown, lists, other colons; the score on the part's own line, or on that of a header Score
     in the part; what stands below it is ignored."""
@@ -76,9 +76,13 @@ def test_a_missing_part_and_two_scores_are_refused():
     whole = answer(SCORES)
     more = lambda line: whole.replace("\nEnd", f"\n{line}\nEnd")
     assert read_answer("capabilities", more("ED kqvt: \nScore kqvt: 4"), MARK) == SCORES
+    # above the first part, or behind the line End, it is a score of nothing
+    for text in ("Score kqvt: 5\n" + whole, f"{whole}\n" + sign("ED: 5\nScore: 5", MARK)):
+        assert read_answer("capabilities", text, MARK) == SCORES
     for text in (answer({k: v for k, v in SCORES.items() if k != "DG"}), "I cannot judge people.",
                  more("ED kqvt:\nScore kqvt: 5"), more("Score kqvt: 5"),
                  whole.replace("Score kqvt: 3", "Score kqvt: 3\nFinal score: 3\nScore kqvt: 5"),
+                 whole.replace("Score kqvt: 3", "Score kqvt: high\nScore kqvt: 3"),
                  whole.replace("Score kqvt: 3", ""), whole.replace("Score kqvt: 3", "Score: 3"),
                  whole.removesuffix("End kqvt"), ""):
         with pytest.raises(ValueError):
