@@ -6,6 +6,8 @@ with the log-prob that it was drawn with, and serves whatever dialogues are wait
 It is apart from policy.py because the two must not share code: that they agree about every log-prob
 is checked at every step, and would be worth nothing if one were the other.
 """
+import support      # before all others: torch reads what it sets
+
 import asyncio
 import contextlib
 import copy

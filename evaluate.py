@@ -16,6 +16,8 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
 same dialogues shift by 20 points (SAGE appendix B).
 """
+import support      # before all others: torch reads what it sets
+
 import asyncio
 import glob
 import os
@@ -375,8 +377,6 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
     if ids is not None:
         finals = [final for row, final in zip(rows, finals) if row["id"] in ids]
         rows = [row for row in rows if row["id"] in ids]
-        if not rows:
-            raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
     users = sorted({comparison_key(row) for row in rows})
     if len(users) > 1 and not anyway:
         raise BadInput(f"{path}: results of {len(users)} simulators or settings "
@@ -642,6 +642,12 @@ def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     other = {"chat": chat, "report": report_again, "compare": print_comparison, "show": show,
              "consistency": print_consistency, "ability": print_ability}
+    asked = [f"--{name}" for name in ("score", *other) if getattr(args, name)]
+    if asked[1:]:
+        raise BadInput(f"{' and '.join(asked)}: one of them at a time")
+    idle = [f"--{name}" for name in ("html", "pause") if getattr(args, name) and not args.show]
+    if idle:
+        raise BadInput(f"{' and '.join(idle)} is for --show P alone; leave it out, or say --show P")
     for name, work in other.items():
         if getattr(args, name):
             return work(args)
@@ -650,6 +656,8 @@ def run(args):
         results = [score(path, args.rule, args.anyway) for path in args.score]
     else:
         path, ids, lost = benchmark(args)
+        if lost == len(ids):
+            raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
         results = [score(path, args.rule, args.anyway, ids, lost)]
     for result in results:
         print_score(result)

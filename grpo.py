@@ -6,6 +6,8 @@ began with the same first line. One advantage for all tokens of a dialogue, or o
 turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it alone
 for the smallest example:  python grpo.py
 """
+import support      # before all others: torch reads what it sets
+
 import torch
 import torch.nn.functional as F
 

@@ -13,6 +13,8 @@ the score mean anything? (RLVER 3.3-3.7 and appendices C-E; SAGE 3, 4.2)
 FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is one more prompt chain
 (prompts/en/judge) over any model. docs/judging.md says what the numbers are not.
 """
+import support      # before all others: torch reads what it sets
+
 import asyncio
 import contextlib
 import re
@@ -97,19 +99,21 @@ class Judge(Simulator):
                 *_, answer["found"] = await self.ask(name, case["slots"], lambda text, mark: (
                     judged.read_answer(name, text, mark, case.get("names", self.names)),), repeat)
             return answer
-        answers = await together([one(case, repeat) for case in cases
-                                  for repeat in range(repeats)], name)
+        answers = await together(one, [(case, repeat) for case in cases
+                                       for repeat in range(repeats)], name)
         for path in {a["file"] for a in answers} - {a["file"] for a in answers if a["found"]}:
             raise BadInput(f"{path}: no answer of judge {self.model.name} to prompt {name!r} could "
                            f"be read; {self.last_failure}")
         return answers
 
 
-async def together(jobs, title):
-    """Await `jobs` side by side, behind a progress bar. Returns their results."""
+async def together(work, jobs, title):
+    """`work`, a coroutine function, for the arguments of each of `jobs`, side by side behind a
+    progress bar. Returns the results. (Not coroutines: Ctrl-C would leave those that have not begun
+    to complain that nobody awaited them.)"""
     with tqdm(total=len(jobs), desc=title, leave=False) as bar:
-        async def one(job):
-            found = await job
+        async def one(arguments):
+            found = await work(*arguments)
             bar.update()
             return found
         return await asyncio.gather(*map(one, jobs))
@@ -246,8 +250,8 @@ async def questionnaires(args, answers, judge):
             result[prompt]["paired"] = {item: judged.interval(np.mean, [
                 two[item]["means"][i] - x for i, x in t["means"].items() if i in two[item]["means"]
                 ]) for item, t in one.items()}
-            show("after minus before (the second FILE minus the first), paired over dialogues", ["mean", "from", "to", "n"],
-                 result[prompt]["paired"], whose(given))
+            show("after minus before: the second FILE minus the first, paired over dialogues",
+                 ["mean", "from", "to", "n"], result[prompt]["paired"], whose(given))
     if "blri" in answers:
         show("correlation with the final emotion", ["r", "from", "to", "n"], rows, HOW["validity"])
     if other_words:
@@ -377,8 +381,8 @@ async def heard(args, replies):
     for level in args.difficulty:
         one = simulator.make_simulator(user, args.lang, level, retries=args.retries, log=log)
         await one.check()
-        changes[level] = await together([
-            hear(simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
+        changes[level] = await together(hear, [
+            (simulator.User(one, people[d["id"]], name=f"{d['id']} {i}"), d, i, reply)
             for d, i, reply in replies], level)
         if changes[level].count(None) == len(replies):
             raise BadInput(f"{file}: no answer of the {level} user {user} could be read; "

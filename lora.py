@@ -16,6 +16,8 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
 Engines and readers of checkpoints get W + (alpha / r) B A, a plain model. Left out: dropout, and
 adapters on embeddings and output layer. Run it alone for the smallest example:  python lora.py
 """
+import support      # before all others: torch reads what it sets
+
 import contextlib
 from types import SimpleNamespace
 

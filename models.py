@@ -5,6 +5,8 @@ is given the new weights, and asked to prove that they arrived. `kl_start` says 
 has moved. Apart from rlver.py because a first reader needs to know only that all this exists; apart
 from policy.py because the policy itself knows nothing of runs, files and engines.
 """
+import support      # before all others: torch reads what it sets
+
 import json
 import time
 

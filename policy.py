@@ -12,6 +12,8 @@ field are one of them broken:
 
 Run it alone to see how one dialogue is packed:  python policy.py
 """
+import support      # before all others: torch reads what it sets
+
 import copy
 import itertools
 import os
@@ -29,7 +31,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from support.settings import BadModel
+from support.settings import BadModel, may_be_on_the_hub
 
 
 # ------------------------------------------------------------------------------ model and tokenizer
@@ -63,7 +65,7 @@ def stored_dtype(path):
 
 
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
-    """Load a Hugging Face causal LM and its tokenizer. `path`: a directory, or a hub's OWNER/NAME.
+    """Load a Hugging Face causal LM and its tokenizer. `path`: a directory, or a name on the hub.
 
     Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
     bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
@@ -84,7 +86,7 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     needed = "one is needed that holds config.json, weights and a tokenizer"
     if here and not (Path(path) / "config.json").is_file():
         raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
-    if not here and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+    if not here and not may_be_on_the_hub(path):
         raise BadModel(f"{flag} {path}: no such directory; {needed}")
     try:
         place = path if here else snapshot_download(path, allow_patterns=[

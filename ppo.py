@@ -15,6 +15,8 @@ grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 -
 Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log
 pi_old|, and logp_gap_max its maximum.
 """
+import support      # before all others: torch reads what it sets
+
 import math
 from dataclasses import dataclass
 from typing import Callable

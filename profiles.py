@@ -9,6 +9,8 @@ Here every answer is cut into named parts and checked; one that cannot be used i
 with the complaint. What is drawn hangs on the seed alone and every answer is logged
 (FILE.calls.jsonl): a command that was killed goes on where it was and ends with the same file.
 """
+import support      # before all others: torch reads what it sets
+
 import asyncio
 import json
 import random

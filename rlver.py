@@ -13,6 +13,8 @@
 First the dialogue and the rollout; then `Trainer`, its steps above what it is made of. Flags,
 torchrun, files and pictures are in support/, which a first reading may skip.
 """
+import support      # before all others: torch reads what it sets
+
 import time
 STARTED = time.perf_counter()       # before the imports: they take seconds, and a run counts them
 

@@ -15,6 +15,8 @@ this prompt, four letters that the policy cannot know (support/answers.py), and 
 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
+import support      # before all others: torch reads what it sets
+
 import asyncio
 import copy
 import json

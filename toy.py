@@ -12,6 +12,8 @@ it knows.
 
 Run it alone to meet a few of these people:  python toy.py
 """
+import support      # before all others: torch reads what it sets
+
 import hashlib
 import json
 import os

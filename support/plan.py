@@ -12,10 +12,9 @@ Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what 
 """
 import itertools
 import math
-import re
 from pathlib import Path
 
-from support.settings import BadInput, is_beside_us, resolve_settings
+from support.settings import BadInput, is_beside_us, may_be_on_the_hub, resolve_settings
 
 GB = 1e9
 # Shapes of the models that people ask for, from their published config.json, so that planning needs
@@ -37,15 +36,15 @@ def config_of(name):
     if name in KNOWN and not Path(name).is_dir():
         return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)
     here = Path(name).is_dir()
-    if not here and (is_beside_us(name) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+    if not here and (not may_be_on_the_hub(name) or is_beside_us(name)):
         raise BadInput(f"--model {name}: no such directory; name one that holds a "
                        f"config.json, or one of {', '.join(KNOWN)}")
     try:
         return AutoConfig.from_pretrained(name, local_files_only=here)
     except Exception as error:
-        where = "in this directory" if here else "to be had from the hub"
-        raise BadInput(f"--model {name}: no config {where}: "
-                       f"{' '.join(str(error).split())[:120]}") from None
+        what = ("no config in this directory" if here else
+                "no such directory, and not to be had from the hub")
+        raise BadInput(f"--model {name}: {what}: {' '.join(str(error).split())[:120]}") from None
 
 
 def sizes_of(config, rank=0):

@@ -361,7 +361,7 @@ def print_finished(out):
     summary = read_json(out / "summary.json")
     print(f"{out} is finished: {summary['steps']} steps, held-out score "
           f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
-          f"go on: python rlver.py --resume {out} --steps MORE")
+          f"go on: python rlver.py --resume {out} --steps N, N the total")
 
 
 def print_summary(summary, out):

@@ -150,6 +150,8 @@ def refuse_edited(place, settings):
             continue
         if name == "simulator" and split_name(value)[:2] == split_name(made_with[name])[:2]:
             continue                                    # its address may change
+        if name == "model" and made_with.get("lora_rank"):
+            continue            # the base of adapters may have moved: its weights are compared
         raise BadInput(f"{place.parent / 'config.json'}: {name} is {value!r}, but {place.name} was "
                        f"made with {made_with[name]!r}; put the file back as it was, or start a "
                        "new run")
@@ -181,7 +183,9 @@ def open_run(given):
     while Path(default).exists():           # two runs that were started in the same second
         default += "x"
     out = Path(given["out"] or default)
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not has_no_step(out)):
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out}: is a file, and a run needs a directory; choose another")
+    if out.exists() and any(out.iterdir()) and not has_no_step(out):
         raise BadInput(f"--out {out}: exists and is not empty; choose another, or "
                        f"continue that run with --resume {out}")
     return settings, out, False

@@ -335,6 +335,11 @@ def vllm_is_there():
     return importlib.util.find_spec("vllm") is not None
 
 
+def may_be_on_the_hub(name):
+    """Could `name` be a model's name there: OWNER/NAME, or of the oldest models NAME alone?"""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) and not Path(name).exists()
+
+
 def is_beside_us(name):
     """Would `name`, if it were there, be a path here and no name on the hub? Where its parent is a
     directory, and in runs/, a typo is meant: the hub need not be asked for it."""
@@ -364,10 +369,13 @@ def resolve_settings(given):
         found[setting.name] = value
     cfg = Settings(**found)
     cfg.think = bool(cfg.think)
-    said = lambda *names: " ".join(f"--{name.replace('_', '-')} {given[name]}"
-                                   for name in names if given.get(name))
-    grpo, groups = cfg.algo == "grpo", said("advantage", "refill")
-    looks = said("watch_every", "watch_difficulty", "watch_lang")
+    said = lambda names: " ".join(f"--{name.replace('_', '-')} {given[name]}"
+                                  for name in names if given.get(name) is not None)
+    # a flag of one algorithm says so in its help
+    of = lambda algo: said(f.name for f in dataclasses.fields(Settings)
+                           if (f.metadata["text"] or "").startswith(f"{algo}: "))
+    grpo, groups, critics = cfg.algo == "grpo", of("GRPO"), of("PPO")
+    looks = said(["watch_every", "watch_difficulty", "watch_lang"])
     for wrong, complaint in (
             (grpo and cfg.batch_size % cfg.group_size,
              f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
@@ -380,6 +388,8 @@ def resolve_settings(given):
              "or k3-ratio"),
             (groups and not grpo,
              f"{groups} is for GRPO, which has groups; leave it out, or take --algo grpo"),
+            (critics and grpo,
+             f"{critics} is for PPO, which has a critic; leave it out, or take --algo ppo"),
             (given.get("lora_alpha") and not cfg.lora_rank,
              "--lora-alpha is for adapters; say --lora-rank R too"),
             (looks and not cfg.watch, f"{looks}: nobody watches; say who by --watch NAME"),
@@ -393,11 +403,19 @@ def resolve_settings(given):
              f"from --batch-size {cfg.batch_size}")):
         if wrong:
             raise BadInput(complaint)
+    refuse_price(cfg, given.get("price"))
     cfg.group_size = cfg.group_size if grpo else 1
     need_vllm(cfg.engine)
     if not cfg.engine:
         cfg.engine = "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
     return cfg
+
+
+def refuse_price(cfg, price):
+    """Raise BadInput if --price is given where nobody is paid."""
+    if price and not any((name or "").startswith("openai:") for name in (cfg.simulator, cfg.watch)):
+        raise BadInput(f"--price {price[0]:g},{price[1]:g}: neither --simulator nor --watch is a "
+                       "server, so nothing is paid; name one by openai:MODEL@URL, or leave it out")
 
 
 def gpu_is_there():
@@ -434,7 +452,9 @@ def resumed_settings(config, given):
                            f"{config.get(key)!r}); only --{', --'.join(free).replace('_', '-')} "
                            "and the simulator's address can")
     need_vllm(config["engine"])
-    return Settings(**{**config, **changed})
+    cfg = Settings(**{**config, **changed})
+    refuse_price(cfg, given.get("price"))
+    return cfg
 
 
 def check_value(name, setting, value):

@@ -101,7 +101,7 @@ def test_another_rank_is_refused(cut, capfd):
     assert "it has 4" in refuse(capfd, "--resume", cut, "--lora-rank", 8)
     edit(cut, lora_rank=8)
     line = refuse(capfd, "--resume", cut)
-    assert "are not of config.json's lora_rank" in line
+    assert "config.json: lora_rank is 8, but checkpoint-000002 was made with 4" in line
 
 
 @pytest.mark.parametrize("flags, told", [

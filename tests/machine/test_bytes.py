@@ -20,7 +20,7 @@ from simulator import load_profiles, make_simulator
 from support.llm import ServerModel
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
-from support.settings import BadInput, SelfCheckFailed, resolve_settings
+from support.settings import BadInput, CannotWrite, resolve_settings
 from test_evaluate import sage_line, write
 
 SMALL = ("--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 "
@@ -182,8 +182,8 @@ def test_a_full_disk_says_what_there_is_to_go_on_from(tmp_path):
     def full(directory):
         raise OSError("no space left")
     run = RunDir(tmp_path)
-    with pytest.raises(SelfCheckFailed, match="there is none before it"):
+    with pytest.raises(CannotWrite, match="there is none before it"):
         run.save_checkpoint({"step": 0, "log_bytes": {}}, full, resolve_settings({}))
     (tmp_path / "checkpoint-000000").mkdir()
-    with pytest.raises(SelfCheckFailed, match="checkpoint-000000 is whole"):
+    with pytest.raises(CannotWrite, match="checkpoint-000000 is whole"):
         run.save_checkpoint({"step": 1, "log_bytes": {}}, full, resolve_settings({}))

@@ -268,9 +268,9 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
 def test_two_files_are_paired(good, bad):
     code, result = run("capabilities", good, bad, "--html", "page.html")
     paired = result["capabilities"]["paired"]
-    assert code == 0 and paired["SA"][0] == 4 and paired["SA"][3] == 8
+    assert code == 0 and paired["SA"][0] == -4 and paired["SA"][3] == 8
     page = judge.Path("page.html").read_text("utf-8")
-    assert '"radar":[{"label"' in page and "first minus second" in page
+    assert '"radar":[{"label"' in page and "after minus before" in page
 
 
 def test_strategies_by_the_grammar(bad):
@@ -290,7 +290,8 @@ def test_strategies_by_a_server(tmp_path):
     told = next(iter(result["files"].values()))
     assert code == 0 and told["missing"] == 4 and told["ssrr"] == 1
     assert told["misnamed"] == 4            # F-3 is professional help
-    assert told["strategies"]["F-3"] == {"uses": 2, "gain": 5, "n": 3, "asked": None, "asked_n": 0}
+    # two of four replies a dialogue could be read, and all of those use it
+    assert told["strategies"]["F-3"] == {"uses": 4, "gain": 5, "n": 3, "asked": None, "asked_n": 0}
     assert server.calls == 8 and all("此前的对话" in p for p in server.prompts)
 
 

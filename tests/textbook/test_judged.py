@@ -57,7 +57,8 @@ SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
     "**{name}**: {score}/5", "## {name}:\n\nGood, for 3 reasons.\n\n**Score:** {score}",
     "{key}: {score}", "1. **{name}**:\n   - Evaluation: fine\n   - Score: **{score}**",
     "{name}：\n评价：有 2 处\n评分：{score}", "### 2. {name}: it is so\nScore: {score}.0",
-    "{name}: {score}\nFor it says so, in 3 places.", "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
+    "{name}: {score}\nFor it says so, in 3 places.",
+    "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
 def test_five_scores_are_found_however_they_are_set(form):
     """Markdown, lists, other colons; the score on the part's own line, or on that of a header Score
     in the part; what stands below it is ignored."""
@@ -287,8 +288,10 @@ def test_all_that_tags_tell_by_hand():
     told = strategies_of([tagged(REPLIES), tagged([[["E-3", "G-1"], -6]], "listen")])
     praise = told["strategies"]["Praise"]
     # one reply of seven could not be read
-    assert praise == {"uses": pytest.approx(4 / 2 / (6 / 7)), "gain": (10 - 4 - 6) / 3, "n": 3, "asked": 3.0, "asked_n": 2}
-    assert told["strategies"]["E-1"]["uses"] == pytest.approx(2 / 2 / (6 / 7)) and told["strategies"]["E-1"]["n"] == 1
+    assert praise == {"uses": pytest.approx(4 / 2 / (6 / 7)), "gain": (10 - 4 - 6) / 3,
+                      "n": 3, "asked": 3.0, "asked_n": 2}
+    assert told["strategies"]["E-1"]["uses"] == pytest.approx(2 / 2 / (6 / 7))
+    assert told["strategies"]["E-1"]["n"] == 1
     assert told["strategies"]["E-1"]["asked"] is None
     # tags: E A E F E, E G
     assert told["support"] == pytest.approx(4 / 7 - 2 / 7)

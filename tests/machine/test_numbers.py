@@ -1,0 +1,304 @@
+"""Numbers that are what they say: whose score it is, of how many, with which settings; and files
+that nobody overwrites."""
+import asyncio
+import fcntl
+import json
+import os
+
+import pytest
+
+import evaluate
+import judge
+import rlver
+import toy
+from server import Loopback
+from simulator import load_profiles, make_simulator, users_of_run
+from support.rundir import append_line
+from support.settings import BadInput
+from support.signs import cut_replies, hacking_warnings
+from test_evaluate import lines, our_line, write
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+SHORT = ["--max-tokens", "4", "--max-turns", "2"]
+SMALL = ["--steps", "1", "--batch-size", "4", "--group-size", "2", *SHORT]
+
+
+def profiles(path, count=12, first=0):
+    """A file with users of the toy."""
+    return write(path, *toy.profiles("train", first + count)[first:])
+
+
+def measure(*flags):
+    return evaluate.main([str(flag) for flag in flags])
+
+
+@pytest.fixture
+def trained(tiny_dir, tmp_path, monkeypatch):
+    """A run on twelve users of a file, which is named as it lies beside us."""
+    profiles(tmp_path / "people.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "1", "--profiles",
+                       "people.jsonl", "--out", "run"]) == 0
+    return tmp_path / "run"
+
+
+# ------------------------------------------------------------------------------ users of the training
+
+@pytest.mark.slow
+def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_path, monkeypatch):
+    """The run held out one user of twelve, evaluate.py a fifth, two: one of them had been trained
+    on, under a table that says "never trained on". From another directory, too."""
+    told = json.loads((trained / "heldout.json").read_text())
+    assert told["ids"] == ["toy-train-0011"] and len(told["profiles"][0]["sha256"]) == 64
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert measure("--policy", trained, "--out", "r.jsonl") == 0
+    assert [line["id"] for line in lines(tmp_path / "elsewhere/r.jsonl")] == told["ids"]
+    assert "Users never trained on" in (tmp_path / "elsewhere/r.html").read_text()
+    # a run of an earlier version has no such file: by its own rule
+    (trained / "heldout.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert measure("--policy", trained, "--out", "old.jsonl") == 0
+    assert [line["id"] for line in lines(tmp_path / "old.jsonl")] == told["ids"]
+    # users that are named, and a policy that is no run: nobody knows
+    assert measure("--policy", trained, "--profiles", "people.jsonl", "--limit", 2, "--out",
+                   "named.jsonl") == 0
+    assert "Users never trained on" not in (tmp_path / "named.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_file_of_users_that_changed_is_refused_by_name(trained, tmp_path, capsys):
+    """In another order other users are held out: "before" and "after" were of different people."""
+    path = tmp_path / "people.jsonl"
+    text = path.read_text()
+    path.write_text("".join(reversed(text.splitlines(keepends=True))))
+    log = str(trained / "dialogues.jsonl")
+    for main, flags in ((rlver.main, ["--resume", str(trained), "--steps", "2"]),
+                        (evaluate.main, ["--policy", str(trained), "--out", "r.jsonl"]),
+                        (evaluate.main, ["--consistency", log]), (judge.main, ["needs", log])):
+        assert main(flags) == 2
+        err = capsys.readouterr().err.strip().split("\n")[-1]
+        assert "people.jsonl: has changed since the run began" in err
+    path.write_text(text)
+    assert rlver.main(["--resume", str(trained), "--steps", "2"]) == 0
+
+
+def test_two_files_that_share_users_are_refused(tmp_path):
+    """One file twice, too: training users would be held out."""
+    a, b = profiles(tmp_path / "a.jsonl", 4), profiles(tmp_path / "b.jsonl", 4, first=3)
+    for names in ([a, b], [a, a]):
+        with pytest.raises(BadInput, match="different people"):
+            users_of_run(list(map(str, names)), 4, "toy")
+    train, held = users_of_run([str(a), str(profiles(tmp_path / "c.jsonl", 4, first=4))], 2, "toy")
+    assert len(train) == 4 and len(held) == 2
+
+
+# --------------------------------------------------------------------------------------- other settings
+
+def test_all_settings_tell_results_apart():
+    """Only keys that the new results have were compared: with --template-args, and then without,
+    everything was there already, and the old score was printed as the new one."""
+    here = {"policy": "p", "simulator_temperature": 0.0, "users": "abc", "world": None, "seed": 0}
+    assert list(evaluate.differing(dict(here), here)) == []
+    assert list(evaluate.differing({"policy": "p", "ended": "goodbye", "traits": []}, here)) == []
+    for more in ({"template_args": {"a": 1}}, {"history_thoughts": "keep"}, {"context": 9}):
+        key, = more
+        assert [key in words for words in evaluate.differing({**here, **more}, here)] == [True]
+        assert [key in words for words in evaluate.differing(here, {**here, **more})] == [True]
+    assert list(evaluate.differing({**here, "users": "abd"}, here)) == ["other users"]
+    assert len(list(evaluate.differing({**here, "simulator_temperature": 0.7}, here))) == 1
+
+
+@pytest.mark.slow
+def test_results_of_other_settings_are_not_taken_for_these(tiny_dir, tmp_path, capsys):
+    """The simulator's temperature, other users: refused where the file was named."""
+    out = tmp_path / "r.jsonl"
+    usual = ["--policy", tiny_dir, *SHORT, "--limit", 2, "--out", out]
+    assert measure(*usual) == 0
+    for more in (["--template-args", '{"enable_thinking": false}'],
+                 ["--profiles", profiles(tmp_path / "p.jsonl", 4)]):
+        capsys.readouterr()
+        assert measure(*usual, *more) == 2
+        assert "holds results of" in capsys.readouterr().err
+    assert measure(*usual) == 0 and len(lines(out)) == 2
+
+
+# --------------------------------------------------------------------------------------- of how many
+
+@pytest.mark.slow
+def test_the_score_is_of_the_users_asked_for(tiny_dir, tmp_path, capsys):
+    """--limit 1 after --limit 3 printed the score of all three."""
+    flags = ["--policy", tiny_dir, *SHORT, "--out", tmp_path / "r.jsonl", "--json",
+             tmp_path / "j.json", "--limit"]
+    assert measure(*flags, 3) == 0
+    assert measure(*flags, 1) == 0
+    told = json.loads((tmp_path / "j.json").read_text())
+    assert told["n"] == 1 == told["asked"] and len(lines(tmp_path / "r.jsonl")) == 3
+    assert (tmp_path / "r.html").read_text().count("toy-heldout-0001") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaf, code", [(1, 0), (6, 75), (8, 75)])
+def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
+    """With six of eight dialogues lost a score was printed, and the exit code was 0."""
+    path = profiles(tmp_path / "p.jsonl", 8)
+    scenes = [p.scene.split("\n")[1] for p in load_profiles(path)][:deaf]
+    scripted = toy.ScriptedModel()
+
+    def answer(prompt):
+        lost = any(scene in prompt for scene in scenes)
+        return "no" if lost else asyncio.run(scripted(prompt))
+    with Loopback(answer=answer) as server, pytest.MonkeyPatch.context() as patch:
+        make = make_simulator
+        patch.setattr(evaluate, "make_simulator", lambda *names, **more: make(
+            *names, **{**more, "retries": 0}))
+        assert measure("--policy", tiny_dir, *SHORT, "--profiles", path, "--simulator",
+                       f"openai:scripted@{server.url}", "--out", tmp_path / "r.jsonl", "--json",
+                       tmp_path / "j.json") == code
+    out, err = capsys.readouterr()
+    assert err.count(" is missing: ") == deaf
+    if deaf < 8:
+        told = json.loads((tmp_path / "j.json").read_text())
+        assert (told["n"], told["lost"], told["asked"]) == (8 - deaf, deaf, 8)
+        assert f"{8 - deaf} of 8\n" in out
+    else:
+        assert "not one of 8 dialogues" in err
+
+
+def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
+    """Its first prompt does not fit the context: it was scored 40, the start."""
+    assert measure("--policy", tiny_dir, *SHORT, "--context", 8, "--limit", 2, "--out",
+                   tmp_path / "r.jsonl") == 75
+    assert "leaves no room in the context" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
+    """So evaluate.py has it; in training the model behind the user says one, as RLVER does."""
+    rows = [{**row, "first_talk": f"My own line {i}."}
+            for i, row in enumerate(toy.profiles("train", 6))]
+    path = write(tmp_path / "p.jsonl", *rows)
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--profiles",
+                       str(path), "--out", str(tmp_path / "run")]) == 0
+    for d in lines(tmp_path / "run" / "dialogues.jsonl"):
+        assert d["first_line"].startswith("My own line") == (d["split"] == "heldout")
+
+
+# ------------------------------------------------------------------------------------- small, and wrong
+
+def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path, capsys):
+    """The table called it chit-chat."""
+    assert measure("--policy", tiny_dir, "--world", "chit-chat", "--profiles",
+                   profiles(tmp_path / "p.jsonl", 2), "--out", tmp_path / "r.jsonl") == 2
+    assert "user 'toy-train-0000'" in capsys.readouterr().err
+
+
+def test_after_is_compared_with_before_everywhere(tmp_path, capsys):
+    """Capabilities printed the first file minus the second, --compare wanted after and before."""
+    before = write(tmp_path / "b.jsonl", *[our_line(i, [30 + i % 3]) for i in range(9)])
+    after = write(tmp_path / "a.jsonl", *[our_line(i, [70 + i % 2]) for i in range(9)])
+    assert measure("--compare", before, after) == 0
+    text = capsys.readouterr().out
+    assert "after minus before +39." in text and "after is better by 39." in text
+    assert evaluate.compare([str(after)], [str(before)])["difference"] < -39
+
+
+def test_cut_replies_are_counted_and_warned_of():
+    """A --max-tokens that cuts most replies was nowhere said."""
+    from policy import Episode, Segment
+    e = Episode("p", 0, "Hi.")
+    e.segments = [Segment([1, 2]), Segment([5, 9], log_probs=[-1.0, -1.0]), Segment([9]),
+                  Segment([5, 6], branch=1, log_probs=[-1.0, -1.0])]
+    assert cut_replies([e, e], stop_id=9) == [2, 4]
+    rows = [{"cut": 0.5, "episodes": 4} for _ in range(6)]
+    assert any("50 % of replies are cut by --max-tokens" in w for w in hacking_warnings(rows))
+    assert not hacking_warnings([{**row, "cut": 0.05} for row in rows])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, value", [("lr", 1e-3), ("algo", "ppo"), ("seed", 5)])
+def test_an_edited_setting_is_refused_by_name(name, value, trained, tmp_path, capsys):
+    """An edited lr was resumed in silence, an edited algo was a KeyError."""
+    path = trained / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, name: value}))
+    (trained / "summary.json").unlink()
+    assert rlver.main(["--resume", str(trained), "--steps", "2"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"config.json: {name} is {value!r}, but checkpoint-" in err
+    path.write_text(json.dumps(config))
+    assert rlver.main(["--resume", str(trained), "--steps", "2"]) == 0
+
+
+def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
+    """It was printed as nan."""
+    monkeypatch.setattr(evaluate, "consistency", lambda *_: {
+        "turns": 1, "emotion": 1, "sign": 1, "dialogues": 1, "final": 1, "found": [], "scores": {},
+        "spread": 1.0, "reliability": 0.0})
+    path = write(tmp_path / "r.jsonl", our_line(0, [50]))
+    measure("--consistency", path, "--times", 2)
+    assert "dialogues explain: 0.00" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------ files
+
+@pytest.mark.parametrize("flags", [
+    ["evaluate", "--score", "F", "--json", "F"], ["evaluate", "--compare", "F", "G", "--json", "G"],
+    ["evaluate", "--consistency", "F", "--json", "./F"],
+    ["judge", "strategies", "F", "--json", "F"], ["judge", "capabilities", "F", "--html", "F"],
+    ["judge", "capabilities", "F", "--html", "x", "--json", "x"],
+    ["judge", "blind", "F", "G", "--out", "F"]])
+def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
+    """`judge.py strategies a.jsonl --json a.jsonl` wrote its tables over the dialogues, exit 0."""
+    monkeypatch.chdir(tmp_path)
+    for name in "FG":
+        write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
+    text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
+    main = {"evaluate": evaluate.main, "judge": judge.main}[flags[0]]
+    assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
+    assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
+
+
+def test_results_are_no_page(tiny_dir, tmp_path, capsys):
+    """--out x.html: the page went over the results."""
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "x.html") == 2
+    assert ".jsonl" in capsys.readouterr().err
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r.jsonl",
+                   "--json", tmp_path / "r.html") == 2
+
+
+def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
+    """Each line stood there twice, and nothing read the file again."""
+    path = tmp_path / "r.jsonl"
+    held = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    flags = ["--policy", tiny_dir, *SHORT, "--limit", 1, "--out", path]
+    assert measure(*flags) == 2
+    assert "another process is writing there" in capsys.readouterr().err
+    os.close(held)
+    assert measure(*flags) == 0 == measure(*flags)
+
+
+def test_a_full_disk_names_the_file(tmp_path, tiny_dir, capsys, monkeypatch):
+    """/dev/full is a disk that is always full."""
+    with pytest.raises(OSError, match="/dev/full"):
+        append_line("/dev/full", {"a": 1})
+    full = append_line
+    monkeypatch.setattr(evaluate, "append_line", lambda path, row: full("/dev/full", row))
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r.jsonl") != 0
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "/dev/full" in err
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
+    """Nothing is wrong with the training; there is no room for its checkpoint."""
+    def full(self, scratch):
+        raise OSError(28, "No space left on device", str(scratch))
+    monkeypatch.setattr(rlver.Models, "gather", lambda self: lambda scratch: full(self, scratch))
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--out",
+                       str(tmp_path / "out")]) == 1
+    err = capsys.readouterr().err
+    assert "self-check" not in err and "checkpoint-000000 could not be written" in err
+    assert "make room" in err and "Traceback" not in err
