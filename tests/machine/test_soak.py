@@ -122,7 +122,8 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
     def answers(text, more):
-        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3", "kqvt")
+        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3",
+                     "kqvt")
         for answer in (text, f"{text}\n{whole}", whole.replace("x", f"x{text}\n{more}\n")):
             try:
                 sections, change = parse_emotion(answer, "kqvt")

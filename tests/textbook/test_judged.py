@@ -57,7 +57,8 @@ SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
     "**{name}**: {score}/5", "## {name}:\n\nGood, for 3 reasons.\n\n**Score:** {score}",
     "{key}: {score}", "1. **{name}**:\n   - Evaluation: fine\n   - Score: **{score}**",
     "{name}：\n评价：有 2 处\n评分：{score}", "### 2. {name}: it is so\nScore: {score}.0",
-    "{name}: {score}\nFor it says so, in 3 places.", "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
+    "{name}: {score}\nFor it says so, in 3 places.",
+    "{name}: see below\nThere are 3 sides to it.\nScore: {score}\nThat is 5 less than 10."])
 def test_five_scores_are_found_however_they_are_set(form):
     """Markdown, lists, other colons; the score on the part's own line, or on that of a header Score
     in the part; what stands below it is ignored."""
