@@ -157,8 +157,8 @@ async def steady(prompt):
     """A user who never leaves: a mild change, a plain line. For measuring, where every dialogue
     must take all its turns."""
     if "<emotion_level>" in prompt:
-        return "Thinking: t\nOrigin: o\nChange: none\nResponse: Hm, go on."
-    return "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: +1"
+        return signed(prompt, "Thinking: t\nOrigin: o\nChange: none\nResponse: Hm, go on.")
+    return signed(prompt, "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: +1")
 
 
 def completion(text):

@@ -109,23 +109,34 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     right kind, or a ValueError, nothing else."""
     from hypothesis import given, settings
     from hypothesis import strategies as some
+    from marks import sign
     from simulator import parse_emotion, parse_reply
+    from support.judged import CODES, read_answer
     pieces = ["Content", "Target Completion", "Reason", "Activity", "Analyze", "Change", "Thinking",
               "Origin", "Response", ":", "：", "\n", "## ", "**", "> ", "5. ", "+3", "-", "−7", "0",
-              " ", "minus", "降", "\u2028", "\x00", "￾"]
+              " ", "minus", "降", "\u2028", "\x00", "￾", "kqvt", "Change kqvt: ", "\nEnd kqvt",
+              "Response kqvt:", "<Strategy kqvt>", "</Strategy kqvt>", "B-2", "ED kqvt: 3", "Score"]
     texts = some.lists(some.one_of(some.sampled_from(pieces), some.text(max_size=5)),
                        max_size=60).map("".join)
 
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
-    def answers(text, reply):
+    def answers(text, more):
+        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3",
+                     "kqvt")
+        for answer in (text, f"{text}\n{whole}", whole.replace("x", f"x{text}\n{more}\n")):
+            try:
+                sections, change = parse_emotion(answer, "kqvt")
+                assert isinstance(change, int) and set(map(type, sections.values())) == {str}
+            except ValueError:
+                pass
+        for prompt in ("capabilities", "strategies", "blri", "paraphrase"):
+            try:
+                read_answer(prompt, text + "\nEnd kqvt", "kqvt", dict.fromkeys(CODES, "n"))
+            except ValueError:
+                pass
         try:
-            sections, change = parse_emotion(text, reply)
-            assert isinstance(change, int) and set(map(type, sections.values())) == {str}
-        except ValueError:
-            pass
-        try:
-            assert parse_reply(text)[1].strip()
+            assert parse_reply(text, "kqvt")[1].strip()
         except ValueError:
             pass
     answers()
