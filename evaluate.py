@@ -34,7 +34,7 @@ from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator
                        parse_emotion, people_of, refuse_foreign, replay, toy_profiles,
                        users_of_run)
 from support.ability import compare_ability
-from support.llm import ServerModel, ask_with_retries, digest
+from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
 from support.report import draw_run, report_of_results, write_report
 from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
                              recorded_dialogues)
@@ -148,7 +148,8 @@ def results_of(policy):
 
 
 class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained."""
+    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. A
+    prompt that it refuses costs its dialogue alone."""
 
     def __init__(self, server, system, think, history="strip"):
         self.server, self.think, self.history, self.segments = server, think, history, []
@@ -158,8 +159,11 @@ class ServerAgent:
         """As policy.Agent.reply, but for the tokens."""
         from policy import Reply, split_thought, take_thoughts
         self.messages.append({"role": "user", "content": line})
-        text = await ask_with_retries("a reply of the policy's server",
-                                      lambda _: self.server.chat(self.messages), str, retries=8)
+        try:
+            text = await ask_with_retries("a reply of the policy's server",
+                                          lambda _: self.server.chat(self.messages), str, retries=8)
+        except PromptRefused as error:      # its context is full, or a filter took its reply
+            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
         malformed, (thought, visible) = False, take_thoughts(text)
         if self.think:
             thought, visible, malformed = split_thought(text)

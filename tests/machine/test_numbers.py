@@ -11,7 +11,7 @@ import evaluate
 import judge
 import rlver
 import toy
-from server import Loopback
+from server import Loopback, completion
 from simulator import load_profiles, make_simulator, users_of_run
 from support.rundir import append_line
 from support.settings import BadInput
@@ -302,3 +302,16 @@ def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "self-check" not in err and "checkpoint-000000 could not be written" in err
     assert "make room" in err and "Traceback" not in err
+
+
+def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
+    """A content filter at one reply of a policy behind a server ended the whole evaluation."""
+    def reply(request):
+        body = completion("I am here, let it all out.")
+        if len(request["messages"]) > 2 and "lonely" not in request["messages"][1]["content"]:
+            body["choices"][0]["finish_reason"] = "content_filter"
+        return 200, {}, body
+    with Loopback(reply=reply) as server:
+        assert measure("--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2,
+                       "--out", tmp_path / "r.jsonl") == 75
+    assert "a content filter took the answer away" in capsys.readouterr().err
