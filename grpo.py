@@ -50,15 +50,16 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     """One advantage a turn: the return from turn t on, G_t, against the mean G_t of the *others* of
     the group that still talk at turn t.
 
-    rewards: [D, T] float, of each turn; alive: [D, T] bool, turns in which the dialogue spoke;
-    groups: [D]. Returns [D, T], 0 where the dialogue was over.
+    rewards: [D, T] float, of each turn, 0 where the dialogue was over; alive: [D, T] bool, turns in
+    which it spoke; groups: [D]. Returns [D, T], 0 where the dialogue was over.
 
     The others', because a mean that contains one's own return shrinks turn t to 1 - E[1 / n_t] of
     its gradient, n_t being those still talking: unevenly, late turns most. One that is alone has
     the baseline 0, not the advantage 0, which would depend on its own choice to go on and so be
     biased (tests/textbook/test_grpo.py enumerates a game to see it). `grpo` divides by the std of
     the group's whole returns, one number for all turns: a std for each turn would undo the
-    differences between them. With the others' mean, dr-grpo and rloo are the same here.
+    differences between them. Where the whole returns are equal, and in a group of one, it gives 0
+    for every turn. With the others' mean, dr-grpo and rloo are the same here.
     """
     returns = rewards.flip(1).cumsum(1).flip(1) * alive                                  # [D, T]
     advantages = torch.zeros_like(returns)
@@ -69,7 +70,9 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
         a = (g - (g.sum(0) - g) / others) * talking
         if kind == "grpo":
             whole = g[:, 0]
-            a = a / (whole.std() + eps) if (whole != whole[0]).any() else torch.zeros_like(a)
+            # Equal whole returns are equal to rounding: the same emotion is reached by other sums.
+            differ = (whole - whole[0]).abs().max() > 1e-4
+            a = a / (whole.std() + eps) if differ else torch.zeros_like(a)
         advantages[member] = a
     return advantages
 

@@ -29,7 +29,7 @@ import simulator
 import toy
 from simulator import CHECK, EMOTION_HEADERS, Simulator, as_json
 from support import judged, raters
-from support.answers import marked_sections, unmarked_sections
+from support.answers import before_end, unmarked_sections
 from support.llm import CallLog, digest
 from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
@@ -149,8 +149,13 @@ def sections_of(turn):
     """{name: text} of the analysis behind a turn's change. Files of SAGE and of earlier runs have
     no mark, so they are read without. Raises ValueError."""
     if turn.get("mark"):
-        return marked_sections(turn["analysis"], EMOTION_HEADERS, turn["mark"])
+        return simulator.parse_emotion(turn["analysis"], turn["mark"])[0]
     return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
+
+
+def own_words(turn):
+    """The analysis behind a turn's change, without what may stand behind its End."""
+    return before_end(turn["analysis"], turn["mark"]) if turn.get("mark") else turn["analysis"]
 
 
 def messages_of(d, turns=None):
@@ -168,7 +173,7 @@ def questions(prompt, path):
             return [{"dialogue": as_json(said := messages_of(d, i)), "reply": as_json(t["reply"]),
                      "line": as_json(said[-1]["text"])} for i, t in enumerate(turns)]
         if prompt == "needs":
-            return [{"need": d["task"], "thought": as_json(t["analysis"]),
+            return [{"need": d["task"], "thought": as_json(own_words(t)),
                      "line": as_json(t["user"])} for t in turns if t["user"]]
         if prompt == "blri":        # the user's own record of each round, as SAGE has it
             rounds = []

@@ -317,7 +317,8 @@ class Episode:
     group: int
     first_line: str
     number: int = 0                                 # in its batch, over all ranks
-    turns: list = field(default_factory=list)  # [{reply, thought, user, analysis, change, emotion}]
+    # [{reply, thought, user, analysis, change, mark, emotion}]
+    turns: list = field(default_factory=list)
     segments: list = field(default_factory=list)    # [Segment], in time order
     ended: str = ""         # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
@@ -482,8 +483,11 @@ class Batch:
 
 
 def pack(episodes, pad_id=0, reward="terminal", multiple=1):
-    """Lay `episodes` out as one Batch, its length L a multiple of `multiple`. reward: as in
-    Episode.turn_rewards."""
+    """Lay `episodes` out as one Batch, its length L the least multiple of `multiple` that holds
+    them. reward: as in Episode.turn_rewards.
+
+    Turns are counted, whether the reply is a branch or trunk. Segments of one branch go on behind
+    each other. Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
     rows = []
     for episode in episodes:
         row, ends, turn = [], {}, 0         # ends: of the trunk, 0, and of each branch so far

@@ -76,10 +76,12 @@ def gae(rewards, values, mask, gamma, lam):
 def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the
     whole batch, not of one micro-batch). `reduce` sums a tensor over ranks; this file knows nothing
-    else of them.
+    else of them. It waits for all ranks, so each calls it equally often: for the squares too, and
+    also a rank that has no entry.
 
     Returns (mean, sqrt(variance + eps)), the variance unbiased, summed in float64, so that equal
-    numbers become exactly 0. Fewer than two entries give (0, 1): nothing to whiten.
+    numbers become exactly 0. Fewer than two entries on all ranks together give (0, 1): nothing to
+    whiten.
     """
     total = reduce(torch.stack([sum(m.sum() for m in masks).double(),
                                 sum(t[m].double().sum() for t, m in zip(tensors, masks))]))
@@ -109,7 +111,7 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
     the ranks it was cut into change the gradient.
 
     `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of
-    tokens whose term the clip changes).
+    tokens whose term the clip changes), two tensors of one number each.
     """
     # masked before exp: inf times 0 would be a NaN gradient
     ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()

@@ -1,8 +1,8 @@
 """profiles.py - makes users: persona type, persona, need, scene, first line (SAGE 2.2, appendix G).
 
-    python profiles.py --out users.jsonl --count 500                   by rule, offline
-    python profiles.py --out users.jsonl --split 0.2 --writer openai:MODEL@URL
-    python profiles.py --check users.jsonl users-test.jsonl            what is in such files
+    python profiles.py --out results/users.jsonl --count 500           by rule, offline
+    python profiles.py --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
+    python profiles.py --check results/users.jsonl                     what is in such a file
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here every answer is cut into named parts and checked; one that cannot be used is asked for again,

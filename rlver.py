@@ -96,7 +96,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
 async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm(disable=True),
                   groups=None, name="", timeout=None, own_first_line=False):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
-    of each dropped dialogue the error that it was dropped for).
+    the dropped dialogues, as `dropped` has them).
 
     All users of a group open with the same first line, made once, and are separate from there on.
     make_agent(number): the policy's side of dialogue `number`. groups: the number of each of
@@ -110,28 +110,24 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm
         try:
             async with asyncio.timeout_at(deadline):
                 episode = await converse(make_agent(number), user, user_line, max_turns, group)
-        except TimeoutError:
-            return SimulatorFailed("the rollout ran out of time")
-        except SimulatorFailed as error:
-            return error
+        except (SimulatorFailed, TimeoutError) as error:
+            return dropped(error, user)
         finally:
             bar.update()
         episode.number = number
         if episode.tokens_sampled:
             return episode
-        return SimulatorFailed("the user's first line leaves no room in the context for a reply")
+        return dropped(SimulatorFailed("the user's first line leaves no room in the context for a "
+                                       "reply"), user)
 
     async def run_group(group, profile):
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
                 user_line = await (user.open() if own_first_line else user.answer())
-        except TimeoutError:
+        except (SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
-            return [SimulatorFailed("the rollout ran out of time")] * group_size
-        except SimulatorFailed as error:
-            bar.update(group_size)
-            return [error] * group_size
+            return [dropped(error, user) for _ in range(group_size)]
         return await asyncio.gather(*[
             run_dialogue(number, user.copy(f"{name} {number}"), user_line, group)
             for number in range(group * group_size, (group + 1) * group_size)])
@@ -140,6 +136,14 @@ async def rollout(simulator, people, group_size, make_agent, max_turns, bar=tqdm
     dialogues = [dialogue for group in ended for dialogue in group]
     return ([d for d in dialogues if isinstance(d, Episode)],
             [d for d in dialogues if not isinstance(d, Episode)])
+
+
+def dropped(error, user):
+    """What is kept of a dialogue that `error` ended: what was said until then, the last reply of
+    the policy among it. It may be that reply that made the user's model say nothing readable."""
+    reason = "the rollout ran out of time" if isinstance(error, TimeoutError) else str(error)
+    return {"profile_id": user.profile.id, "reason": reason,
+            "unreadable": isinstance(error, UnreadableAnswers), "dialogue": user.dialogue}
 
 
 # ------------------------------------------------------------------------------- the steps of a run
@@ -182,7 +186,7 @@ class Trainer:
         batch = batch_metrics(episodes, cfg.think)
         cut, replies = all_reduce_sum(torch.tensor(cut_replies(own, self.models.engine.stop_id)))
         metrics = {
-            "step": step, **batch, "dropped": int(lost[0]), "unreadable": int(lost[1]),
+            "step": step, **batch, "dropped": lost[0], "unreadable": lost[1],
             "refilled": refilled, "cut": float(cut / max(1, replies)),
             "reply_tokens": update_metrics["tokens_trained"] / len(episodes) / batch["turns"],
             **update_metrics, "kl_start": self.models.kl_start(self.start),
@@ -240,7 +244,7 @@ class Trainer:
                                                   "training", step, again=again)
             wasted += sum(e.tokens_sampled for e in own if e.group in flat)
             own = [e for e in own if e.group not in flat] + new
-            refilled, lost = refilled + len(flat), lost + lost_again
+            refilled, lost = refilled + len(flat), [sum(both) for both in zip(lost, lost_again)]
         return own, lost, refilled, int(all_reduce_sum(torch.tensor(wasted)))
 
     def evaluate(self, step):
@@ -256,7 +260,8 @@ class Trainer:
         self.count("evaluate", time.perf_counter() - began)
         if lost[0]:
             self.tell(f"evaluation at step {step}: {lost[0]} dialogues failed and do not count")
-        self.state["evaluations"].append({"step": step, **summarise(episodes)})
+        self.state["evaluations"].append({"step": step, **summarise(episodes), "dropped": lost[0],
+                                          "unreadable": lost[1]})
         self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
 
@@ -273,19 +278,26 @@ class Trainer:
         stream = [cfg.seed, ["training", "evaluation"].index(kind), step]
         with tqdm(total=len(own) * group_size, desc=title, unit="dialogue", leave=False,
                   disable=not (title and self.first)) as bar:
-            episodes, errors = self.runner.run(rollout(
+            episodes, lost_here = self.runner.run(rollout(
                 self.simulator, [people[g] for g in own], group_size,
                 lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),
                 cfg.max_turns, bar, own, f"{kind} {step}" + f" again {again}" * (again > 0),
                 cfg.rollout_timeout, own_first_line=kind == "evaluation"))
-        unreadable = sum(isinstance(error, UnreadableAnswers) for error in errors)
-        lost = all_reduce_sum(torch.tensor([len(errors), unreadable]))
-        if lost[0] * 5 > max(len(people) * group_size, cfg.batch_size * (again > 0)):
-            reason, *_ = all_gather_list([str(error) for error in errors[:1]])
+        lost_dialogues = all_gather_list(lost_here)
+        for row in lost_dialogues:
+            self.run.append("dropped.jsonl", {"step": step, "kind": kind, **row})
+        unreadable = sum(row["unreadable"] for row in lost_dialogues)
+        tried = len(people) * group_size
+        if len(lost_dialogues) * 5 > max(tried, cfg.batch_size * (again > 0)):
             self.save_what_is_done()
-            raise TooManyLost(f"the simulator failed in {lost[0]} of {len(people) * group_size} "
-                              f"dialogues: {reason}")
-        return episodes, lost
+            if 2 * unreadable > len(lost_dialogues):
+                raise TooManyLost(f"in {unreadable} of {tried} dialogues nothing that the user's "
+                                  "model said could be read, or it refused the prompt: "
+                                  f"{lost_dialogues[0]['reason']}; what was said before stands in "
+                                  "dropped.jsonl")
+            raise TooManyLost(f"the simulator failed in {len(lost_dialogues)} of {tried} "
+                              f"dialogues: {lost_dialogues[0]['reason']}")
+        return episodes, [len(lost_dialogues), unreadable]
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -383,8 +395,8 @@ class Trainer:
         if self.unreadable > 0.01 * self.tried and not self.warned:
             self.warned = True
             self.tell(f"step {metrics['step']}: {self.unreadable} of {self.tried} dialogues were "
-                      "dropped because the user's answers could not be read; look at what was said "
-                      "before them (docs/marks.md)")
+                      "dropped because the user's answers could not be read, or the prompt was "
+                      "refused; dropped.jsonl has what was said before (docs/marks.md)")
 
     def tell(self, text):
         """A line above the progress bar."""

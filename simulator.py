@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import toy
-from support.answers import Unreadable, mark_of, marked_sections, peel, whole_number
-from support.llm import (CallLog, Clock, LocalModel, PromptRefused, ServerModel, ask_with_retries,
-                         digest)
+from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
+from support.llm import (CallLog, Clock, LocalModel, PromptRefused, RetryableError, ServerModel,
+                         ask_with_retries, digest)
 from support.rundir import read_jsonl, whole_letters
 from support.settings import (BadInput, Parser, SimulatorFailed, TooManyLost, UnreadableAnswers,
                               split_name)
@@ -237,10 +237,11 @@ def fill(template, values):
 
 
 def as_json(value):
-    """JSON for a prompt. Newlines become \\n, so no text can open a section of its own, and <
-    becomes \\u003c, so none can close a tag of the prompt. All other letters stay: a model should
-    read 再见, not six hexadecimal numbers."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+    """JSON for a prompt. Newlines become \\n, and the three other signs that end a line are escaped
+    too, so no text can open a section of its own; < becomes \\u003c, so none can close a tag of the
+    prompt. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<\u0085\u2028\u2029"})
 
 
 def load_complaints(lang, root=PROMPTS):
@@ -342,8 +343,18 @@ class Simulator:
             began = time.perf_counter()
             with self.clock.during("calls"):
                 text = await self.model(prompt)
+                if getattr(text, "cut", False) and not (mark and end_of(text, mark) is not None):
+                    text = await self.call_again(prompt, text)
         self.log.write(key, prompt, text, time.perf_counter() - began, mark)
         return text
+
+    async def call_again(self, prompt, text):
+        """The answer to a prompt with four times the room, once, where `text` was cut before its
+        end; `text` itself where that call fails."""
+        try:
+            return await self.model(prompt, room=4)
+        except RetryableError:
+            return text
 
     async def ask(self, name, values, parse, dialogue=""):
         """Ask one hop: (the whole answer, its mark, *what `parse(answer, mark)` makes of it).

@@ -4,7 +4,7 @@ wrong on purpose.
     python course/course.py list                            the exercises, in the order of the paper
     python course/course.py handout DIR [--only gae,clip]   the project with holes in it, for
                                                             students
-    python course/course.py grade DIR... [--csv FILE]       fill each hole with a student's function
+    python course/course.py grade DIR|ZIP... [--csv FILE]   fill each hole with a student's function
                                                             and run its tests
     python course/course.py matrix [--only gae]             are the tests strong enough? every known
                                                             wrong answer must fail
@@ -21,22 +21,26 @@ wrong_answers.toml what typically goes wrong.
 import ast
 import csv
 import functools
+import json
 import multiprocessing
 import os
 import re
 import resource
 import shutil
 import signal
+import stat
 import symtable
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import types
 import xml.etree.ElementTree as xml
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import labs
 from patches import HERE, ROOT, kill, read_toml, replaced, terminable
@@ -355,6 +359,73 @@ def handout(target, chosen):
           + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
 
 
+# -------------------------------------------------------------------------------------- submissions
+
+UNPACKED = 50 * 10 ** 6     # bytes that a zip file may hold; all of a handout has a million
+
+
+def unpack(archive, files, scratch):
+    """Unpack those of the `files` that the zip file `archive` holds, at any depth, into the
+    directory `scratch`. Nothing else of it is written. Raises BadInput for a file that is no whole
+    zip, and for one that reaches out of its directory or is too large, whatever is in it."""
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            members = zipped.infolist()
+            # some programs of Windows write a backslash
+            paths = [PurePosixPath(member.filename.replace("\\", "/")) for member in members]
+            for member, path in zip(members, paths):
+                kind = stat.S_IFMT(member.external_attr >> 16)      # 0: it was not made by a Unix
+                outside = path.is_absolute() or ".." in path.parts or ":" in (*path.parts, "")[0]
+                wrong = ("leads out of it" if outside else "is encrypted" if member.flag_bits & 1
+                         else "is a link or a device"
+                         if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else "")
+                if wrong:
+                    raise BadInput(f"grade {archive}: {member.filename[:60]!r} in it {wrong}")
+            # zipfile stops reading where a file is longer than it says
+            if sum(member.file_size for member in members) > UNPACKED:
+                raise BadInput(f"grade {archive}: larger than {UNPACKED // 10 ** 6} MB when "
+                               "unpacked; leave .venv and runs out")
+            for member, path in zip(members, paths):
+                if not member.is_dir() and any(path.match(file) for file in files):
+                    (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+                    with zipped.open(member) as packed, open(scratch / path, "wb") as file:
+                        shutil.copyfileobj(packed, file)
+    except BadInput:
+        raise
+    except Exception as error:          # each of the many ways to be broken has one of its own
+        told = " ".join(str(error).split())[:90] or type(error).__name__
+        raise BadInput(f"grade {archive}: no whole zip file ({told})") from None
+
+
+def opened(place, files, scratch):
+    """The directory that holds the `files` (those of them that are there) of the submission
+    `place`: a directory or a zip file, unpacked into `scratch`, or a folder in it, as a program
+    that packs or unpacks leaves one. Raises BadInput."""
+    if place.is_file():
+        unpack(place, files, scratch)
+    elif not place.is_dir():
+        raise BadInput(f"grade {place}: no such directory or zip file")
+    holds = lambda folder: any((folder / file).is_file() for file in files)
+    home = scratch if place.is_file() else place
+    try:
+        for _ in range(5):
+            if holds(home):
+                return home
+            # neither .venv nor __MACOSX
+            folders = [path for path in sorted(home.iterdir())
+                       if path.is_dir() and not path.name.startswith((".", "__"))]
+            folders = [path for path in folders if holds(path)] or folders
+            if len(folders) != 1:
+                break
+            home, = folders
+    except OSError as error:
+        raise BadInput(f"grade {place}: cannot be read ({error.strerror})") from None
+    several = [path.name for path in folders if holds(path)]
+    raise BadInput(f"grade {place}: " + (
+        f"there are files to grade in {' and in '.join(map(repr, several[:3]))}; leave one of them"
+        if several else "none of the files to grade is there; is it a handout?"))
+
+
 # ------------------------------------------------------------------------------------------ grading
 
 # bytes that the tests of an exercise may use, and write to a file
@@ -423,6 +494,8 @@ def tests_process(place, report, seconds):
     for name, module in list(sys.modules.items()):
         if os.path.dirname(getattr(module, "__file__", None) or "") in homes:
             del sys.modules[name]
+    # every program has one, and the project looks there for who it is
+    sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path[:] = [str(place)] + [path for path in sys.path
                                   if Path(path).resolve() not in (ROOT, HERE)]
     import pytest
@@ -494,37 +567,64 @@ def grade_one(place, name, exercise, limit):
     return "not done" if f"NotImplementedError: exercise {name}:" in said else said
 
 
-def grade(places, chosen, limit, table):
-    """Grade the submissions in the directories `places`: a table for each on the terminal, and all
-    in the CSV file `table`."""
-    began = time.monotonic()
-    for place in places:
-        if not place.is_dir():
-            raise BadInput(f"grade {place}: no such directory")
-        if not any((place / exercise["file"]).is_file() for exercise in chosen.values()):
-            raise BadInput(f"grade {place}: none of the files to grade is there; is it a handout?")
+def gradescope(results, earned, total):
+    """What Gradescope reads, results.json, of one submission: `results` are (name, exercise,
+    points, what went wrong), of each exercise."""
+    passed = sum(not problem for *_, problem in results)
+    return {"score": earned, "max_score": total,
+            "output": f"{passed} of {plural(len(results))} passed, {earned} of {total} points",
+            "tests": [{"name": f"{name}: {exercise['title']}", "score": points,
+                       "max_score": exercise["points"], "output": problem or "passed",
+                       "status": "failed" if problem else "passed"}
+                      for name, exercise, points, problem in results]}
+
+
+def to_write(flag, name):
+    """The file `name`, open before the work and not after it. Raises BadInput."""
     try:
-        # before the work, not after it
-        file = open(table or os.devnull, "w", newline="", encoding="utf-8")
+        return open(name or os.devnull, "w", newline="", encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"--csv {table}: cannot be written ({error.strerror})") from None
-    with file, workers() as pool:
-        rows = csv.writer(file)
-        rows.writerow(["submission", "exercise", "points", "of", "result"])
-        for place in places:
-            found = pool.map(lambda item: grade_one(place, *item, limit), chosen.items())
-            print(f"\n{place}")
-            earned = 0
-            for (name, exercise), problem in zip(chosen.items(), found):
-                points = 0 if problem else exercise["points"]
-                earned += points
-                print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   {problem or 'passed'}",
-                      flush=True)
-                rows.writerow([place, name, points, exercise["points"], problem or "passed"])
+        raise BadInput(f"{flag} {name}: cannot be written ({error.strerror})") from None
+
+
+def grade(places, chosen, limit, table=None, scope=None):
+    """Grade the submissions `places`, directories and zip files: a table for each on the terminal,
+    all in the CSV file `table`, and one for Gradescope in the JSON file `scope`. True if each has
+    all points."""
+    began, total = time.monotonic(), sum(e["points"] for e in chosen.values())
+    if scope and len(places) > 1:
+        raise BadInput(f"--gradescope {scope}: is for one submission, not for {len(places)}")
+    files, full = {exercise["file"] for exercise in chosen.values()}, True
+    with tempfile.TemporaryDirectory(prefix="submissions-") as scratch:
+        homes = []
+        for i, place in enumerate(places):
+            (Path(scratch) / str(i)).mkdir()
+            homes.append(opened(place, files, Path(scratch) / str(i)))
+        with (to_write("--csv", table) as file, to_write("--gradescope", scope) as report,
+              workers() as pool):
+            rows = csv.writer(file)
+            rows.writerow(["submission", "exercise", "points", "of", "result"])
+            for place, home in zip(places, homes):
+                found = pool.map(lambda item: grade_one(home, *item, limit), chosen.items())
+                print(f"\n{place}")
+                results = []
+                for (name, exercise), problem in zip(chosen.items(), found):
+                    points = 0 if problem else exercise["points"]
+                    results.append((name, exercise, points, problem))
+                    print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   "
+                          f"{problem or 'passed'}", flush=True)
+                    rows.writerow([place, name, points, exercise["points"], problem or "passed"])
+                    file.flush()
+                earned = sum(points for _, _, points, _ in results)
+                full = full and earned == total
+                told = gradescope(results, earned, total)
+                print(f"  {'total':<12}{earned:>3} of {total}")
+                rows.writerow([place, "total", earned, total, told["output"]])
                 file.flush()
-            print(f"  {'':<12}{earned:>3} of {sum(e['points'] for e in chosen.values())}")
+            json.dump(told, report, ensure_ascii=False, indent=1)
     print(f"\n{plural(len(places), 'submission')}, {plural(len(chosen))} each: "
           f"{time.monotonic() - began:.0f} s")
+    return full
 
 
 # --------------------------------------------------------------------- are the tests strong enough?
@@ -606,10 +706,12 @@ def run(argv):
         ("lab", "break the project on purpose, and look (lab alone lists them)")]}
     tools["handout"].add_argument("directory", metavar="DIR", type=Path,
                                   help="where to; it must not exist, or be empty")
-    tools["grade"].add_argument("directories", metavar="DIR", type=Path, nargs="+",
-                                help="a student's copy of the handout")
-    tools["grade"].add_argument("--csv", metavar="FILE",
-                                help="write the results there too, a row per exercise")
+    tools["grade"].add_argument("submissions", metavar="DIR|ZIP", type=Path, nargs="+",
+                                help="a student's copy of the handout, or its files to grade")
+    tools["grade"].add_argument("--csv", metavar="FILE", help="write the results there too, a row "
+                                "per exercise and one for the total")
+    tools["grade"].add_argument("--gradescope", metavar="FILE", help="write the results of one "
+                                "submission there, as Gradescope's results.json")
     for name in ("handout", "grade", "matrix"):
         tools[name].add_argument("--only", metavar="A,B,...",
                                  help="these exercises alone (default: all)")
@@ -624,7 +726,7 @@ def run(argv):
     elif args.command == "handout":
         handout(args.directory, chosen)
     elif args.command == "grade":
-        grade(args.directories, chosen, args.limit, args.csv)
+        return 0 if grade(args.submissions, chosen, args.limit, args.csv, args.gradescope) else 1
     else:
         return 0 if matrix(chosen, args.limit) else 1
     return 0

@@ -2,6 +2,7 @@
 so before torch is imported, and is written in words that an old Python can read, too."""
 import importlib.util
 import os
+import signal
 import sys
 
 # Is everything there? One line, not a traceback out of the middle of our imports.
@@ -34,12 +35,15 @@ for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
 
 
-def say_stopped(kind, error, trace, usual=sys.excepthook):
-    """Ctrl-C where nobody awaits it, in the seconds of the imports."""
-    if not issubclass(kind, KeyboardInterrupt):
-        return usual(kind, error, trace)
-    print("\nstopped", file=sys.stderr)
-    sys.exit(130)
+def stop(*_):
+    """Ctrl-C in the seconds of the imports. No exception: torch would forget it, or abort."""
+    os.write(2, b"\nstopped\n")
+    os._exit(130)
 
 
-sys.excepthook = say_stopped
+# Only of our own programs; who imports us, or started us with Ctrl-C ignored, has it as it was.
+home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+script = getattr(sys.modules["__main__"], "__file__", None)
+if (script and os.path.dirname(os.path.abspath(script)) == home
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+    signal.signal(signal.SIGINT, stop)              # until `Parser.run`, or rlver.py's own

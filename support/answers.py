@@ -12,6 +12,7 @@ four letters that every prompt asks for behind each header of its form and in a 
 The mark follows from the prompt, which the policy never sees. A header without it is text; all
 behind the line End is dropped before anything else is looked at. docs/marks.md says more.
 """
+import functools
 import hashlib
 import json
 import re
@@ -49,6 +50,11 @@ def mark_of(template, values, unreadable=0):
     return mark
 
 
+def is_mark(value):
+    """Is this four letters that could be a mark? (In a file of somebody else's anything may be.)"""
+    return isinstance(value, str) and re.fullmatch(f"[{MARK_LETTERS}]{{4}}", value) is not None
+
+
 def mark_in(prompt):
     """The mark that a rendered prompt asks for, as a model finds it: in the last line of the form.
     "" if the prompt asks for none."""
@@ -56,18 +62,44 @@ def mark_in(prompt):
     return lines[-1] if lines else ""
 
 
+# What Markdown, quotation and other scripts put around a header; the same for the line End.
+IN_FRONT = " \t\u00a0\u3000\ufeff*#>_[](){}-`•\"“”"
+NUMBER = r"(?:\d{1,2} ?[.):、．] ?)?[ *_`\[(（【<]*"          # "5. ", "**5.** "
+BETWEEN = r"[ \t\u00a0*_`\[(（【<]+"                        # between a header's name and its mark
+BEHIND = r"[ \t\u00a0*_`\])）】>]*"                         # behind the mark
+
+
+@functools.cache
+def header_pattern(words, signed):
+    """How a header line looks whose name is one of the pattern `words`, with a mark (in group 1) or
+    without; group 2 is its colon. Compiled once: the mark is not part of it."""
+    mark = rf"{BETWEEN}([a-z]{{4}})" if signed else "()"
+    return re.compile(rf"{NUMBER}(?:{words}){mark}{BEHIND}([:：]|$)", re.I)
+
+
 def before_end(text, mark):
     """What stands before the line `End <mark>`. Raises Unreadable if there is no such line: the
     answer was cut, or is not in the form.
 
     What follows the line is not looked at, however long, so a cut there does no harm."""
-    end = re.search(rf"^[ \t*_#>`\[(]*End[ *_`\[(:：]+{mark}[ \t*_`\])。.:：]*\r?$", text,
-                    re.M | re.I)
+    end = end_of(text, mark)
     if end is None:
         raise Unreadable("end", f"no line 'End {mark}'")
-    if end.start() > LONGEST_ANSWER:
-        raise Unreadable("long", f"an answer of {end.start()} characters")
-    return text[:end.start()]
+    if end > LONGEST_ANSWER:
+        raise Unreadable("long", f"an answer of {end} characters")
+    return text[:end]
+
+
+def end_of(text, mark):
+    """Where the first line `End <mark>` of an answer starts, or None."""
+    start = 0
+    for line in text.split("\n"):
+        body = line.lstrip(IN_FRONT).rstrip(" \t\r.。:：\"”")
+        end = header_pattern("End:?：?", True).match(body)
+        if end and end.end() == len(body) and end.group(1).casefold() == mark:
+            return start
+        start += len(line) + 1
+    return None
 
 
 # ------------------------------------------------------------------------------------ the sections
@@ -79,31 +111,26 @@ class Section(NamedTuple):
     text: str       # that line and all lines up to the next header
 
 
-MARKDOWN = " \t*#>_[]()-`"                  # what Markdown puts in front of a header
-
-
 def find_sections(text, names, mark):
     """The sections of an answer, in order, as Sections. names: {key: pattern of the header}.
 
     A header stands at a line's start and ends in a colon; numbers ("5. Change kqvt:") and Markdown
     around it are forgiven. With a mark the mark belongs to it, a header that ends its line needs no
-    colon, and all behind the line End is dropped first (Unreadable without one). mark "": as texts
-    have their headers that no policy could have a part in; then a line without a colon has to be a
-    Markdown heading. Linear in the text: this runs at every answer."""
+    colon, and all behind the line End is dropped first (Unreadable without one). mark "": for
+    writers' texts and for old files, which are read for their text and never for a score; there a
+    line without a colon has to be a Markdown heading."""
     if mark:
         text = before_end(text, mark)
-    signed = rf"[ *_`\[(]+{mark}" if mark else ""
-    patterns = {key: re.compile(rf"(?:\d{{1,2}} ?[.):、．] ?)?[*_`\[(]*(?:{words}){signed}"
-                                rf"[*_`\])]* ?([:：]|$)", re.I) for key, words in names.items()}
     headers, start = [], 0                  # of each header (key, where it, where its text starts)
     for line in text.split("\n"):
-        body = line.lstrip(MARKDOWN).rstrip()
-        for key, pattern in patterns.items():
-            header = pattern.match(body)
-            is_heading = mark or "#" in line[:len(line) - len(line.lstrip(MARKDOWN))]
-            if header and (header.group(1) or is_heading):
-                rest = body[header.end():].lstrip("*_` ")
-                headers.append((key, start, rest))
+        body = line.lstrip(IN_FRONT).rstrip()
+        for key, words in names.items():
+            header = header_pattern(words, bool(mark)).match(body)
+            if not header or header.group(1).casefold() != mark:
+                continue
+            is_heading = mark or "#" in line[:len(line) - len(line.lstrip(IN_FRONT))]
+            if header.group(2) or is_heading:
+                headers.append((key, start, body[header.end():].lstrip("*_` ")))
                 break
         start += len(line) + 1
     ends = [start for _, start, _ in headers[1:]] + [len(text)]
@@ -115,15 +142,15 @@ def find_sections(text, names, mark):
 
 
 def marked_sections(text, names, mark, deciding=()):
-    """{key: text} of an answer in which every header of `names` stands with the mark. Of the
-    headers in `deciding`, which hold a value, the text is the rest of their own line: what follows
-    it is ignored.
+    """{key: text} of an answer in which every header of `names` stands with the mark, before a line
+    End. Of the headers in `deciding`, which hold a value, the text is that value as `peel` has it,
+    alone on their own line: what follows the line is ignored.
 
-    Raises Unreadable if a header is missing, or stands there twice with different texts. (The same
-    twice is meant.)"""
+    Raises Unreadable if a header or the line End is missing, or a header stands there twice with
+    different texts. (The same twice is meant.)"""
     found = {}
     for section in find_sections(text, names, mark):
-        content = section.line if section.name in deciding else section.text
+        content = peel(section.line) if section.name in deciding else section.text
         if found.setdefault(section.name, content) != content:
             raise Unreadable("twice", f"two sections {section.name}, which differ")
     for name in names:

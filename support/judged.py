@@ -100,7 +100,7 @@ def read_answer(prompt, text, mark, names=None):
     low, high = form["range"]
     if "parts" in form:
         return read_parts(text, form["parts"], mark, lambda line: parse_score(line, low, high))
-    items = {f"i{i}": rf"(?:item|sentence|statement|第|题目?|句子?)? *{i} *(?:题|句)?"
+    items = {f"i{i}": rf"(?:item|sentence|statement|第|题目?|句子?)? ?{i} ?(?:题|句)?"
              for i in range(1, form["items"] + 1)}
     grades = list(read_parts(text, items, mark, parse_grade).values())
     scores = questionnaire(grades, form["reversed"], low, high)
@@ -129,33 +129,45 @@ def read_strategies(text, names, mark):
     text = normalize("NFKC", before_end(text, mark))
     # What stands between an opening tag and the next one, or the end, up to the closing tag.
     opened = re.split(rf"<Strategy {mark}>", text, flags=re.I)[1:]
-    paragraphs, codes, misnamed = [], [], 0
+    codes, misnamed, none = [], 0, False
     for rest in opened:
         inside, closing, _ = re.split(rf"(</Strategy {mark}>|\Z)", rest, maxsplit=1, flags=re.I)
         if not closing:
             raise Unreadable("header", "a tag that is not closed with its mark")
-        paragraphs.append(inside)
-    for paragraph in paragraphs:
-        places = list(re.finditer(r"\b([A-Z]) *[-–—_]? *(\d+)", paragraph))
-        used = [f"{code[1]}-{code[2]}" for code in places]
-        if unknown := set(used) - set(CODES):
-            raise Unreadable("value", f"{min(unknown)!r} is no strategy; there are A-1 to G-2")
-        ends = [m.start() for m in places[1:]] + [len(paragraph)]
-        for code, place, end in zip(used, places, ends):
-            misnamed += bears_another_name(paragraph[place.end():end], names[code])
+        used, wrong_names = read_tag(inside, names)
         beaten = {"B-1", "B-2"} if "B-3" in used else {"B-1"} if "B-2" in used else set()
         codes += [code for code in used if code not in beaten]
-    if not codes and not re.search(r"none|无", "".join(paragraphs), re.I):
+        misnamed, none = misnamed + wrong_names, none or not used
+    if not codes and not none:
         raise Unreadable("header", "no strategy in a tag with its mark")
     return {"codes": codes, "misnamed": misnamed}
 
 
-def bears_another_name(after, name):
-    """Does the text `after` a code call it by a name, and not by its own?"""
-    called = re.split(r"[,;、(\n]", after.lstrip(")] *:.-"))[0].lower()
-    words = re.sub(r"\b(?:and|plus|with)\b|[和与及]", "", called)
-    return (normalize("NFKC", name).lower() not in called
-            and bool(re.search(r"[^\W\d_]", words)))
+def read_tag(inside, names):
+    """([codes], how many bear another one's name) of the text of one tag: codes and names of the
+    24, strung together in any way, or "none". Raises Unreadable for all else: in a sentence, or in
+    a quotation, nothing is searched for."""
+    each_name = "|".join(re.escape(normalize("NFKC", name)) for name in
+                         sorted(names.values(), key=len, reverse=True))
+    token = re.compile(rf"(?P<name>(?i:{each_name}))|(?P<letter>[A-Z]) ?[-–—_]? ?(?P<number>\d+)"
+                       r"|(?P<word>[^\W\d_]+|\d+)")
+    used, misnamed, none = [], 0, False
+    for match in token.finditer(inside):
+        if match["letter"]:
+            code = f"{match['letter']}-{match['number']}"
+            if code not in CODES:
+                raise Unreadable("value", f"{code[:20]!r} is no strategy; there are A-1 to G-2")
+            used.append(code)
+        elif match["name"]:
+            own_name = normalize("NFKC", names[used[-1]]) if used else ""
+            misnamed += match["name"].casefold() != own_name.casefold()
+        elif match["word"].casefold() in ("none", "无"):
+            none = True
+        elif match["word"].casefold() not in ("and", "plus", "with", "和", "与", "及"):
+            raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
+    if bool(used) == none:
+        raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
+    return used, misnamed
 
 
 def toy_codes(reply, toy):

@@ -1,8 +1,9 @@
 """support/llm.py - models that are asked, on servers or here; retries, the log of calls, the clock.
 
-A model is any `async def model(prompt) -> text`. A call is one request. Trying again is the
-business of `ask_with_retries` alone, so that one budget covers all that can go wrong: a server that
-is busy or away, and an answer that cannot be read. (The released code asks for ever.)
+A model is any `async def model(prompt) -> text`; those here take the `room` for an answer too. A
+call is one request. Trying again is the business of `ask_with_retries` alone, so that one budget
+covers all that can go wrong: a server that is busy or away, and an answer that cannot be read. (The
+released code asks for ever.)
 """
 import asyncio
 import hashlib
@@ -55,8 +56,8 @@ def bounded_client():
         async def send(self, request, *, stream=False, **more):
             response = await super().send(request, stream=True, **more)
             try:
-                encoding = response.headers.get("content-encoding", "identity")
-                if encoding != "identity":
+                encoding = response.headers.get("content-encoding", "").strip().lower()
+                if encoding not in ("", "identity"):
                     raise RetryableError(f"an answer encoded as {encoding[:20]!r}; only plain ones "
                                          "were asked for")
                 body = bytearray()
@@ -93,10 +94,9 @@ class ServerModel:
         """The server's complaint in one line."""
         return " ".join(self.clean(str(error)).split())[:300]
 
-    async def __call__(self, prompt):
-        messages = [{"role": "user", "content": prompt}]
-        text = await self.chat(messages)
-        return await self.chat(messages, 4 * self.max_tokens) if text.cut else text     # once
+    async def __call__(self, prompt, room=1):
+        """The answer to a prompt, of `room` times the usual number of tokens at most."""
+        return await self.chat([{"role": "user", "content": prompt}], room * self.max_tokens)
 
     async def chat(self, messages, max_tokens=None):
         """One call, of at most `max_tokens` (default: the model's usual). Raises RetryableError for
@@ -105,7 +105,7 @@ class ServerModel:
         openai = self.openai
         try:
             async with asyncio.timeout(self.timeout):   # the whole call; openai's is of each read
-                answer = await self.client.chat.completions.create(
+                answer = await self.client.chat.completions.with_raw_response.create(
                     model=self.name, messages=messages, temperature=self.temperature,
                     max_tokens=max_tokens or self.max_tokens)
         except (TimeoutError, openai.APITimeoutError):
@@ -121,9 +121,9 @@ class ServerModel:
                 tqdm.write(f"{self.url} cannot be reached ({reason}); waiting, and trying again",
                            file=sys.stderr)
             raise RetryableError(f"{self.url} cannot be reached: {reason}", AWAY) from None
-        except (openai.APIError, ValueError, RecursionError) as error:  # of no protocol, no JSON
+        except openai.APIError as error:
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
-        return self.take_apart(answer)
+        return self.take_apart(answer.http_response.content)
 
     def refusal(self, error):
         """What an answer with an error's status means, as an exception."""
@@ -134,32 +134,36 @@ class ServerModel:
         if status < 400:
             return SimulatorRefused(words + "it sends us elsewhere; redirects are not followed, "
                                     "name the address itself")
-        if status in (400, 413, 422):   # too long, or filtered: at other prompts it may be well
+        # Too long, or filtered, by the server or by a firewall: other prompts may well be taken.
+        if status in (400, 403, 406, 413, 422, 451):
             return PromptRefused(words + self.quote(error))
         return SimulatorRefused(words + self.quote(error))
 
-    def take_apart(self, answer):
-        """The Answer in what openai made of a body, which may be anything that JSON can say. Raises
-        RetryableError, or PromptRefused for one that a content filter took away."""
+    def take_apart(self, body):
+        """The Answer in the bytes of a body, which may be anything. (openai's own reader builds an
+        object of whatever it finds, which takes a minute for a hostile body.) Raises
+        RetryableError, or PromptRefused for an answer that a content filter took away."""
         try:
-            choice, usage = answer.choices[0], answer.usage
-            text = Answer(self.clean(choice.message.content or "")[:LONGEST_KEPT])
-            text.cut = choice.finish_reason == "length"
-            filtered = choice.finish_reason == "content_filter"
-        except Exception as error:
-            raise RetryableError(f"{self.url}: an answer without choices "
+            answer = json.loads(body)
+            choice, usage = answer["choices"][0], answer.get("usage")
+            text = Answer(self.clean(choice["message"]["content"] or "")[:LONGEST_KEPT])
+            text.cut = choice.get("finish_reason") == "length"
+            filtered = choice.get("finish_reason") == "content_filter"
+        except Exception as error:          # too deep, no JSON, a list where an object should be
+            raise RetryableError(f"{self.url}: not an answer with choices "
                                  f"({type(error).__name__})") from None
         if filtered:
             raise PromptRefused(f"{self.url}: a content filter took the answer away")
-        text.tokens = {"prompt": count_of(usage, "prompt_tokens"),
-                       "completion": count_of(usage, "completion_tokens")} if usage else None
+        if isinstance(usage, dict):
+            text.tokens = {"prompt": count_of(usage, "prompt_tokens"),
+                           "completion": count_of(usage, "completion_tokens")}
         return text
 
 
 def count_of(usage, name):
     """A number of tokens as a server counts them: an integer or nothing. Any text there would go
     into the log as it is, an echoed key among it."""
-    value = getattr(usage, name, None)
+    value = usage.get(name)
     return value if type(value) is int else None
 
 
@@ -182,17 +186,16 @@ class LocalModel:
         self.name, self.engine, self.chat, self.context, self.rng = name, engine, chat, context, rng
         self.temperature, self.max_tokens = temperature, max_tokens
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, room=1):
+        """The answer to a prompt, of `room` times the usual number of tokens at most."""
         ids = self.chat.first_prompt(prompt) + self.chat.opening
-        room = self.context - len(ids)
-        if room < 1:
+        left = self.context - len(ids)
+        if left < 1:
             raise PromptRefused(f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
                                 f"its context of {self.context}")
-        for most in (self.max_tokens, 4 * self.max_tokens):     # a cut answer: again with more
-            said, _ = await self.engine.generate(ids, min(room, most), self.rng, key=None)
-            cut = said[-1] != self.chat.stop_id
-            if not cut or room <= most:
-                break
+        said, _ = await self.engine.generate(ids, min(left, room * self.max_tokens), self.rng,
+                                             key=None)
+        cut = said[-1] != self.chat.stop_id
         text = Answer(self.chat.decode(said if cut else said[:-1])[:LONGEST_KEPT])
         text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
         return text

@@ -30,6 +30,7 @@ def write_sheet(path, files, pairs, seed, limit=None):
     key = Path(f"{path}.key.json")
     if Path(path).exists() or key.exists():
         raise BadInput(f"--out {path}: it, or its key, is there already; choose another name")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows([[f"pair (key: {key.name})", "user", "left", "right", *[
             f"{question}: L, R or =" for question in QUESTIONS]], *rows])

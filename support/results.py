@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+from support.answers import is_mark
 from support.rundir import read_jsonl
 from support.settings import BadInput
 from support.signs import INITIAL_EMOTION
@@ -87,6 +88,8 @@ def parse_result(raw):
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
             turns.append({"reply": message["content"], "user": after.get("content"), **{
                 key: own.get(key) for key in ("thought", "analysis", "change", "mark", "emotion")}})
+            if not is_mark(turns[-1]["mark"]):
+                turns[-1]["mark"] = None
             if own.get("emotion") is None and "emotion-point" in after:     # SAGE's: a line later
                 plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
                 turns[-1] |= {"emotion": after["emotion-point"], "analysis": "\n".join(

@@ -238,7 +238,8 @@ def has_no_step(out):
     """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
     if another one is started in its place; its calls.jsonl, which was paid for, is kept."""
     names = {p.name for p in out.iterdir()}
-    known = {"config.json", ".config.json", "heldout.json", ".heldout.json", "dialogues.jsonl",
+    known = {"config.json", ".config.json", "dropped.jsonl", "heldout.json",
+             ".heldout.json", "dialogues.jsonl",
              "start.json", ".start.json", "checkpoint-000000", ".checkpoint-000000",
              "metrics.jsonl", "report.html", "learning_curve.png"}
     logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
@@ -258,7 +259,8 @@ def new_state():
     seconds = ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"]
     return {"step": -1, "evaluations": [], "seconds": dict.fromkeys(seconds, 0.0),
             "tokens": {"sampled": 0, "trained": 0},
-            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0}, "call_bytes": {}}
+            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
+            "call_bytes": {}}
 
 
 class RunDir:

@@ -11,10 +11,13 @@ import importlib.util
 import io
 import json
 import re
+import signal
 import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import support
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -124,6 +127,8 @@ class Parser(argparse.ArgumentParser):
         """Parse the flags and call work(args). Returns the exit code; of an error that is the
         user's, one line is said."""
         args = self.parse_intermixed_args(argv)
+        if signal.getsignal(signal.SIGINT) is support.stop:     # the imports are over
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)
         except (RunError, OSError) as error:

@@ -184,7 +184,7 @@ def hacking_warnings(rows, evaluations=()):
     unreadable = sum(row.get("unreadable") or 0 for row in rows)
     if unreadable > 0.01 * tried:
         found.append(f"{unreadable} of {tried} dialogues were dropped because the user's answers "
-                     "could not be read")
+                     "could not be read, or the prompt was refused")
     look("flat_groups", lambda a, b: b > 0.5,
          "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same")
     pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]

@@ -7,6 +7,7 @@ process.
                                      minutes)
     python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten
                                      minutes)
+    python tests/bench.py --threads  two runs at once on the same cores (goes on where it was)
     python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
     python tests/bench.py --gpu      all that is to be known on a GPU (nine minutes)
 
@@ -20,10 +21,14 @@ server          32 dialogues of 8 turns over the slow server: all at once, again
                 measured alone).
 faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a
                 deadline of 2 s and 8 retries.
+threads         five steps of `grpo --think` alone, and two such runs at once, each with a thread a
+                core: threads that spin for as long as libgomp has it while they wait, or for less;
+                and with one thread each.
 trl, gpu        bench_trl.py and bench_gpu.py say what is measured.
 """
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -33,11 +38,14 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import support      # before torch
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import toy
+from support.rundir import append_line, read_jsonl
 from support.settings import resolve_settings
 from engine import TorchEngine
 from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
@@ -188,7 +196,7 @@ def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
                                 str(out), "--simulator", f"openai:scripted@{url}",
                                 *toy_people(out.parent), "--simulator-timeout", "2",
                                 "--simulator-retries", "8"], check=True,
-                               cwd=Path(__file__).resolve().parent.parent,
+                               cwd=ROOT,
                                stdout=subprocess.DEVNULL, env=os.environ)
             finally:
                 process.kill()
@@ -205,6 +213,53 @@ def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
             "two_combined_errors": 2 * (a["stderr"] ** 2 + b["stderr"] ** 2) ** 0.5}
 
 
+# The first is libgomp's own; where nothing is said, support/__init__.py sets the second.
+THREADS = {"GOMP_SPINCOUNT=300000": {"GOMP_SPINCOUNT": "300000"},
+           "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
+           "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
+           "OMP_NUM_THREADS=1": {"OMP_NUM_THREADS": "1"}}
+
+
+def beside_each_other(log, limit=1800, flags=("--steps", "5", "--eval-size", "8")):
+    """Seconds of one run alone and of two at once, for each of THREADS; what takes longer than
+    `limit` is ended. `log` keeps each as soon as it is known; what it holds is not measured again.
+    Returns a table."""
+    log.parent.mkdir(exist_ok=True)
+    known = {(row["threads"], row["runs"]): row["seconds"]
+             for _, row, _ in (read_jsonl(log) if log.exists() else ())}
+    toy.base_policy(True)                       # once, before two runs would make it twice
+    usual = {key: value for key, value in os.environ.items()
+             if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    for name, runs in itertools.product(THREADS, (1, 2)):
+        if (name, runs) in known:
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            began, codes = time.perf_counter(), None
+            started = [subprocess.Popen(
+                [sys.executable, "rlver.py", "--algo", "grpo", "--think", *flags, "--out",
+                 f"{place}/{number}"], cwd=ROOT, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**usual, "OMP_NUM_THREADS": str(os.cpu_count()), **THREADS[name]})
+                       for number in range(runs)]
+            try:
+                codes = [run.wait(max(0, began + limit - time.perf_counter())) for run in started]
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                seconds = round(time.perf_counter() - began, 1)
+                for run in started:
+                    run.kill()
+                    run.wait()
+        if codes and any(codes):
+            raise RuntimeError(f"{name}: a run ended with exit code {max(codes)}")
+        known[name, runs] = seconds if codes else None
+        append_line(log, {"threads": name, "runs": runs, "seconds": known[name, runs]})
+    told = lambda *key: f"more than {limit}" if known[key] is None else f"{known[key]:.0f}"
+    return "\n".join([f"| seconds, on {os.cpu_count()} cores | alone | two at once |",
+                      "|---|---|---|"] + [f"| {name} | {told(name, 1)} | {told(name, 2)} |"
+                                          for name in THREADS])
+
+
 def main():
     parser = argparse.ArgumentParser(description="Packed update against one row a turn; torch "
                                      "engine against generate; model servers.")
@@ -213,6 +268,9 @@ def main():
                         help="a user over a slow model server, instead")
     parser.add_argument("--faults", action="store_true",
                         help="a run over a server with faults, instead")
+    parser.add_argument("--threads", action="store_true",
+                        help="two runs at once on the same cores, instead; what is known already "
+                        "is in results/bench-threads.jsonl")
     parser.add_argument("--trl", action="store_true",
                         help="the toy's training by TRL's GRPOTrainer and here, instead")
     parser.add_argument("--gpu", action="store_true", help="speed and memory on a GPU, instead")
@@ -226,6 +284,9 @@ def main():
             parser.exit(2, f"bench.py --trl: {bench_trl.MISSING}\n")
         result = bench_trl.compare(seed=0, steps=DEFAULTS.steps)
         print(json.dumps(result, indent=2) if args.json else bench_trl.table(result))
+        return
+    if args.threads:
+        print(beside_each_other(ROOT / "results" / "bench-threads.jsonl"))
         return
     if args.server or args.faults:
         print(json.dumps(over_a_server() if args.server else with_faults(), indent=2))

@@ -17,11 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from ablation import BATCH, GOAL, ROOT, dialogues_until     # and the project is on the path
+import support      # before torch
 import numpy as np
 import torch
 from transformers import DynamicCache, TrainerCallback
 
-from ablation import BATCH, GOAL, ROOT, dialogues_until
 from engine import TorchEngine
 from rlver import Trainer
 from simulator import profiles_of_step

@@ -4,14 +4,16 @@ import os
 import sys
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
+import support      # before all that may import torch
+
 # a name that is no directory must fail at once, not ask the network
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Read by torch when it is imported, by the processes that tests start too. These models are so
 # small that a second thread would mostly wait for the first, and waiting takes a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
 
 import pytest
 
@@ -41,6 +43,15 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
     items.sort(key=lambda item: "learning" in item.fixturenames)
+
+
+def suited(flags):
+    """`flags` of a run, but for those that are the other algorithm's: a run refuses them, and tests
+    have one list for both."""
+    flags = [str(word) for word in flags]
+    algo = (["grpo"] + [after for word, after in zip(flags, flags[1:]) if word == "--algo"])[-1]
+    foreign = {"ppo": "--group-size", "grpo": "--critic-lr"}[algo]
+    return [word for before, word in zip(["", *flags], flags) if foreign not in (before, word)]
 
 
 @pytest.fixture(scope="session", autouse=True)

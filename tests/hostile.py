@@ -254,12 +254,15 @@ def beyond_a_parser():
            for r, n in product(REPLIES, (-7, -2))]
     on_the_line = [(told(PLAIN, n).replace(f"{n:+d}\nEnd", f"{r}\nEnd"), n)
                    for r, n in product(REPLIES + ["+10"], (-7, -2))]
+    signs = [(told(PLAIN, n, c="{q}").replace("{q}", sign(r, MARK).rpartition("\nEnd")[0]), n)
+             for r, n in product(REPLIES, (-7, -2))]
     obeys = [(told(PLAIN, 10), n) for _, n in product(INSTRUCTIONS, (-7, -2))]
     in_the_mouth = [sign(SPOKEN, MARK).format(k="", o="", g="", l=r) for r in REPLIES]
     goodbyes = sum(outcome(lambda text=text: says_goodbye(parse_reply(text, MARK)[1]), True) == 0
                    for text in in_the_mouth)
     return {"cut before its last line": share(cut), "quotes instead of its number":
-            share(on_the_line), "obeys an instruction": share(obeys)}, goodbyes
+            share(on_the_line), "puts the mark into its quotation": share(signs),
+            "obeys an instruction": share(obeys)}, goodbyes
 
 
 def main():

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import toy
-from conftest import make_tiny_model
+from conftest import make_tiny_model, suited
 from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
 
 LORA = ["--lora-rank", 4, "--lr", 0.02, "--critic-lr", 0.02]
@@ -109,7 +109,8 @@ def test_another_rank_is_refused(cut, capfd):
     (["--lora-alpha", 8], "say --lora-rank"), (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
     (["--engine-memory", 1.5], "a number from 0 to 1")])
 def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_path, capfd):
-    assert told in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", tmp_path / "out", *flags)
+    assert told in refuse(capfd, "--model", tiny_dir, *suited(SMALL), "--out", tmp_path / "out",
+                          *flags)
     assert not (tmp_path / "out").exists()
 
 

@@ -5,10 +5,13 @@ That the tests are strong enough is another matter, and CI's: `python course/cou
 """
 import ast
 import csv
+import json
 import os
 import re
+import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -173,6 +176,9 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     (["handout", "{new}", "--only", ","], "there is no exercise"),
     (["grade", "{new}"], "no such directory"), (["grade", "{full}"], "is it a handout"),
     (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
+    (["grade", str(ROOT), "--gradescope", "{new}/no/x.json"], "cannot be written"),
+    (["grade", str(ROOT), str(ROOT), "--gradescope", "{new}"], "is for one submission, not for 2"),
+    (["grade", str(ROOT), "{full}/file"], "no whole zip file"),
     (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"),
     (["mark"], "invalid choice"), ([], "required"), (["lab", "learning-rat"], "unknown"),
     (["lab", "k1-loss", "--seeds", "x"], "seeds")])
@@ -318,14 +324,151 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     wrong = ("def group_advantages(rewards, groups, kind=\"grpo\", eps=1e-6):\n"
              "    return rewards - rewards.mean()\n")
     (place / "grpo.py").write_text(wrong, encoding="utf-8")
-    assert course.main(["grade", str(place), "--only", "groups", "--csv", str(table)]) == 0
+    assert course.main(["grade", str(place), "--only", "groups", "--csv", str(table)]) == 1
     told = capsys.readouterr().out
     with open(table, newline="", encoding="utf-8") as file:
-        row, = csv.DictReader(file)
+        row, _ = csv.DictReader(file)
     assert row["points"] == "0" and row["result"] in told and len(row["result"]) < 280
     assert row["result"].startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
     assert row["result"].endswith(": AssertionError: Tensor-likes are not close!")
     assert re.search(r"\n1 submission, 1 exercise each: \d+ s\n$", told)
+
+
+@pytest.mark.slow
+def test_what_is_told_of_the_points(tmp_path, capsys):
+    """The exit code says whether any are missing, the last line of the table and of the CSV how
+    many there are, and Gradescope's file all of it, of one submission."""
+    for name, kl in (("anna", source("ppo.py")), ("ben", "def kl_penalty(*_):\n    return 0\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ppo.py").write_text(kl, encoding="utf-8")
+        (tmp_path / name / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
+    table, report = tmp_path / "grades.csv", tmp_path / "results.json"
+    grade = lambda *more: course.main(["grade", *map(str, more), "--only", "kl,groups"])
+    assert grade(tmp_path / "anna", "--gradescope", report) == 0
+    assert {key: json.loads(report.read_text())[key] for key in ("score", "max_score")} == {
+        "score": 8, "max_score": 8}
+    assert grade(tmp_path / "ben", "--gradescope", report) == 1
+    told = json.loads(report.read_text(encoding="utf-8"))
+    assert set(told) == {"score", "max_score", "output", "tests"} and told["max_score"] == 8
+    assert told["score"] == 4 and told["output"] == "1 of 2 exercises passed, 4 of 8 points"
+    assert [(test["name"].split(":")[0], test["score"], test["max_score"], test["status"])
+            for test in told["tests"]] == [("kl", 0, 4, "failed"), ("groups", 4, 4, "passed")]
+    assert told["tests"][0]["output"].startswith("test_") and told["tests"][1]["output"] == "passed"
+    capsys.readouterr()
+    assert grade(tmp_path / "anna", tmp_path / "ben", "--csv", table) == 1
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["exercise"] == "total"]
+    assert "total" not in ALL
+    assert [(Path(row["submission"]).name, row["points"], row["of"], row["result"])
+            for row in rows] == [("anna", "8", "8", "2 of 2 exercises passed, 8 of 8 points"),
+                                 ("ben", "4", "8", told["output"])]
+    assert re.findall(r"\n  total +(\d+) of +(\d+)\n", capsys.readouterr().out) == [
+        ("8", "8"), ("4", "8")]
+
+
+def zipped(place, **members):
+    """A zip file of {path: text, or a ZipInfo to write it with}."""
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in members.items():
+            archive.writestr(path, text)
+    return place
+
+
+WANTED = {"ppo.py", "support/judged.py"}
+
+
+@pytest.mark.parametrize("members, found", [
+    (["ppo.py"], "ppo.py"), (["support/judged.py"], "support/judged.py"),
+    (["h/ppo.py", "h/grpo.py", "h/support/judged.py", "h/.venv/lib/ppo.py"],
+     "h/ppo.py h/support/judged.py"),
+    (["a/b/ppo.py", "a/report.txt", "notes.txt", "__MACOSX/a/b/._ppo.py", "__MACOSX/ppo.py",
+      ".DS_Store", "a/b/old/ppo.py"], "a/b/ppo.py"),
+    (["h\\ppo.py", "h\\support\\judged.py"], "h/ppo.py h/support/judged.py"),
+    (["grpo.py", "h/simulator.py"], None), ([], None), (["__MACOSX/ppo.py"], None)])
+@pytest.mark.parametrize("kind", ["zip", "directory"])
+def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
+    """As a zip file or as a directory; packed with the folder or without it, on any system, and
+    with what systems leave there. Of a zip file what is not graded is not unpacked."""
+    place, scratch = tmp_path / "anna", tmp_path / "scratch"
+    scratch.mkdir()
+    if kind == "zip":
+        zipped(place, **{path: path for path in members})
+    else:
+        place.mkdir()
+        for path in members:
+            path = place / path.replace("\\", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(path.relative_to(place)))
+    if found is None:
+        with pytest.raises(BadInput, match="none of the files to grade is there"):
+            course.opened(place, WANTED, scratch)
+    else:
+        home = course.opened(place, WANTED, scratch)
+        there = [(home / file).read_text().replace("\\", "/") for file in sorted(WANTED)
+                 if (home / file).is_file()]
+        assert " ".join(there) == found
+    assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "judged.py"}
+
+
+def test_two_folders_with_answers_are_a_question(tmp_path):
+    """Which of them is the submission? That is the student's to say."""
+    place = zipped(tmp_path / "x.zip", **{"old/ppo.py": "", "new/ppo.py": ""})
+    with pytest.raises(BadInput, match="'new' and in 'old'; leave one"):
+        course.opened(place, WANTED, tmp_path)
+
+
+def link(path):
+    info = zipfile.ZipInfo(path)
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+@pytest.mark.parametrize("evil, said", [
+    ("../ppo.py", "leads out of it"), ("h/../../ppo.py", "leads out of it"),
+    ("/tmp/ppo.py", "leads out of it"), ("..\\ppo.py", "leads out of it"),
+    ("\\ppo.py", "leads out of it"), ("C:\\ppo.py", "leads out of it"),
+    ("\n/../../ppo.py", "leads out of it"),
+    (link("grpo.py"), "'grpo.py' in it is a link"), (link("h"), "'h' in it is a link"),
+    ("large", "larger than 50 MB"), ("cut", "no whole zip file"),
+    ("changed", "no whole zip file (Bad CRC"), ("encrypted", "judged.py' in it is encrypted"),
+    ("ppo.py/x/ppo.py", "no whole zip file")])
+def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, capfd, monkeypatch):
+    """Neither outside of the scratch directory nor, in the end, in it; and no other submission is
+    graded first."""
+    monkeypatch.setattr(course.tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    place = tmp_path / "anna.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("support/judged.py", "x = 1\n" * 99)
+        archive.writestr("ppo.py", "")
+        if evil == "large":
+            archive.writestr("runs/weights", bytes(course.UNPACKED), zipfile.ZIP_DEFLATED)
+        elif evil not in ("cut", "changed", "encrypted"):
+            archive.writestr(evil, "../../ppo.py")
+    data = place.read_bytes()
+    if evil == "cut":
+        data = data[:-30]
+    elif evil == "changed":
+        data = data.replace(b"x = 1", b"x = 2", 1)
+    elif evil == "encrypted":
+        for at in (data.index(b"PK\3\4") + 6, data.index(b"PK\1\2") + 8):
+            data = data[:at] + bytes([data[at] | 1]) + data[at + 1:]
+    place.write_bytes(data)
+    assert course.main(["grade", str(ROOT), str(place), "--only", "gae,judge", "--csv",
+                        str(tmp_path / "x.csv")]) == 2
+    told = capfd.readouterr()
+    assert told.err.count("\n") == 1 and said in told.err and str(place) in told.err
+    assert told.out == "" and len(told.err) < 300
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["anna.zip", "scratch"]
+
+
+@pytest.mark.slow
+def test_a_zip_file_is_graded(tmp_path, capsys):
+    """A handout, done, packed with its folder by a Mac."""
+    place = zipped(tmp_path / "anna.zip", **{"handout/grpo.py": source("grpo.py"), "__MACOSX/x": "",
+                                             "handout/README.md": ""})
+    assert course.main(["grade", str(place), "--only", "groups"]) == 0
+    assert f"\n{place}\n  groups " in capsys.readouterr().out
 
 
 @pytest.mark.soak
@@ -356,11 +499,12 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     table = tmp_path / "grades.csv"
     assert course.main(["grade", str(place), str(untouched), "--only",
                         "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20",
-                        "--csv", str(table)]) == 0
+                        "--csv", str(table)]) == 1
     with open(table, newline="", encoding="utf-8") as file:
         found = {(Path(row["submission"]).name, row["exercise"]):
                  (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
     anna = {name: result for (who, name), result in found.items() if who == "anna"}
+    total, _ = anna.pop("total")
     points = {name: exercise["points"] for name, exercise in course.exercises().items()}
     assert anna["kl"] == (points["kl"], "passed")
     assert (anna["gae"] == (0, "ppo.py: gae does not parse, or is not at the top level")
@@ -372,7 +516,8 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     assert anna["thought"][0] == 0 and "MemoryError" in anna["thought"][1]
     assert found["ben", "kl"] == (points["kl"], "passed")
     assert found["ben", "groups"] == (0, "not done")
-    assert f"of {sum(points[name] for name in anna)}" in capsys.readouterr().out
+    assert total == sum(earned for earned, _ in anna.values())
+    assert f" {total} of {sum(points[name] for name in anna)}\n" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------- labs

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from conftest import suited
 from elsewhere import DEVICE, elsewhere, load
 from test_ranks import ROOT, SMALL, make_episodes
 
@@ -184,8 +185,8 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
                                                            ratio_limit=1e-3))
     out = tmp_path / "run"
     with elsewhere():
-        assert rlver.main(["--model", str(tiny_dir), *SMALL, *flags, "--steps", "1",
-                           "--out", str(out)]) == 0
+        assert rlver.main(suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 1,
+                                  "--out", out])) == 0
         assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     load_model(out / "checkpoint-000002")
@@ -224,7 +225,7 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
     NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
-    for more in (["--model", str(tiny_dir), *SMALL, *flags, "--steps", "2", "--out", str(out)],
+    for more in (suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out]),
                  ["--resume", str(out), "--steps", "3"]):
         done = subprocess.run([sys.executable, str(ROOT / "rlver.py"), *more], cwd=tmp_path,
                               capture_output=True, text=True, timeout=240)

@@ -95,9 +95,9 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     assert before[0]["rlver"]["policy"].endswith("checkpoint-000000")
     assert not (run / "checkpoint-000000").exists()
     assert [r["history"] for r in before] != [r["history"] for r in after]
-    text = said(capfd, 0, evaluate.main, "--compare", tmp_path / "after.jsonl",
-                tmp_path / "before.jsonl")
-    assert "A: policy" in text and "checkpoint-000002" in text and "1 seed each" in text
+    text = said(capfd, 0, evaluate.main, "--compare", tmp_path / "before.jsonl",
+                tmp_path / "after.jsonl")
+    assert "after:  policy" in text and "checkpoint-000002" in text and "1 seed each" in text
     assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
     measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
     assert "no checkpoint of step 7" in said(capfd, 2, evaluate.main, "--policy", run, "--step", 7)
@@ -191,7 +191,7 @@ def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
     text = said(capfd, 2, rlver.main, "--model", tiny_dir, "--algo", "grpo", "--group-size", 1,
                 "--out", tmp_path / "out")
     assert "--group-size 1" in text and text.count("\n") == 1
-    assert resolve_settings({"algo": "ppo", "group_size": 1}).group_size == 1
+    assert resolve_settings({"algo": "ppo"}).group_size == 1
 
 
 # ---------------------------------------------------------------------- interrupted and resumed
@@ -228,7 +228,7 @@ def test_a_finished_run_says_so(run, tmp_path, capfd):
     out = shutil.copytree(run, tmp_path / "run")
     before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
     text = said(capfd, 0, rlver.main, "--resume", out)
-    assert "is finished: 2 steps" in text and "--steps MORE" in text
+    assert "is finished: 2 steps" in text and "--steps N, N the total" in text
     assert before == {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
     assert rlver.main(["--resume", str(out), "--steps", "3"]) == 0
     assert len(rows(out / "metrics.jsonl")) == 3

@@ -514,7 +514,7 @@ def test_coordinates_are_of_one_call(good, bad, capsys):
         code, result = run("coordinate", good, bad, "--judge", "openai:mute@" + server.url)
     assert code == 2                        # a judge's tags are wanted too, and this one has none
     said.clear()
-    with Loopback(answer=lambda p: ("<Strategy>(D-1) x, (F-4) y</Strategy>" if "<reply>" in p
+    with Loopback(answer=lambda p: ("<Strategy>(D-1) comfort, (F-4)</Strategy>" if "<reply>" in p
                                     else answer(p))) as server:
         code, result = run("coordinate", good, bad, *at(server))
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
@@ -690,3 +690,17 @@ def test_what_has_nothing_to_be_asked_about_is_told(tmp_path, capfd):
                        (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl")):
         capfd.readouterr()
         assert judge.main(argv) == 2 and told in capfd.readouterr().err
+
+
+def test_an_analysis_is_read_again_by_the_readers_own_rule(good):
+    """A change that stands there twice alike was accepted in training, and its round left blri
+    without a word. What stands behind the End is nobody's; a mark that is none is no mark."""
+    turn = judge.read(good)[0]["turns"][0]
+    again = {**turn, "analysis": turn["analysis"].replace("\nEnd", "\nso:\nChange kqvt: +8.\nEnd")
+             + "\nquoted: Score 5"}
+    assert judge.sections_of(again)["Activity"] == judge.sections_of(turn)["Activity"]
+    assert "quoted" not in judge.own_words(again) and "Activity" in judge.own_words(again)
+    rows = [json.loads(line) for line in open(good, encoding="utf-8")]
+    rows[0]["history"][1]["rlver"]["mark"] = "("
+    d = next(recorded_dialogues(write(judge.Path("odd.jsonl"), rows)))
+    assert d["turns"][0]["mark"] is None

@@ -42,7 +42,7 @@ def trained(tiny_dir, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-# ------------------------------------------------------------------------------ users of the training
+# ---------------------------------------------------------------------------- users of the training
 
 @pytest.mark.slow
 def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_two_files_that_share_users_are_refused(tmp_path):
     assert len(train) == 4 and len(held) == 2
 
 
-# --------------------------------------------------------------------------------------- other settings
+# ----------------------------------------------------------------------------------- other settings
 
 def test_all_settings_tell_results_apart():
     """Only keys that the new results have were compared: with --template-args, and then without,
@@ -123,7 +123,7 @@ def test_results_of_other_settings_are_not_taken_for_these(tiny_dir, tmp_path, c
     assert measure(*usual) == 0 and len(lines(out)) == 2
 
 
-# --------------------------------------------------------------------------------------- of how many
+# -------------------------------------------------------------------------------------- of how many
 
 @pytest.mark.slow
 def test_the_score_is_of_the_users_asked_for(tiny_dir, tmp_path, capsys):
@@ -185,7 +185,7 @@ def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
         assert d["first_line"].startswith("My own line") == (d["split"] == "heldout")
 
 
-# ------------------------------------------------------------------------------------- small, and wrong
+# --------------------------------------------------------------------------------- small, and wrong
 
 def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path, capsys):
     """The table called it chit-chat."""
@@ -241,7 +241,7 @@ def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
     assert "dialogues explain: 0.00" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------ files
+# -------------------------------------------------------------------------------------------- files
 
 @pytest.mark.parametrize("flags", [
     ["evaluate", "--score", "F", "--json", "F"], ["evaluate", "--compare", "F", "G", "--json", "G"],

@@ -22,6 +22,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from conftest import suited
+
 SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2",
          "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3", "--critic-lr", "2e-3", "--warmup",
          "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
@@ -191,7 +193,7 @@ def alike(a, b):
 
 
 def run(ranks, tiny_dir, out, *flags):
-    flags = ["--model", tiny_dir, *SMALL, "--out", out, *flags]
+    flags = suited(["--model", tiny_dir, *SMALL, "--out", out, *flags])
     return torchrun(ranks, "rlver.py", *flags) if ranks > 1 else alone(*flags)
 
 
@@ -271,8 +273,8 @@ def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on
     places = [tmp_path / "first", tmp_path / "second"]
     for place in places:
         place.mkdir()
-    flags = ["--model", tiny_dir, *SMALL, "--out", "run"]
-    nodes = two_nodes(places, *flags, "--steps", 1, "--algo", "ppo")
+    flags = ["--model", tiny_dir, *SMALL, "--out", "run", "--steps", 1, "--algo", "ppo"]
+    nodes = two_nodes(places, *suited(flags))
     assert [code for code, _ in nodes] == [0, 0], nodes
     assert len(rows(places[0] / "run")) == 1
     assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
@@ -331,7 +333,7 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path,
     import rlver
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(rlver, "join_ranks", lambda cuda: None)
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
+    assert rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", tmp_path / "out"])) == 1
     assert "torchrun started 2 processes, but this one is in a group of 1" in capfd.readouterr().err
 
 
@@ -345,7 +347,7 @@ def failing(tiny_dir, out):
             raise SelfCheckFailed("rank 1 fell ill")
         return step(self, number)
     rlver.Trainer.train_step = ill
-    sys.exit(rlver.main(["--model", tiny_dir, *SMALL, "--out", out]))
+    sys.exit(rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", out])))
 
 
 # ----------------------------------------------------------------------------------------- loading

@@ -8,6 +8,7 @@ import pytest
 import ablation
 import rlver
 import toy
+from conftest import suited
 from support.plan import calls_of
 from support.report import joined
 from support.settings import resolve_settings
@@ -143,8 +144,8 @@ def test_calls_of_a_watcher_are_planned():
     ("--watch toy --profiles prompts/profiles/en_train.jsonl --simulator "
      "openai:m@http://127.0.0.1:1/v1", "--watch toy")])
 def test_bad_input_is_one_line(flags, word, tiny_dir, tmp_path, capfd):
-    assert word in refuse(capfd, "--model", tiny_dir, *SMALL[2:], "--out", tmp_path / "out",
-                          *flags.split())
+    assert word in refuse(capfd, *suited(["--model", tiny_dir, *SMALL[2:], "--out",
+                                          tmp_path / "out", *flags.split()]))
     assert not (tmp_path / "out").exists()
 
 

@@ -30,7 +30,7 @@ import evaluate
 import rlver
 import simulator
 import toy
-from conftest import make_tiny_model
+from conftest import make_tiny_model, suited
 from evaluate import consistency
 from grpo import check_groups
 from ppo import SelfCheckFailed
@@ -68,7 +68,7 @@ def moods(no_pictures):
 
 def go(model, out, *more):
     """A small run of the policy in `model`; `more` flags override. Returns main's exit code."""
-    return rlver.main(["--model", str(model), *SMALL, "--out", str(out), *map(str, more)])
+    return rlver.main(suited(["--model", model, *SMALL, "--out", out, *more]))
 
 
 def go_on(out, *more):
@@ -271,7 +271,7 @@ def test_a_model_directory_that_cannot_be_used_is_one_line(lacking, word, tiny_d
             weights.write_bytes(weights.read_bytes()[:len(weights.read_bytes()) // 2])
         else:
             (place / lacking).unlink()
-    line = refuse(capfd, "--model", place, *SMALL, "--out", "out")
+    line = refuse(capfd, "--model", place, *suited(SMALL), "--out", "out")
     assert str(place) in line and word in line
 
 
@@ -285,7 +285,8 @@ def test_a_bad_model_leaves_no_run_behind(tmp_path, capfd):
 def test_an_output_directory_that_cannot_be_made_is_one_line(tiny_dir, tmp_path, capfd):
     """A place below a file, a full or read-only disk: not a reason for a traceback."""
     (tmp_path / "file").write_text("not a directory")
-    assert "out" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", tmp_path / "file" / "out")
+    assert "out" in refuse(capfd, "--model", tiny_dir, *suited(SMALL), "--out",
+                           tmp_path / "file" / "out")
 
 
 @pytest.mark.slow
@@ -293,7 +294,7 @@ def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
     """Three days of dialogues must survive an arrow-up and a return."""
     out = whole("grpo")
     before = files(out)
-    assert "--resume" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", out)
+    assert "--resume" in refuse(capfd, "--model", tiny_dir, *suited(SMALL), "--out", out)
     assert files(out) == before
 
 
@@ -420,6 +421,7 @@ def test_the_summary_is_what_the_dialogues_say(whole):
                  if (line["split"], line["step"]) == ("heldout", step)]
         final = [line["turns"][-1]["emotion"] for line in lines]
         assert told[name] == pytest.approx({
+            "dropped": 0, "unreadable": 0,
             "score": mean(final), "stderr": stdev(final) / len(final) ** 0.5,
             "success": 100 * mean(e >= 100 for e in final),
             "failure": 100 * mean(e < 10 for e in final), "malformed": 0, "n": 4})
@@ -462,8 +464,8 @@ def test_config_picture_and_checkpoints_are_there(whole):
     assert sorted(files(out)) == sorted(
         [name for name in files(out) if name.startswith("checkpoint-")] + [
             # and no scratch file
-            "config.json", "dialogues.jsonl", "learning_curve.png", "metrics.jsonl", "report.html",
-            "start.json", "summary.json"])
+            "config.json", "dialogues.jsonl", "heldout.json", "learning_curve.png", "metrics.jsonl",
+            "report.html", "start.json", "summary.json"])
 
 
 def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_dir, tmp_path):
@@ -629,7 +631,7 @@ def test_an_interrupt_while_the_toys_policy_is_made_leaves_a_run(
     def busy(think, quiet):
         raise KeyboardInterrupt
     monkeypatch.setattr(toy, "base_policy", busy)
-    assert rlver.main([*SMALL, "--steps", "0", "--out", str(tmp_path / "out")]) == 130
+    assert rlver.main(suited([*SMALL, "--steps", 0, "--out", tmp_path / "out"])) == 130
     assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
     monkeypatch.setattr(toy, "base_policy", lambda think, quiet: tiny_dir)
     assert go_on(tmp_path / "out") == 0
@@ -681,7 +683,9 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before(
         raise OSError("no space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
-        line = stopped(capfd, go(tiny_dir, out))            # by the third save, at step 4
+        assert go(tiny_dir, out) == 1                       # by the third save, at step 4
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert "self-check" not in line and "make room, then: python rlver.py --resume" in line
     assert "checkpoint-000004 could not be written (no space left on device)" in line
     assert [p.name for p in rundir.checkpoints(out)] == ["checkpoint-000000", "checkpoint-000002"]
     AutoModelForCausalLM.from_pretrained(out / "checkpoint-000002")
@@ -871,7 +875,8 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(split, tiny_dir, tmp_p
             re.search(r"My (\w+)", prompt.partition("<background>")[2]).group(1) in persons)
     assert go(tiny_dir, tmp_path / "out") == 75
     said = capfd.readouterr().err
-    assert "simulator failed in 4 of 4 dialogues" in said and "no line 'End" in said
+    assert "in 4 of 4 dialogues nothing that the user's model said could be read" in said
+    assert "no line 'End" in said
     # before the first evaluation is over there is no checkpoint
     assert ("the run is saved" in said) == (split == "train") != ("nothing is saved yet" in said)
     assert said.endswith(f"--resume {tmp_path / 'out'}\n") == (split == "train")
@@ -905,8 +910,8 @@ def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path)
     # as many threads, the same sums
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
     out = tmp_path / "killed"
-    command = [sys.executable, "-c", MOODY, "--model", str(tiny_dir), *SMALL, "--algo", algo,
-               "--out", str(out)]
+    command = [sys.executable, "-c", MOODY, *suited(["--model", tiny_dir, *SMALL, "--algo", algo,
+                                                     "--out", out])]
     process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE)
     while process.poll() is None and not ((out / name).exists()

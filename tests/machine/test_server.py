@@ -281,6 +281,28 @@ def test_redirects_are_not_followed(status):
         assert other.calls == 0 and server.calls == 1
 
 
+def test_an_answer_that_is_cut_behind_its_end_is_whole(tmp_path):
+    """It was asked for again, with four times the room: paid twice, and lost where the longer call
+    took too long. So is one that was cut before its end, where the longer call fails."""
+    def reply(request):
+        asked.append(request["max_tokens"])
+        mark = mark_in(request["messages"][0]["content"])
+        whole = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -4"
+        body = completion(sign(whole, mark) + "\nAnd then" if ended else "Content: c")
+        body["choices"][0]["finish_reason"] = "length"
+        return (200, {}, body) if asked[-1] == 2048 else (500, {}, {"error": {"message": "no"}})
+    for ended in (True, False):
+        asked = []
+        with Loopback(reply=reply) as server:
+            user = user_at(server, retries=0)
+            if ended:
+                assert asyncio.run(user.feel("Hello."))[1] == -4 and asked == [2048]
+                continue
+            with pytest.raises(UnreadableAnswers, match="no line 'End"):
+                asyncio.run(user.feel("Hello."))
+            assert asked == [2048, 8192]
+
+
 def test_only_numbers_of_tokens_are_logged(tmp_path):
     """`usage` went into calls.jsonl as the server sent it, and with it a key that it echoed."""
     def reply(request):
@@ -296,7 +318,7 @@ def test_only_numbers_of_tokens_are_logged(tmp_path):
     assert "sk-1" not in (tmp_path / "calls.jsonl").read_text()
 
 
-@pytest.mark.parametrize("fault", ["400", "filter"])
+@pytest.mark.parametrize("fault", ["400", "403", "filter"])
 def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
     """A 400 or a content filter at the first call is the server's matter. After that it hangs on
     what was said: if it ended the run, a policy could end it. It is counted apart."""
@@ -305,8 +327,8 @@ def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
         body = completion(asyncio.run(server.model(prompt)))
         if words not in prompt:
             return 200, {}, body
-        if fault == "400":
-            return 400, {}, {"error": {"message": "too long"}}
+        if fault != "filter":               # a server's, or a firewall's before it
+            return int(fault), {}, {"error": {"message": "no such words"}}
         body["choices"][0]["finish_reason"] = "content_filter"
         return 200, {}, body
     with Loopback(reply=reply) as server:
@@ -320,8 +342,10 @@ def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
             asyncio.run(check_and_talk())
         assert server.calls == 0            # a check is not counted
         chain, words = make_simulator(f"openai:scripted@{server.url}", retries=3), "bomb-1"
-        episodes, errors = asyncio.run(check_and_talk())
-        assert len(episodes) == 1 and [type(e) for e in errors] == [UnreadableAnswers]
+        episodes, (lost,) = asyncio.run(check_and_talk())
+        assert len(episodes) == 1 and lost["unreadable"]
+        # what the policy said last is kept: nothing else shows what silenced the user
+        assert lost["dialogue"][-1] == {"speaker": "friend", "text": "bomb-1."}
         assert server.calls == 3            # the first line and two replies: none asked twice
 
 
@@ -399,7 +423,8 @@ def test_a_rollout_has_a_deadline():
         episodes, errors = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts,
                                                2, timeout=1.0))
     assert [e.number for e in episodes] == [0, 2]
-    assert [str(error) for error in errors] == ["the rollout ran out of time"]
+    assert [lost["reason"] for lost in errors] == ["the rollout ran out of time"]
+    assert not errors[0]["unreadable"]
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--rollout-timeout", str(GROUP_TIMEOUT)])
 
@@ -563,13 +588,14 @@ def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
     local.max_tokens = 8
 
     async def twice():
-        return await asyncio.gather(local("How are you?"), local("How are you?"), local("Why?"))
+        return await asyncio.gather(local("How are you?", room=4), local("How are you?", room=4),
+                                    local("Why?"))
     one, two, other = asyncio.run(twice())
     assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 32
     model, _ = load_model(tiny_dir)
     ids = local.chat.first_prompt("How are you?")
     assert one.tokens["prompt"] == len(ids)
-    for _ in range(32):             # four times the limit: an answer that was cut is asked again
+    for _ in range(32):             # four times the limit
         with torch.no_grad():
             ids = ids + [int(model(torch.tensor([ids])).logits[0, -1].argmax())]
         if ids[-1] == local.chat.stop_id:
@@ -595,6 +621,10 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path
     with Loopback(answer=answer) as server:
         flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16, "--simulator-retries", 0]
         assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
+    row, = rows(tmp_path / "out" / "dropped.jsonl")
+    assert (row["step"], row["kind"], row["unreadable"]) == (1, "training", True)
+    assert [m["speaker"] for m in row["dialogue"]] == ["me", "friend"]
+    assert row["dialogue"][1]["text"]
     line, = rows(tmp_path / "out" / "metrics.jsonl")
     assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
     assert "1 of 16 dialogues were dropped because the user's answers" in capfd.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rlver
-from conftest import make_tiny_model
+from conftest import make_tiny_model, suited
 from engine import VllmEngine
 from policy import Agent, ChatFormat, Episode, Policy, load_model, pack
 from ppo import logp_gap
@@ -175,8 +175,8 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
 def test_a_run(flags, tied_dir, tmp_path):
     """Engine and trainer stay together through the updates, and the gap of every step is in the
     metrics."""
-    assert rlver.main(["--model", str(tied_dir), *SMALL, *flags, "--out",
-                       str(tmp_path / "out")]) == 0
+    assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out",
+                              tmp_path / "out"])) == 0
     steps = [json.loads(line)
              for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n") if line]
     assert len(steps) == 2 and all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0

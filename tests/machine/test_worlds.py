@@ -254,7 +254,7 @@ def test_stopped_and_started_again_it_pays_for_nothing_twice(tmp_path):
     def reply(request):
         prompt = request["messages"][0]["content"]
         if server.calls > 20:
-            return 403, {}, {"error": {"message": "no credit"}}
+            return 402, {}, {"error": {"message": "no credit"}}
         return 200, {}, completion(signed(prompt, asyncio.run(answer_check(prompt))
                                           if simulator.CHECK in prompt else write(prompt)))
     with Loopback(reply=reply) as server:

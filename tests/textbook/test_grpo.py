@@ -179,19 +179,32 @@ def test_which_baseline_a_turn_may_have():
 
 
 def test_turn_advantages_by_hand():
-    """Deltas of users 4, 9 and 5. Returns to go of 4: 0.6 0.5, 0.2 -; of 9: 0.3; of 5: 0.4 0.2,
-    0.6 0.6, 0.5 -. Who has left is not in the mean of those who still talk, not even as a 0. `grpo`
-    divides by the std of the whole returns: sqrt(0.08) for user 4, 0.1 for user 5."""
-    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0], [0.2, 0.2], [0.0, 0.6], [0.5, 0.0]])
+    """Deltas of users 4, 9, 5 and 6. Returns to go of 4: 0.6 0.5, 0.2 -; of 9: 0.3; of 5: 0.4 0.2,
+    0.6 0.6, 0.5 -; of 6: 0.75 0.5, 0.75 0.25. Who has left is not in the mean of those who still
+    talk, not even as a 0. `grpo` divides by the std of the whole returns: sqrt(0.08) for user 4,
+    0.1 for user 5; where there is none, for users 9 and 6, it gives 0."""
+    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0], [0.2, 0.2], [0.0, 0.6], [0.5, 0.0],
+                            [0.25, 0.5], [0.5, 0.25]])
     alive = torch.tensor([[True, True], [True, False], [True, False], [True, True], [True, True],
-                          [True, False]])
-    groups = torch.tensor([4, 4, 9, 5, 5, 5])
-    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0],
-                           [-0.15, -0.4], [0.15, 0.4], [0.0, 0.0]])
+                          [True, False], [True, True], [True, True]])
+    groups = torch.tensor([4, 4, 9, 5, 5, 5, 6, 6])
+    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0], [-0.15, -0.4], [0.15, 0.4],
+                           [0.0, 0.0], [0.0, 0.25], [0.0, -0.25]])
     for kind in ("dr-grpo", "rloo"):
         close(turn_advantages(rewards, alive, groups, kind), wanted)
-    scale = torch.tensor([math.sqrt(0.08)] * 2 + [math.inf] + [0.1] * 3)
+    scale = torch.tensor([math.sqrt(0.08)] * 2 + [math.inf] + [0.1] * 3 + [math.inf] * 2)
     close(turn_advantages(rewards, alive, groups), wanted / scale[:, None], 1e-4)
+
+
+def test_equal_whole_returns_are_equal_to_rounding():
+    """Four dialogues that end at 100 by way of other emotions: their deltas add up to 0.7 and to
+    0.69999999. Compared bit by bit they differed, and a std of 4e-8 made advantages of 1e5."""
+    ways = torch.tensor([(30, 40, 70, 100), (30, 35, 60, 100), (30, 50, 77, 100), (30, 44, 81, 100)])
+    rewards = ways.diff(dim=1) / 100
+    whole = rewards.flip(1).cumsum(1)[:, -1]
+    assert len(set(whole.tolist())) > 1                     # or this shows nothing
+    alive, groups = torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
+    assert turn_advantages(rewards, alive, groups).abs().max() == 0
 
 
 def test_a_turns_advantage_reaches_its_own_tokens():

@@ -196,8 +196,8 @@ def test_codes_are_read_and_names_only_counted():
     are strung together none is lost, and what strings them is no name."""
     for text, codes, misnamed in (
             ("Analysis ... <Strategy> (C-2) kind j, (G-1) Kind W</Strategy>", ["C-2", "G-1"], 0),
-            ("<Strategy>(F-3) general advice</Strategy>", ["F-3"], 1),
-            ("<Strategy>f. (E-1), E-2</Strategy>", ["E-1", "E-2"], 0),
+            ("<Strategy>(F-3) kind a</Strategy>", ["F-3"], 1),
+            ("<Strategy>(E-1), E-2</Strategy>", ["E-1", "E-2"], 0),
             ("<Strategy>none</Strategy>", [], 0), ("<Strategy>（D－1）kind k</Strategy>", ["D-1"], 0),
             ("<Strategy>B-2 and C-1</Strategy>", ["B-2", "C-1"], 0),
             ("<Strategy>B-2 / C-1 + D-1 G-1&A-1. A-2</Strategy>",
@@ -218,7 +218,11 @@ def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
 
 @pytest.mark.parametrize("text", ["(C-2) story", "<Strategy>warmth</Strategy>", "", "I refuse.",
                                   "<Strategy>(B-4) x</Strategy>", "<Strategy>(H-1) x</Strategy>",
-                                  "<Strategy>B-2 / Z-9</Strategy>"])
+                                  "<Strategy>B-2 / Z-9</Strategy>", "<Strategy></Strategy>",
+                                  "<Strategy>(D-1) kind k, not (B-3)</Strategy>",
+                                  '<Strategy>none: it says "E-1 is your gate"</Strategy>',
+                                  '<Strategy>(F-5) take the A 4 to exit G 2</Strategy>',
+                                  '<Strategy>none, (D-1)</Strategy>'])
 def test_no_tag_and_unknown_codes_are_refused(text):
     """The judge is asked again; nothing is guessed."""
     with pytest.raises(ValueError):

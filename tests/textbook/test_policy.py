@@ -525,17 +525,16 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
 def test_packing_by_the_worked_example():
     """The example in Batch's docstring, and who sees whom token by token, against the sentence that
     defines it."""
-    p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 0
+    p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 9
     thinking = episode_of([Segment([p, q]), Segment([a, b], 1, [-1.0, -2.0]), Segment([r]),
                            Segment([s]), Segment([c], 2, [-3.0])], reward=0.5, group=7)
     batch = pack([thinking, episode_of([Segment([p]), Segment([a], 0, [-4.0])], reward=1.0,
                                        group=8)], pad)
     assert batch.ids.tolist() == [[p, q, a, b, r, s, c], [p, a] + [pad] * 5]
-    assert (batch.positions[0].tolist() == [0, 1, 2, 3, 2, 3, 4]
-            and batch.positions[1, :2].tolist() == [0, 1])
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4], [0, 1] + [0] * 5]
     assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
     assert batch.engine_log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
-    assert batch.reward.sum(1).tolist() == [0.5, 1.0] and batch.group.tolist() == [7, 8]
+    assert batch.reward.tolist() == [[0, 0.5], [1, 0]] and batch.group.tolist() == [7, 8]
     sees = {p: [p], q: [p, q], a: [p, q, a], b: [p, q, a, b], r: [p, q, r], s: [p, q, r, s],
             c: [p, q, r, s, c]}
     mask = tree_mask(batch.branch)[:, 0]
@@ -595,6 +594,27 @@ def test_a_branch_of_two_segments_is_one_branch():
     assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
     assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
     assert batch.turn.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 2]]
+
+
+def test_turns_are_counted_and_paid_as_was_asked():
+    """Two replies of one sequence, and one with a stray thought: the third turn is the first
+    branch. Each is paid for its own change, and the padding up to the next multiple is nobody's. An
+    update computes with what it is given, so the kinds of numbers are those of Batch."""
+    segments = [Segment([1, 2]), Segment([3], 0, [-1.0]), Segment([5]),
+                Segment([3, 4], 0, [-1.0, -1.0]), Segment([5]), Segment([6], 1, [-1.0])]
+    episode = episode_of(segments, reward=0.5,
+                         turns=[{"emotion": e, "change": None} for e in (40, 36, 50)])
+    for multiple, padding in ((1, 0), (4, 0), (5, 2)):
+        batch = pack([episode], 9, "delta", multiple)
+        assert batch.ids.tolist() == [[1, 2, 3, 5, 3, 4, 5, 6] + [9] * padding]
+        assert batch.turn.tolist() == [[0, 0, 1, 0, 2, 2, 0, 3] + [0] * padding]
+        assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7] + [0] * padding]
+        assert batch.branch.tolist() == [[0] * 7 + [1] + [-1] * padding]
+        assert_close([batch.reward[0]], [torch.tensor([0.1, -0.04, 0.14])], 1e-6)
+    assert pack([episode]).reward.tolist() == [[0, 0, 0.5]]
+    kinds = {name: tensor.dtype for name, tensor in vars(batch).items()}
+    assert kinds == {**dict.fromkeys(kinds, torch.int64), "action_mask": torch.bool,
+                     "engine_log_probs": torch.float32, "reward": torch.float32}
 
 
 @pytest.mark.parametrize("think", [False, True])

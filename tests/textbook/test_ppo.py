@@ -245,6 +245,16 @@ def test_whitening_by_the_numbers():
     close(whiten(tensors[0], masks[0], torch.tensor(4.0), torch.tensor(2.0)), [[-1.5, 0, -0.5]])
 
 
+def test_a_rank_without_a_token_takes_part():
+    """A sum over ranks is one of tensors, and waits for all ranks. On the second one the policy was
+    silent: it brings nothing, and has the mean and the spread of 1, 3 and 5 like the first."""
+    tensors = [torch.tensor([[1.0, 3.0, 5.0]]), torch.full((1, 3), NAN)]
+    masks = [torch.full((1, 3), True), torch.full((1, 3), False)]
+    for got in Ranks().run(lambda i, reduce: masked_mean_std(tensors[i:i + 1],
+                                                             masks[i:i + 1], reduce)):
+        close([float(x) for x in got], [3, 2])
+
+
 def test_whitened_numbers_have_mean_0_and_spread_1():
     """Whatever they were, and nowhere else than at the policy's tokens; micro-batches that differ
     still differ afterwards."""
@@ -288,7 +298,8 @@ def test_the_clip(advantage, ratio, loss, gradient, clipped):
                              torch.tensor([[True]]), 0.2)
     got.backward()
     close([float(got.detach()), float(log_probs.grad)], [loss, gradient])
-    assert count == clipped
+    # a tensor of one number, like the loss: who calls it takes the number out
+    assert torch.is_tensor(count) and count.shape == () and count == clipped
 
 
 def a_sum_over_the_policys_tokens(loss, x, mask):
@@ -582,7 +593,7 @@ class Ranks:
     def run(self, work):
         def rank(i):
             def reduce(x):
-                self.brought[i] = x
+                self.brought[i] = x.clone()             # as all ranks' sum does: of tensors
                 self.barrier.wait()
                 total = self.brought[0] + self.brought[1]
                 self.barrier.wait()     # nobody brings the next one before both have seen this one

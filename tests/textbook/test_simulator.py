@@ -25,6 +25,7 @@ from simulator import (EMOTION_HEADERS, PLACEHOLDERS, PROMPTS, REPLY_HEADERS, Ba
                        toy_profiles)
 from support.answers import (LONGEST_ANSWER, MARK_LETTERS, mark_in, mark_of, marked_sections,
                              unmarked_sections)
+from support.judged import CODES, read_answer
 from support.llm import CallLog, PromptRefused, RetryableError
 from support.settings import SimulatorRefused, TooManyLost, UnreadableAnswers
 
@@ -212,7 +213,8 @@ def test_what_follows_the_line_of_the_change_is_ignored():
 
 MARKDOWN = ["{} kqvt: {}", "**{} kqvt**: {}", "**{} kqvt:** {}", "### {} kqvt: {}",
             "[{} kqvt]: {}", "- {} kqvt：{}", "> *{} kqvt* : {}", "**{}** kqvt: {}", "{} [kqvt]: {}",
-            "`{} KQVT`: {}"]
+            "`{} KQVT`: {}", "• {} kqvt: {}", "\u3000{}（kqvt）：{}", "{}【kqvt】: {}", "{} <kqvt>: {}",
+            "**5.** {} kqvt: {}", "\ufeff{}\tkqvt: {}"]
 
 
 @pytest.mark.parametrize("style", MARKDOWN)
@@ -273,7 +275,8 @@ def test_two_changes_with_the_mark_are_none():
     twice = sign(analysis("-6\nOn second thoughts, then\nChange: +2"), MARK)
     with pytest.raises(ValueError, match="differ"):
         parse_emotion(twice, MARK)
-    assert parse_emotion(twice.replace("+2", "-6"), MARK)[1] == -6
+    for same in ("-6", "-6.", "**-6**"):            # as values, not letter by letter
+        assert parse_emotion(twice.replace("+2", same), MARK)[1] == -6
 
 
 def test_an_answer_ends_at_its_end():
@@ -315,6 +318,8 @@ def test_honest_variants_of_headers_are_read(style):
     assert parse_emotion(text + "\nEnd kqvt.", MARK) == (
         {"Content": "c", "TargetCompletion": "t", "Activity": "a", "Analyse": "x",
          "Change": "-5"}, -5)
+    for end in ("- End kqvt", "6. End kqvt", "> **End kqvt**", '"End kqvt"', "End (kqvt)."):
+        assert parse_emotion(f"{text}\n{end}", MARK)[1] == -5
     # text may begin below its header, a value may not
     below = text.replace("x", "\nx").replace(" kqvt: x", " kqvt\nx")
     assert parse_emotion(below + "\nEnd kqvt", MARK)[0]["Analyse"] == "x"
@@ -348,6 +353,12 @@ def test_long_answers_of_nothing_take_no_time():
                  "\n>" * 400_000, "End kqvt" + " " * 400_000 + "x"):
         with pytest.raises(ValueError):
             parse_emotion(text, MARK)
+    names = dict.fromkeys(CODES, "comfort")
+    for text in ("1" + " " * 19_000 + "x", "Item" + " " * 19_000, "(" * 19_000,
+                 "<Strategy kqvt>A" + " " * 19_000 + "</Strategy kqvt>"):
+        for prompt in ("blri", "utterance", "capabilities", "strategies"):
+            with pytest.raises(ValueError):
+                read_answer(prompt, f"{text}\nEnd kqvt", MARK, names)
 
 
 # -------------------------------------------------------------------------------------------- marks
@@ -498,8 +509,9 @@ def test_fill_is_one_pass():
 def test_json_of_a_prompt_is_what_was_said():
     """Whoever reads it as JSON gets the text back, and a model that reads it as text finds 再见, not
     six hexadecimal numbers."""
-    for text in ("再见 😀", "a\nb", 'say "hi" \\', "<b>1 < 2</b>", ""):
-        assert json.loads(as_json(text)) == text and not set("\n<") & set(as_json(text))
+    for text in ("再见 😀", "a\nb", 'say "hi" \\', "<b>1 < 2</b>", "", "a\u2028b\u2029c\u0085"):
+        assert json.loads(as_json(text)) == text
+        assert not set("\n<\u2028\u2029\u0085") & set(as_json(text))
     assert as_json("再见 😀") == '"再见 😀"' and json.loads(as_json([{"a": 1}])) == [{"a": 1}]
 
 
