@@ -199,7 +199,8 @@ def test_turn_advantages_by_hand():
 def test_equal_whole_returns_are_equal_to_rounding():
     """Four dialogues that end at 100 by way of other emotions: their deltas add up to 0.7 and to
     0.69999999. Compared bit by bit they differed, and a std of 4e-8 made advantages of 1e5."""
-    ways = torch.tensor([(30, 40, 70, 100), (30, 35, 60, 100), (30, 50, 77, 100), (30, 44, 81, 100)])
+    ways = torch.tensor([(30, 40, 70, 100), (30, 35, 60, 100), (30, 50, 77, 100),
+                         (30, 44, 81, 100)])
     rewards = ways.diff(dim=1) / 100
     whole = rewards.flip(1).cumsum(1)[:, -1]
     assert len(set(whole.tolist())) > 1                     # or this shows nothing
