@@ -220,10 +220,8 @@ def benchmark(args):
     from tqdm import tqdm
     from rlver import converse
     policy, simulator, people, made_by = who_talks(args, args.policy or newest_run())
-    # the lock stays with this process; what cannot be written is told before the first dialogue
-    path, done, lock = place_for_results(args.out, results_of(policy), made_by,
-                                         {p.id for p in people})
-    refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
+    # what cannot be written is told before the first dialogue
+    path, done, lock = place_for_results(args.out, results_of(policy), made_by)
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
     bar = tqdm(total=len(people), initial=len(people) - len(todo), desc="benchmark",
                unit="dialogue")
@@ -247,12 +245,15 @@ def benchmark(args):
         if todo:
             await simulator.check()
         await asyncio.gather(*[run_dialogue(i, profile) for i, profile in todo])
-    asyncio.run(all_of_them())
-    bar.close()
+    try:
+        refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
+        asyncio.run(all_of_them())
+    finally:
+        bar.close()
+        os.close(lock)
     for profile_id, error in lost:
         print(f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
               "to fill it in", file=sys.stderr)
-    os.close(lock)
     return path, {p.id for p in people}, len(lost)
 
 
@@ -285,10 +286,10 @@ def heldout_of_run(home, config, simulator):
     return [p for p in people if ids is None or p.id in ids]
 
 
-def place_for_results(asked, default, made_by, ids):
+def place_for_results(asked, default, made_by):
     """The file that results go to, locked: (path, the ids that it holds already, the lock). A file
-    of other settings is refused if it was asked for; else the next free name is taken. ids: of the
-    users to be measured. Raises BadInput."""
+    of other settings is refused if it was asked for; else the next free name is taken. Raises
+    BadInput."""
     path, number = Path(asked or default), 1
     if path.suffix == ".html":
         raise BadInput(f"--out {path}: the results' page goes to a file of that name; let the "
