@@ -173,12 +173,12 @@ def test_pairing_tells_what_means_cannot(tmp_path):
     rng = random.Random(0)
     base = [rng.randint(5, 85) for _ in range(60)]
     a, b = side(tmp_path, "a", [x + rng.randint(2, 6) for x in base]), side(tmp_path, "b", base)
-    result = compare([a], [b])
+    result = compare([b], [a])                              # before, after
     assert 3 < result["difference"] < 5 and result["interval"][0] > 2 and result["p"] < 0.001
-    assert (result["sentence"] == f"A is better by {result['difference']:.1f}, "
+    assert (result["sentence"] == f"after is better by {result['difference']:.1f}, "
             f"{result['interval'][0]:.1f} to {result['interval'][1]:.1f}")
-    back = compare([b], [a])
-    assert (back["sentence"].startswith("B is better by ")
+    back = compare([a], [b])
+    assert (back["sentence"].startswith("before is better by ")
             and back["difference"] == -result["difference"])
     unpaired = (np.var(base, ddof=1) * 2 / 60) ** 0.5
     assert result["difference"] < 2 * unpaired
