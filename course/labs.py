@@ -27,9 +27,10 @@ import sys
 import time
 from pathlib import Path
 
+from patches import ROOT, kill, read_toml, replaced, terminable      # first: it finds the project
+
 import numpy as np
 
-from patches import ROOT, kill, read_toml, replaced, terminable      # first: it finds the project
 import toy
 from simulator import Profile, replay
 from support.results import read_dialogues

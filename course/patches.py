@@ -3,13 +3,15 @@ a process."""
 import os
 import signal
 import sys
-import tomllib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))       # the project's own modules are importable from here on
+
+import support      # says in one line what is missing, an old Python's tomllib among it
+import tomllib
 
 from support.settings import BadInput
 
