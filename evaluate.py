@@ -748,8 +748,7 @@ def report_again(args):
     config = read_json(run / "config.json")
     if "algo" not in config:
         raise BadInput(f"--report {run}: there is no run here")
-    people = (heldout_of_run(run, config, config["simulator"]) if config["profiles"] else
-              users_of_run(None, config["eval_size"], config["simulator"])[1])
+    people = heldout_of_run(run, config, config["simulator"])
     draw_run(run, newest_state(run), people, toy if config["model"] == "toy" else None)
     print(f"written: {run / 'report.html'}, {run / 'learning_curve.png'}")
     return 0

@@ -186,8 +186,8 @@ class Trainer:
         batch = batch_metrics(episodes, cfg.think)
         cut, replies = all_reduce_sum(torch.tensor(cut_replies(own, self.models.engine.stop_id)))
         metrics = {
-            "step": step, **batch, "dropped": lost[0], "unreadable": lost[1],
-            "refilled": refilled, "cut": float(cut / max(1, replies)),
+            "step": step, **batch, **lost, "refilled": refilled,
+            "cut": float(cut / max(1, replies)),
             "reply_tokens": update_metrics["tokens_trained"] / len(episodes) / batch["turns"],
             **update_metrics, "kl_start": self.models.kl_start(self.start),
             # training users above held-out ones, where there are evaluations on the way
@@ -244,7 +244,8 @@ class Trainer:
                                                   "training", step, again=again)
             wasted += sum(e.tokens_sampled for e in own if e.group in flat)
             own = [e for e in own if e.group not in flat] + new
-            refilled, lost = refilled + len(flat), [sum(both) for both in zip(lost, lost_again)]
+            refilled += len(flat)
+            lost = {key: lost[key] + lost_again[key] for key in lost}
         return own, lost, refilled, int(all_reduce_sum(torch.tensor(wasted)))
 
     def evaluate(self, step):
@@ -258,17 +259,17 @@ class Trainer:
         episodes = gather_episodes(own)
         self.log_dialogues(step, "heldout", episodes)
         self.count("evaluate", time.perf_counter() - began)
-        if lost[0]:
-            self.tell(f"evaluation at step {step}: {lost[0]} dialogues failed and do not count")
-        self.state["evaluations"].append({"step": step, **summarise(episodes), "dropped": lost[0],
-                                          "unreadable": lost[1]})
+        if lost["dropped"]:
+            self.tell(f"evaluation at step {step}: {lost['dropped']} dialogues failed and do not "
+                      "count")
+        self.state["evaluations"].append({"step": step, **summarise(episodes), **lost})
         self.run.log_numbers("heldout", self.state["evaluations"][-1])
         return episodes
 
     def hold_dialogues(self, people, group_size, kind, step, title=None, again=0):
         """Steps 1 and 2 for this rank's share of `people`, {number of the group: profile}. Returns
-        (its episodes, [dialogues dropped, those of them whose user's answers could not be read]
-        over all ranks).
+        (its episodes; over all ranks, {"dropped": dialogues, "unreadable": those of them whose
+        user's answers could not be read}).
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn. Raises TooManyLost."""
@@ -283,21 +284,22 @@ class Trainer:
                 lambda n: self.models.make_agent([*stream, n, *[again] * (again > 0)]),
                 cfg.max_turns, bar, own, f"{kind} {step}" + f" again {again}" * (again > 0),
                 cfg.rollout_timeout, own_first_line=kind == "evaluation"))
-        lost_dialogues = all_gather_list(lost_here)
-        for row in lost_dialogues:
-            self.run.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        unreadable = sum(row["unreadable"] for row in lost_dialogues)
+        rows = [{"step": step, "kind": kind, **row} for row in all_gather_list(lost_here)]
         tried = len(people) * group_size
-        if len(lost_dialogues) * 5 > max(tried, cfg.batch_size * (again > 0)):
+        too_many = len(rows) * 5 > max(tried, cfg.batch_size * (again > 0))
+        if too_many:        # before the rows are logged: the step, and they, will be done again
             self.save_what_is_done()
-            if 2 * unreadable > len(lost_dialogues):
-                raise TooManyLost(f"in {unreadable} of {tried} dialogues nothing that the user's "
-                                  "model said could be read, or it refused the prompt: "
-                                  f"{lost_dialogues[0]['reason']}; what was said before stands in "
-                                  "dropped.jsonl")
-            raise TooManyLost(f"the simulator failed in {len(lost_dialogues)} of {tried} "
-                              f"dialogues: {lost_dialogues[0]['reason']}")
-        return episodes, [len(lost_dialogues), unreadable]
+        for row in rows:
+            self.run.append("dropped.jsonl", row)
+        unreadable = sum(row["unreadable"] for row in rows)
+        if too_many and 2 * unreadable > len(rows):
+            raise TooManyLost(f"in {unreadable} of {tried} dialogues nothing that the user's model "
+                              f"said could be read, or it refused the prompt: {rows[0]['reason']}; "
+                              "what was said before stands in dropped.jsonl")
+        if too_many:
+            raise TooManyLost(f"the simulator failed in {len(rows)} of {tried} dialogues: "
+                              f"{rows[0]['reason']}")
+        return episodes, {"dropped": len(rows), "unreadable": unreadable}
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""

@@ -53,8 +53,9 @@ def append_line(path, value):
 
 
 def lock_file(path, what):
-    """Lock the file `path` (made if it is not there) until this process ends. Raises BadInput if
-    another process holds it; `what` says what it is for."""
+    """Lock the file `path`, which is made if it is not there. Returns the lock, an open file: to
+    close it gives the file free. Raises BadInput, which begins with the flag `what`, if another
+    process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -238,10 +239,9 @@ def has_no_step(out):
     """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
     if another one is started in its place; its calls.jsonl, which was paid for, is kept."""
     names = {p.name for p in out.iterdir()}
-    known = {"config.json", ".config.json", "dropped.jsonl", "heldout.json",
-             ".heldout.json", "dialogues.jsonl",
-             "start.json", ".start.json", "checkpoint-000000", ".checkpoint-000000",
-             "metrics.jsonl", "report.html", "learning_curve.png"}
+    known = {"config.json", ".config.json", "heldout.json", ".heldout.json", "start.json",
+             ".start.json", "dialogues.jsonl", "dropped.jsonl", "metrics.jsonl",
+             "checkpoint-000000", ".checkpoint-000000", "report.html", "learning_curve.png"}
     logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
     return (not logged and bool(names & {"config.json", ".config.json"})
             and all(n in known or n.startswith("calls") for n in names))
