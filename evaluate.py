@@ -263,7 +263,8 @@ def users_to_measure_with(args, policy, simulator, lang):
     BadInput."""
     chat = args.world == "chit-chat" and not args.profiles
     if chat and simulator.startswith("toy"):
-        return toy_profiles("chat"), False
+        raise BadInput(f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
+                       "choose a real --simulator, as openai:MODEL@URL")
     if chat or args.profiles:
         people = load_profiles(args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl")
         refuse_foreign(simulator, people)

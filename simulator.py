@@ -153,14 +153,12 @@ def profiles_of_step(people, count, seed, step):
 def people_of(names):
     """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
     return [p for name in names for p in load_profiles(name)] or (
-        toy_profiles("heldout", 1000) + toy_profiles("train") + toy_profiles("chat"))
+        toy_profiles("heldout", 1000) + toy_profiles("train"))
 
 
 def toy_profiles(split, count=None):
-    """`count` users of the toy: "train", "heldout" (default: 500 and 128), or "chat", people of
-    everyday talk, who are in no training."""
-    return [Profile(**row) for row in (toy.chatters() if split == "chat"
-                                       else toy.profiles(split, count))]
+    """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
+    return [Profile(**row) for row in toy.profiles(split, count)]
 
 
 # ------------------------------------------------------------------------------------------ emotion
@@ -453,6 +451,9 @@ def refuse_foreign(name, profiles):
     scripted user knows only its world."""
     for profile in profiles if name.startswith("toy") else []:
         try:
+            if profile.target != "eq":
+                raise toy.NotOfThisWorld(f"its target is {profile.target}, and the scripted user "
+                                         "knows no chit-chat; choose a real --simulator")
             toy.read_scene(profile.scene, profile.task)
         except toy.NotOfThisWorld as error:
             raise BadInput(f"profile {profile.id!r}: {error}") from None
@@ -577,10 +578,10 @@ def play(user, max_turns):
         if isinstance(user.simulator.model, toy.ScriptedModel):
             print("This user understands only the sentences of a small grammar. One of each kind, "
                   "of which one helps most:")
-            _, person, feeling, *_, need = toy.read_scene(user.profile.scene, user.profile.task)
-            for act in toy.NEEDS if need in toy.NEEDS else toy.SMALL_TALK:
+            _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
+            for act in toy.NEEDS:
                 rng = random.Random(user.profile.id)
-                print(f"    {toy.sentence(act, person, feeling, rng, person)}")
+                print(f"    {toy.sentence(act, person, feeling, rng)}")
             print()
         print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):

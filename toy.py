@@ -49,14 +49,6 @@ HABITS = ["cheer", "dismiss", "topic"]
 # does harm. If one kind paid for several needs, every policy would end there and stop at about 45.
 SECONDARY = dict(zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise",
                              "listen", "advise"]))
-# People without a trouble, who want an evening that does not bore them. The base policy meets them
-# in its supervised training and never in an RL run: whether comforting carries over to chatting is
-# a question, and it would be none if chatting were trained on.
-INTERESTS, DULL = WORDS["talk"]["interests"], WORDS["talk"]["dull"]
-CHAT_TASKS = {purpose: told.pop("theme") for purpose, told in WORDS["purposes"].items()}
-PURPOSES = {purpose: tuple(told.values()) for purpose, told in WORDS["purposes"].items()}
-SMALL_TALK = {act: tuple(parts.values()) for act, parts in WORDS["small_talk"].items()}
-
 PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
 FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
 
@@ -87,20 +79,6 @@ def profiles(split, count=None, seed=0):
     return made
 
 
-def chatters(count=128):
-    """People of everyday talk, made as `profiles` makes troubled ones; both purposes take turns."""
-    rng, made = random.Random("chat"), []
-    for i, profile in enumerate(profiles("train", count, "chat")):
-        target = list(PURPOSES)[i % 2]
-        interest, dull = rng.sample(INTERESTS, 2)
-        lines = rng.sample(PURPOSES[target][2], 3) + [rng.choice(DULL).replace("<I>", dull)]
-        made.append({**profile, "id": f"toy-chat-{i:04d}", "scene": f"## What interests me\n- "
-                     f"{interest}\n\n## What bores me\n- {dull}\n- empty phrases\n- comfort, for "
-                     "nothing is wrong\n\n## What I say\n" + "".join(f"- {x}\n" for x in lines)
-                     .replace("<I>", interest), "task": CHAT_TASKS[target], "target": target})
-    return made
-
-
 # ---------------------------------------------------------------------------------- reading a reply
 
 def tokens_of(sentence):
@@ -113,16 +91,15 @@ def split_sentences(text):
 
 
 def abstract(words):
-    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS
-            else "<i>" if w in INTERESTS else w for w in words]
+    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS else w for w in words]
 
 
 @cache
 def legal_sentences():
-    """{tuple of words: act} of all that can be said, persons, feelings and interests aside."""
+    """{tuple of words: act} of all that can be said, persons and feelings aside."""
     return {tuple(abstract(tokens_of(f"{opening} {body}{ending}".replace("<P>", "sister").replace(
-                "<F>", "hurt").replace("<I>", "chess")))): act
-            for act, parts in {**ACTS, **SMALL_TALK}.items()
+                "<F>", "hurt")))): act
+            for act, parts in ACTS.items()
             for opening, body, ending in product(*parts)}
 
 
@@ -138,7 +115,7 @@ def act_of(sentence):
 
 def judge(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of someone with `need`, after the friend's `earlier` ones:
-    (change, why). Of who chats the need is an act of SMALL_TALK, and `person` the interest."""
+    (change, why)."""
     sentences = split_sentences(reply)
     acts = [act_of(s) for s in sentences]
     words = set(tokens_of(reply))
@@ -148,8 +125,6 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
-    if need in SMALL_TALK and (words & set(INTERESTS)) - {person}:
-        return -8, "that bores me: it is not what I love"
     said = [tokens_of(s) for s in sentences]    # as words: capitals or spaces make no new sentence
     if any(s in said[:i] for i, s in enumerate(said)) or any(tokens_of(s) in said for e in earlier
                                                              for s in split_sentences(e)):
@@ -158,7 +133,7 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -6, "that is everything at once"
     pay = {need: 10 if words & {person, feeling} else 8}        # concrete words help more
     if not challenging:
-        pay[SECONDARY.get(need) or {"ask": "share", "share": "ask"}[need]] = 3
+        pay[SECONDARY[need]] = 3
     change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
     return round(change), ("that is what I needed" if change >= 7 else "that is not what I needed"
                            if change < 0 else "that helps a bit")
@@ -179,17 +154,12 @@ class NotOfThisWorld(ValueError):
 
 
 def read_scene(scene, task):
-    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need). Of
-    somebody who chats: ("", interest, "calm", what bores, lines, the act that helps). Raises
-    NotOfThisWorld."""
+    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need).
+    Raises NotOfThisWorld."""
     told = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
     need = next((n for n, (text, *_) in NEEDS.items() if text == task), None)
     listed = lambda title: re.findall(r"^- (.*)$", re.split(
         r"\n## ", f"\n{scene}\n## ".partition(f"\n## {title}\n")[2])[0], re.M)
-    likes, chat = listed("What interests me"), [t for t in CHAT_TASKS if CHAT_TASKS[t] == task]
-    if chat and likes and likes[0] in INTERESTS and listed("What I say"):
-        return ("", likes[0], "calm", listed("What bores me"), listed("What I say"),
-                PURPOSES[chat[0]][1])
     lists = [listed("Details I may add"), listed("What I say when I open up")]
     if not told or need is None or not all(lists):
         raise NotOfThisWorld("the scripted user can only play the profiles of toy.py; for others, "
@@ -213,7 +183,7 @@ class ScriptedModel:
         dialogue, mark = json.loads(tags["dialogue"]), mark_in(prompt)
         if level := tags.get("emotion_level"):          # the hop that answers
             said = sum(m["speaker"] == "me" for m in dialogue)
-            guarded = self.challenging and story and said < 2
+            guarded = self.challenging and said < 2
             line = users_line(said, story, details if guarded else cues, level)
             return (f"Thinking {mark}: my state is {level}, so that is how I sound.\n"
                     f"Origin {mark}: {line}\nChange {mark}: nothing to change.\n"
@@ -222,7 +192,7 @@ class ScriptedModel:
         change, why = ((judge_weakly(reply), "I listen for a few words") if self.weak else
                        judge(reply, need, person, feeling, earlier, self.challenging))
         target = "Reason" if self.challenging else "TargetCompletion"
-        return (f"Content {mark}: my friend said something about me and {'my ' * bool(story)}"
+        return (f"Content {mark}: my friend said something about me and my "
                 f"{person}.\n{target} {mark}: {'yes' if change >= 7 else 'not yet'}.\n"
                 f"Activity {mark}: I think: {why}.\n"
                 f"Analyse {mark}: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by "
@@ -289,41 +259,21 @@ OPENINGS = {"Emotion-S": "Thank you.", "Emotion-A": "Yes, that helps.", "Emotion
 
 
 def users_line(said, story, lines, level):
-    """What the user says when it has said `said` things so far. Who chats has no `story`. A guarded
-    user keeps the need back until its third line: its first `lines` are details."""
+    """What the user says when it has said `said` things so far. A guarded user keeps the need back
+    until its third line: its first `lines` are details."""
     if level == "Emotion-F":
-        return "This does not help me. Goodbye." if story else "I am off. Goodbye."
-    return f"{OPENINGS[level] if said else story} {lines[said % len(lines)]}".lstrip()
+        return "This does not help me. Goodbye."
+    return f"{OPENINGS[level] if said else story} {lines[said % len(lines)]}"
 
 
 # ---------------------------------------------------------------------------------- the base policy
 
-def sentence(act, person, feeling, rng, interest=""):
-    opening, body, ending = (rng.choice(part) for part in (ACTS.get(act) or SMALL_TALK[act]))
-    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling).replace(
-        "<I>", interest)
+def sentence(act, person, feeling, rng):
+    opening, body, ending = (rng.choice(part) for part in ACTS[act])
+    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
 
 
 def corpus(rng, good=0.17):
-    """A dialogue for the base policy's supervised training, one in eight of them everyday talk."""
-    return small_talk(rng, good) if rng.random() < 0.125 else confiding(rng, good)
-
-
-def small_talk(rng, good):
-    """A dialogue about interests, as `confiding` makes them about troubles."""
-    wants, helps, lines = PURPOSES[rng.choice(list(PURPOSES))]
-    interest, dull, *others = rng.sample(INTERESTS, len(INTERESTS))
-    lines = [line.replace("<I>", interest) for line in rng.sample(lines, 3)]
-    lines, turns = [*lines, rng.choice(DULL).replace("<I>", dull)], []
-    for said in range(rng.randint(3, 8)):
-        act = helps if rng.random() < good else rng.choice(list(SMALL_TALK))
-        reply = sentence(act, "", "", rng, interest if rng.random() < 0.8 else rng.choice(others))
-        turns.append((users_line(said, "", lines, rng.choice(list(OPENINGS))),
-                      f"calm, {interest}, wants {wants}", reply))
-    return turns
-
-
-def confiding(rng, good):
     """A dialogue for the base policy's supervised training: [(user's line, thought, reply)].
 
     Planted under the bad habits: the thought mostly names what the user needs, the reply mostly
