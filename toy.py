@@ -19,9 +19,11 @@ import json
 import os
 import random
 import re
+import shutil
 import tempfile
 import tomllib
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -341,79 +343,143 @@ def corpus_episode(turns, chat, think):
     return episode
 
 
-def base_policy(think, quiet=False):
-    """The directory of the base policy for a mode, made on first use (about a minute) and kept.
+SHIPPED = Path(__file__).parent / "toy_policy"      # think/, direct/ and recipe.json
+MODEL = dict(vocab_size=1024, hidden_size=128, intermediate_size=320, num_hidden_layers=2,
+             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+             initializer_range=0.05, tie_word_embeddings=True)
 
-    One base per mode: with thinking and direct dialogues mixed, a model of this size often forgets
-    to think. The place is $RLVER_CACHE, else .cache/ beside this file; its name holds a hash of the
-    recipe, so an edit of this file or of its words makes a new one."""
-    recipe = hashlib.sha256(Path(__file__).read_bytes() + WORD_FILE.read_bytes()).hexdigest()[:12]
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the starting policy of a mode is trained.
+
+    Muon on the matrices (it learns this corpus in a third of AdamW's steps), AdamW on the rest;
+    small batches, many steps."""
+    steps: int
+    good: float                 # of `corpus`
+    batch_size: int = 4
+    lr_matrices: float = 0.006
+    lr_others: float = 0.01
+    warmup: int = 30
+    max_grad_norm: float = 1.0
+    # A model this small leaves a thousandth of its probability to nonsense at each of a dialogue's
+    # 200 tokens. So it is made cooler for good: its logits times this.
+    cooling: float = 1.2
+
+
+# One policy per mode: with thinking and direct dialogues mixed, a model of this size often forgets
+# to think. Without thoughts nothing names the need, so the direct one takes longer to know it.
+RECIPES = {"think": Recipe(650, 0.17), "direct": Recipe(1200, 0.2)}
+
+
+def school(think):
+    """The rng that a mode's corpus is drawn with, from its first dialogue on."""
+    return random.Random(f"school {think}")
+
+
+def digest_of_recipe(think):
+    """A hash of what the recipe of a mode yields: the first 2,000 dialogues of its corpus, the
+    model, the optimizers' settings, the chat template. Comments and layout are not in it."""
+    recipe, rng = RECIPES["think" if think else "direct"], school(think)
+    dialogues = [corpus(rng, recipe.good) for _ in range(2000)]
+    yields = json.dumps([dialogues, MODEL, vars(recipe), CHAT_TEMPLATE])
+    return hashlib.sha256(yields.encode()).hexdigest()[:16]
+
+
+def base_policy(think, quiet=False):
+    """The directory of the starting policy of a mode: the one in toy_policy/, which everybody has.
+
+    Where the recipe was edited since that one was made, a new one is made (a minute or two) and
+    kept in $RLVER_CACHE, else in .cache/ beside this file, under the recipe's hash."""
+    mode = "think" if think else "direct"
+    recipe, shipped = digest_of_recipe(think), SHIPPED / "recipe.json"
+    if shipped.is_file() and json.loads(shipped.read_text()).get(mode) == recipe:
+        return SHIPPED / mode
     root = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
-    place = root / f"toy-{'think' if think else 'direct'}-{recipe}"
+    place = root / f"toy-{mode}-{recipe}"
     if not place.is_dir():
+        if not quiet:
+            print(f"toy_policy/{mode} is not of the recipe in toy.py, which has been edited: a "
+                  f"starting policy of this recipe is made and kept in {place}")
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_policy(place, think, quiet)
         except OSError as error:
             raise BadModel(f"the toy policy is kept in {root} (RLVER_CACHE says where), which "
                            f"cannot be made: {error.strerror}") from None
-        # written beside and renamed: never half a policy
-        with tempfile.TemporaryDirectory(dir=root) as scratch:
-            sft(Path(scratch) / "policy", think, quiet)
-            with suppress(OSError):                 # somebody else was faster: theirs is the same
-                os.rename(Path(scratch) / "policy", place)
     return place
 
 
-def sft(place, think, quiet=False, batch_size=4):
-    """Supervised training of the base policy on the corpus, through the same chat format, packing
-    and forward pass as RL. Muon on the matrices (it learns this corpus in a third of AdamW's
-    steps), AdamW on the rest; small batches, many steps."""
+def make_policy(place, think, quiet=False):
+    """Train the starting policy of a mode into the directory `place`: beside it, then renamed, so
+    that nobody ever finds half a policy. Raises OSError."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        sft(Path(scratch) / "policy", think, quiet)
+        with suppress(OSError):                 # somebody else was faster: theirs is the same
+            os.rename(Path(scratch) / "policy", place)
+
+
+def ship():
+    """Make both starting policies anew in toy_policy/, and note the recipes that they are of."""
+    for think, mode in ((True, "think"), (False, "direct")):
+        shutil.rmtree(SHIPPED / mode, ignore_errors=True)
+        make_policy(SHIPPED / mode, think)
+    recipes = {"think": digest_of_recipe(True), "direct": digest_of_recipe(False)}
+    (SHIPPED / "recipe.json").write_text(json.dumps(recipes, indent=2) + "\n")
+
+
+def sft(place, think, quiet=False):
+    """Supervised training of a starting policy on the corpus, through the same chat format, packing
+    and forward pass as RL, into the directory `place`. With one thread: the number of threads
+    changes the order of sums, so the last bits, so what is learned."""
     import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from policy import ChatFormat, Policy, pack
-    # without thoughts nothing names the need: it takes longer to be known
-    steps, good = (650, 0.17) if think else (1200, 0.2)
-    rng = random.Random(f"school {think}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    recipe, rng = RECIPES["think" if think else "direct"], school(think)
     tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(rng) for text in turn])
     chat = ChatFormat(tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=1024, hidden_size=128, intermediate_size=320, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
-            initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None, eos_token_id=chat.stop_id))
+        model = Qwen2ForCausalLM(Qwen2Config(**MODEL, pad_token_id=tokenizer.pad_token_id,
+                                             bos_token_id=None, eos_token_id=chat.stop_id))
     policy = Policy(model)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=0.006, weight_decay=0.0,
-                                   adjust_lr_fn="match_rms_adamw"),
-                  torch.optim.AdamW(others, lr=0.01, weight_decay=0.0)]
-    bar = tqdm(range(steps), desc="making the toy policy", unit="step", disable=quiet)
+    optimizers = {torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"):
+                  recipe.lr_matrices,
+                  torch.optim.AdamW(others, weight_decay=0.0): recipe.lr_others}
+    bar = tqdm(range(recipe.steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
-        for optimizer, lr in zip(optimizers, (0.006, 0.01)):
-            warm = min(1, (step + 1) / 30)
-            optimizer.param_groups[0]["lr"] = lr * warm * max(0.02, 1 - step / steps)
-        batch = pack([corpus_episode(corpus(rng, good), chat, think) for _ in range(batch_size)])
+        warm = min(1, (step + 1) / recipe.warmup)
+        for optimizer, lr in optimizers.items():
+            optimizer.param_groups[0]["lr"] = lr * warm * max(0.02, 1 - step / recipe.steps)
+        batch = pack([corpus_episode(corpus(rng, recipe.good), chat, think)
+                      for _ in range(recipe.batch_size)])
         loss = -policy(batch)[0].sum() / batch.action_mask.sum()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.2f}")
-    # A model this small leaves a thousandth of its probability to nonsense at each of a dialogue's
-    # 200 tokens. So it is made cooler for good: logits times 1.2, by the gain of its last norm.
-    model.model.norm.weight.data *= 1.2
+    model.model.norm.weight.data *= recipe.cooling      # the last norm: what it gains, logits gain
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
+    torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":
     from support.settings import Parser
-    Parser(description="Prints eight held-out users of the toy: their need, what they tell, and a "
-           "reply that helps.").parse_args()
+    parser = Parser(description="Prints eight held-out users of the toy: their need, what they "
+                    "tell, and a reply that helps.")
+    parser.add_argument("--make-policy", action="store_true", help="instead, train both starting "
+                        "policies anew into toy_policy/ (some minutes)")
+    if parser.parse_args().make_policy:
+        ship()
+        raise SystemExit
     for profile in profiles("heldout", 8):
         story, person, feeling, _, cues, need = read_scene(profile["scene"], profile["task"])
         print(f"{profile['id']}  {need:<9}  {story} {cues[0]}")

@@ -275,14 +275,9 @@ def test_only_whole_sentences_are_understood():
 
 
 def test_no_sentence_has_two_kinds():
-    """Small talk included: what helps whom would depend on the order of a table."""
-    kinds = {**ACTS, **toy.SMALL_TALK}
+    """What helps whom would depend on the order of a table."""
     assert len(toy.legal_sentences()) == sum(np.prod([len(part) for part in parts])
-                                             for parts in kinds.values())
-    assert not set(ACTS) & set(toy.SMALL_TALK)
-    for kind in toy.SMALL_TALK:                        # and none of it comforts anybody
-        text = toy.sentence(kind, "", "", random.Random(0), "chess")
-        assert act_of(text) == kind and all(change(text, need) < 0 for need in NEEDS)
+                                             for parts in ACTS.values())
 
 
 def test_all_at_once_is_no_comfort():
@@ -431,9 +426,9 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
     acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
     assert all(act for found in acts for act in found)
-    assert {found[0] for found in acts} == {*ACTS, *toy.SMALL_TALK}
+    assert {found[0] for found in acts} == set(ACTS)
     words = {w for reply in replies for w in toy.tokens_of(reply)}
-    assert words >= toy.PERSON_WORDS | toy.FEELING_WORDS | set(toy.INTERESTS)
+    assert words >= toy.PERSON_WORDS | toy.FEELING_WORDS
     assert all(cue in heard for need in NEEDS for cues in NEEDS[need][2].values() for cue in cues)
     assert "Goodbye" not in heard and not any("<" in thought for _, thought, _ in turns)
 
