@@ -369,7 +369,7 @@ class Recipe:
 
 # One policy per mode: with thinking and direct dialogues mixed, a model of this size often forgets
 # to think. Without thoughts nothing names the need, so the direct one takes longer to know it.
-RECIPES = {"think": Recipe(650, 0.17), "direct": Recipe(1200, 0.2)}
+RECIPES = {"think": Recipe(1300, 0.17), "direct": Recipe(2400, 0.2)}
 
 
 def school(think):
@@ -421,6 +421,7 @@ def make_policy(place, think, quiet=False):
 
 def ship():
     """Make both starting policies anew in toy_policy/, and note the recipes that they are of."""
+    (SHIPPED / "recipe.json").unlink(missing_ok=True)
     for think, mode in ((True, "think"), (False, "direct")):
         shutil.rmtree(SHIPPED / mode, ignore_errors=True)
         make_policy(SHIPPED / mode, think)

@@ -47,7 +47,7 @@ from patches import HERE, ROOT, kill, read_toml, replaced, terminable
 from support.settings import BadInput, Parser, above_zero
 
 # of the project, for a copy; tests are cut, course/ stays here
-PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "docs"]
+PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "toy_policy", "docs"]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

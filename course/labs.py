@@ -62,7 +62,8 @@ def scripts_of(lab, arm):
     """The project's scripts with the patches of an arm, as {path: bytes}. Raises BadInput where a
     patch does not fit any more."""
     files = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*"),
-             *(p for p in ROOT.glob("prompts/**/*") if p.is_file())]
+             *(p for folder in ("prompts", "toy_policy") for p in ROOT.glob(f"{folder}/**/*")
+               if p.is_file())]
     scripts = {str(p.relative_to(ROOT)): p.read_bytes() for p in sorted(files)}
     for n, patch in enumerate(lab.get("patch", []), 1):
         if patch["arm"] in (kind(arm), "both"):
@@ -99,7 +100,7 @@ def show(lab):
     print("".join(f"# {arm}: {flags or 'no further flags'}\n"
                   for arm, flags in lab["arms"].items()), end="")
     for a, b in (("project", "both arms"), ("both arms", "broken")):
-        for name in versions[a]:
+        for name in (n for n in versions[a] if versions[a][n] != versions[b][n]):
             before, after = (versions[v][name].decode().splitlines(keepends=True) for v in (a, b))
             print("".join(difflib.unified_diff(before, after, f"{name} ({a})", f"{name} ({b})",
                                                n=2)), end="")

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from support import judged
+from support import judged, reference
 from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
@@ -148,7 +148,7 @@ def panels(curves, evaluations):
 
     steps, result = [row.get("step", i + 1) for i, row in enumerate(curves)], []
     for section, title, unit, span, series, reading in PANELS:
-        lines = [{"label": label, "colour": colour,
+        lines = [{"key": key, "label": label, "colour": colour,
                   "values": joined(column(key)) if section == "Strategies" or key == "watched"
                   else column(key)}
                  for key, label, colour in series]
@@ -377,6 +377,10 @@ def print_summary(summary, out):
           f"{summary['peak_rss_mb']:.0f} MB\n")
     for warning in summary["warnings"]:
         print(f"look at the dialogues: {warning}")
+    bands = reference.bands_of_config(read_json(out / "config.json"))
+    rows = [row for _, row, _ in read_jsonl(out / "metrics.jsonl") if row] if bands else []
+    if found := reference.outside(reference.columns_of(rows), bands):
+        print(reference.sentence(found))
     print(f"everything is in {out}: "
           + ", ".join(sorted(p.name for p in out.iterdir() if not p.name.startswith("."))))
 
@@ -387,7 +391,8 @@ def draw_run(out, state, people, grammar=None):
     path = out / "metrics.jsonl"
     rows = [row for _, row, _ in read_jsonl(path) if row] if path.exists() else []
     warnings = hacking_warnings(rows, state["evaluations"])
-    learning_curve(out, rows, state["evaluations"])
+    bands = reference.bands_of_config(read_json(out / "config.json"))
+    learning_curve(out, rows, state["evaluations"], bands)
     report_of_run(out, people, rows, state["evaluations"], warnings, grammar)
     return warnings
 
@@ -416,9 +421,10 @@ def finish(out, state, people, grammar=None):
     return summary
 
 
-def learning_curve(out, rows, evaluations):
+def learning_curve(out, rows, evaluations, bands=()):
     """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users: the panels of
-    the page's section "Learning". Each axis holds all that is drawn on it, whatever it is.
+    the page's section "Learning", behind each curve its band of `bands` (support/reference.py).
+    Each axis holds all that is drawn on it, whatever it is.
 
     A Figure of its own: pyplot would keep it, and a laid-out one is drawn twice."""
     from matplotlib.figure import Figure
@@ -431,9 +437,14 @@ def learning_curve(out, rows, evaluations):
         for line in panel["lines"]:
             values = np.array(line["values"], dtype=float)
             colour = f"tab:{line['colour']}"
+            if line["key"] in bands:
+                mean, s = bands[line["key"]]
+                axis.fill_between(range(1, len(mean) + 1), mean - 2 * s, mean + 2 * s,
+                                  color=colour, alpha=0.15, linewidth=0,
+                                  label="ten reference runs, ± 2 s")
             axis.plot(panel["steps"], values, color=colour, label=line["label"],
                       marker="." if len(values) == 1 else None)
-            if "spread" in line:
+            if "spread" in line and line["key"] not in bands:
                 spread = np.array(line["spread"], dtype=float)
                 axis.fill_between(panel["steps"], values - spread, values + spread, color=colour,
                                   alpha=0.2, linewidth=0, label="± 1 standard deviation")
@@ -452,7 +463,9 @@ def learning_curve(out, rows, evaluations):
         if axis.dataLim.width == 0:             # one step alone stands in the middle
             axis.set(xticks=[axis.dataLim.x0], xlim=axis.dataLim.x0 + np.array([-1, 1]))
         if len(panel["lines"]) > 1 or panel["points"]:
-            axis.legend(fontsize=7)
+            handles, labels = axis.get_legend_handles_labels()
+            once = dict(zip(labels, handles))       # several bands have one label
+            axis.legend(once.values(), once.keys(), fontsize=7)
     fig.suptitle(f"{out.name}, over the training steps", fontsize=11)
     fig.subplots_adjust(left=0.6 / width, right=1 - 0.2 / width, bottom=0.35 / height,
                         top=1 - 0.75 / height, wspace=0.2, hspace=0.28)

@@ -205,8 +205,8 @@ class Settings:
     history_thoughts: str = flag("--think: whether later turns see thoughts (if the template does)",
                                  "strip", choices=["strip", "keep"])
 
-    # ---- the run. The toy runs until its curve is flat; direct steps are cheaper.
-    steps: int = flag("training steps; 0 only evaluates", toy={"think": 50, "direct": 60},
+    # ---- the run. The toy runs until its curve is nearly flat; direct steps are cheaper.
+    steps: int = flag("training steps; 0 only evaluates", toy={"think": 30, "direct": 36},
                       real=350, type=natural, resumable=True, group="the run")
     seed: int = flag("seed of all randomness", 0, type=natural)
     # one of 7B by PPO is 176 GB and takes minutes

@@ -72,12 +72,6 @@ def learning(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def base_policies(learning):
-    """Both base policies of the toy are there; a test that ran without would make its own."""
-    learning.wait("base_policies")
-
-
-@pytest.fixture(scope="session")
 def learnt(learning):
     """The directory of a run of twenty steps, with the toy's defaults."""
     return learning.wait("learnt")

@@ -12,10 +12,9 @@ import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# name: (thinking or not, flags); without flags only the base policy is made
-RUNS = {"base_policies": (False, None),
-        "learnt": (True, "--algo grpo --think --steps 20 --eval-size 64"),
-        "hacked": (True, "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24")}
+# name: flags
+RUNS = {"learnt": "--algo grpo --think --steps 20 --eval-size 64",
+        "hacked": "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24"}
 
 
 class Learning:
@@ -23,34 +22,21 @@ class Learning:
 
     def __init__(self, names, place):
         self.place, self.processes, self.failures, self.closed = Path(place), [], {}, False
-        self.bases = {think: threading.Thread(target=self.base, args=(think,))
-                      for think in {RUNS[name][0] for name in names}
-                      | ({True} if "base_policies" in names else set())}
         self.runs = {name: threading.Thread(target=self.run, args=(name,)) for name in names}
-        for thread in (*self.bases.values(), *self.runs.values()):
+        for thread in self.runs.values():
             thread.start()
 
-    def call(self, name, *command):
+    def run(self, name):
         if self.closed:
             return
-        process = subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command = [sys.executable, "rlver.py", *RUNS[name].split(), "--out", self.place / name]
+        process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE,
                                    preexec_fn=lambda: os.nice(5))       # the tests go first
         self.processes.append(process)
         said = process.communicate()[1]
         if process.returncode:
             self.failures[name] = f"exit code {process.returncode}\n{said}"
-
-    def base(self, think):
-        """Made once, before two runs would make it twice."""
-        self.call(think, "-c", f"import toy; toy.base_policy({think}, quiet=True)")
-
-    def run(self, name):
-        think, flags = RUNS[name]
-        for mode in [think] if flags else [True, False]:
-            self.bases[mode].join()
-        if flags:
-            self.call(name, "rlver.py", *flags.split(), "--out", str(self.place / name))
 
     def wait(self, name):
         self.runs[name].join()
@@ -62,5 +48,5 @@ class Learning:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-        for thread in (*self.bases.values(), *self.runs.values()):
+        for thread in self.runs.values():
             thread.join()

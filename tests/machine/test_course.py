@@ -114,8 +114,8 @@ def test_a_handout_holds_no_answer(whole):
     """No line of a solution in any file of it, be it a test, a picture's caption or the README; no
     bytecode, no history, no course/."""
     files = [path for path in whole.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl",
-                                               ".json", ".toml", ".png", ".ini", ""}
+    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl", ".json",
+                                               ".toml", ".png", ".ini", ".jinja", ".safetensors", ""}
     assert not [path for path in files
                 if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
     squeeze = lambda line: re.sub(r"\s|#.*", "", line)
@@ -123,7 +123,8 @@ def test_a_handout_holds_no_answer(whole):
     everybodys = {"thought,visible,malformed=split_thought(text)",
                   "returnReply(text,visible,thought,malformed)",
                   "head=self.model.get_output_embeddings()"}
-    held = {squeeze(line): path.name for path in files if path.suffix != ".png"
+    held = {squeeze(line): path.name for path in files
+            if path.suffix not in (".png", ".safetensors")
             for line in path.read_text(encoding="utf-8").splitlines()}
     for name, file, function in FUNCTIONS:
         node = course.find(ast.parse(source(file)), function)

@@ -247,7 +247,7 @@ def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_gpu_measures(tiny_dir, base_policies, tmp_path):
+def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
     """On whatever is here, with a model of no size: what it would print on a GPU."""
     import bench_gpu
     found = {}

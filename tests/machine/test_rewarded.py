@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-import ablation
 import rlver
 import toy
 from conftest import suited
@@ -153,23 +152,3 @@ def test_looks_of_every_kth_step_are_one_line():
     """Between two looks there is no number; the curve is joined, and no longer than the looks."""
     assert joined([None, 10.0, None, None, 40.0, None]) == [None, 10.0, 20.0, 30.0, 40.0, None]
     assert joined([None, None]) == [None, None]
-
-
-def test_the_ablations_arithmetic(tmp_path):
-    """Dialogues until the goal by hand, between two evaluations; never is never; the interval of
-    three seeds is Student's."""
-    points = [(0, 20.0), (5, 70.0), (10, 80.0), (15, 60.0), (20, 90.0)]
-    assert ablation.dialogues_until(points, 75) == 64 * 7.5
-    assert ablation.dialogues_until(points, 95) is None
-    assert ablation.interval([70.0, 80.0, 90.0]) == "80.0 ± 24.8"
-    for seed in range(3):
-        place = tmp_path / f"ppo-direct-delta-{seed}"
-        place.mkdir()
-        scores = [20 + 2 * step + seed for step in range(0, 35, 5)]
-        place.joinpath("summary.json").write_text(json.dumps({"evaluations": [
-            {"step": 5 * i, "score": score} for i, score in enumerate(scores)]}))
-    chosen = [v for v in ablation.variants() if v[0].startswith("ppo direct")]
-    assert ablation.table(tmp_path, chosen).split("\n")[2] == (
-        "| ppo direct delta | 41.0 ± 2.5 | 81.0 ± 2.5 | 1728 | 1760, 1728, 1696 |")
-    ablation.draw(tmp_path, chosen, tmp_path / "ablation.png")
-    assert (tmp_path / "ablation.png").stat().st_size > 10000

@@ -425,27 +425,50 @@ def test_an_unknown_target_is_refused(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_chit_chat(tmp_path, base_policies, capsys):
-    """`--world chit-chat`: the toy's people of everyday talk, tables by world and purpose, a file
-    that no heart-to-heart result goes into, and a log that replays."""
+def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
+    """`--world chit-chat`: tables by world and purpose, a file that no heart-to-heart result goes
+    into, and a log that replays. The user is a server that keeps to the form."""
+    def answer(body):
+        prompt = body["messages"][-1]["content"]
+        return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
+                      if "<emotion_level>" in prompt else
+                      "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -1")
     out = tmp_path / "chat.jsonl"
-    flags = ["--policy", "toy", "--think", "--limit", "6", "--max-turns", "3"]
-    assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
-    assert "world: chit-chat" in text and "purpose: no-target" in text and "purpose: target" in text
-    found, _ = read_results(out)
-    assert Counter(row["purpose"] for row in found) == {"target": 3, "no-target": 3}
-    assert {row["id"] for row in found} <= {p.id for p in toy_profiles("chat")}
-    assert "By purpose" in out.with_suffix(".html").read_text(encoding="utf-8")
-    assert evaluate.main(["--consistency", str(out)]) == 0
-    assert evaluate.main([*flags, "--out", str(out)]) == 2
-    assert "world chit-chat there, None here" in capsys.readouterr().err
+    flags = ["--policy", str(tiny_dir), "--limit", "6", "--max-turns", "2", "--max-tokens", "4"]
+    with Loopback(answer=answer) as server:
+        flags += ["--simulator", f"openai:m@{server.url}"]
+        assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
+        text = capsys.readouterr().out
+        assert "world: chit-chat" in text
+        assert "purpose: no-target" in text and "purpose: target" in text
+        rows, _ = read_results(out)
+        assert Counter(row["purpose"] for row in rows) == {"target": 3, "no-target": 3}
+        people = load_profiles(PROMPTS / "profiles" / "en_chat.jsonl")
+        assert {row["id"] for row in rows} <= {p.id for p in people}
+        assert "By purpose" in out.with_suffix(".html").read_text(encoding="utf-8")
+        assert evaluate.main(["--consistency", str(out), "--simulator", f"openai:m@{server.url}",
+                              "--profiles", str(PROMPTS / "profiles" / "en_chat.jsonl")]) == 0
+        assert evaluate.main([*flags, "--profiles", str(PROMPTS / "profiles" / "en_test.jsonl"),
+                              "--out", str(out)]) == 2
+        assert "world chit-chat there, None here" in capsys.readouterr().err
+
+
+def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
+    """In one line, whoever asks for it: by the world, by a file, by a run."""
+    chat = str(PROMPTS / "profiles" / "en_chat.jsonl")
+    for flags in (["--world", "chit-chat"], ["--profiles", chat]):
+        assert evaluate.main(["--policy", str(tiny_dir), *flags, "--out",
+                              str(tmp_path / "r.jsonl")]) == 2
+        line, = capsys.readouterr().err.splitlines()
+        assert "scripted user" in line and "--simulator" in line
+    with pytest.raises(BadInput, match="knows no chit-chat"):
+        simulator.refuse_foreign("toy-weak", load_profiles(chat))
 
 
 # ----------------------------------------------------------------------------------------- to watch
 
 @pytest.mark.slow
-def test_a_dialogue_before_ones_eyes(tmp_path, base_policies, capsys, monkeypatch):
+def test_a_dialogue_before_ones_eyes(tmp_path, capsys, monkeypatch):
     """--show: line by line, the emotion as a bar; --pause waits at each; --html is the dialogue."""
     waited = []
     monkeypatch.setattr("builtins.input", lambda prompt: waited.append(prompt) or "")

@@ -170,7 +170,7 @@ def lm_eval():
 
 @pytest.mark.soak
 @pytest.mark.skipif(not lm_eval(), reason="lm-eval is not installed: docs/ability.md says how")
-def test_lm_eval_for_real(tmp_path, base_policies):
+def test_lm_eval_for_real(tmp_path):
     """The recipe on the toy's base policy, and three probes of our own making: an exact answer, a
     test that is run, a format that is obeyed. Probes, no benchmarks: the toy can do none of it. The
     logs are read, every task with its thoughts and without, and paired with themselves."""

@@ -1,0 +1,152 @@
+"""support/reference.py - what healthy runs of the toy look like, to hold one's own run against.
+
+docs/reference/ holds a table for each of the four variants (PPO and GRPO, thinking and direct): of
+every metric, step by step, the mean and the standard deviation s over ten runs with the usual
+settings that differ by their seed alone. All start from the same policy, so a run of the same
+settings on another machine should lie among them. One that does not has met a mistake, or an edit.
+
+Curves are smoothed first, by the mean over the last five steps: a single step says little. A metric
+is out where its smoothed curve stays beyond mean +- 4 s for a stretch of steps. tests/tables.py
+makes the runs and the tables; docs/reference/README.md tells how often a healthy run is flagged.
+"""
+import csv
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from support.settings import BadInput, Settings, resolve_settings
+
+PLACE = Path(__file__).parent.parent / "docs" / "reference"
+VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")
+SMOOTH = 5              # steps of the moving average
+WIDTH = 4               # standard deviations on either side of the mean
+STRETCH = 1 / 5         # share of the run's steps for which a metric must lie outside to be out
+# What has no band: the step itself; times; counts of tokens; measures of rounding; and what only
+# runs with further flags have.
+NO_BAND = {"step", "seconds", "tokens_trained", "tokens_sampled", "logp_gap", "logp_gap_max",
+           "gap", "watched"}
+# These change no step of training, so a run with others of them can still be compared; nor do the
+# settings that may change when a run is resumed.
+FREE = {"seed", "eval_size", "eval_every"}
+
+
+def variant_of(cfg):
+    """The variant of a run with these Settings, as "grpo-think"; None where a setting that changes
+    what is learned is not the usual one."""
+    usual = resolve_settings({"algo": cfg.algo, "think": cfg.think})
+    for setting in dataclasses.fields(Settings):
+        name = setting.name
+        free = name in FREE or setting.metadata["resumable"]
+        if not free and getattr(cfg, name) != getattr(usual, name):
+            return None
+    return f"{cfg.algo}-{cfg.mode}"
+
+
+def bands_of_config(config):
+    """The bands that a run with the settings of its config.json is compared with; {} if none."""
+    try:
+        variant = variant_of(Settings(**config))
+    except (TypeError, BadInput):           # of another version, or edited
+        return {}
+    return read_bands(variant) if variant else {}
+
+
+def columns_of(rows):
+    """The lines of metrics.jsonl as {metric: [its value in each step]}, of the metrics that can
+    have a band: numbers, in every step."""
+    columns = {}
+    for key in rows[0] if rows else ():
+        values = [row.get(key) for row in rows]
+        if key not in NO_BAND and all(isinstance(v, (int, float)) for v in values):
+            columns[key] = values
+    return columns
+
+
+def smoothed(values):
+    """The moving average of a curve [steps]: at each step the mean over the last five, or over as
+    many as there have been."""
+    return np.array([np.mean(values[max(0, i + 1 - SMOOTH):i + 1]) for i in range(len(values))])
+
+
+def bands_of(runs):
+    """The bands that `runs`, each as `columns_of` has it, make together: {metric: (mean [steps],
+    s [steps])} of their smoothed curves.
+
+    s is at least 1 % of the metric's range over all runs and steps: ten runs may agree by chance. A
+    metric that never varies has no band."""
+    bands = {}
+    steps = min(len(next(iter(run.values()))) for run in runs)
+    for metric in runs[0]:
+        if not all(metric in run for run in runs):
+            continue
+        curves = np.array([smoothed(run[metric][:steps]) for run in runs])       # [runs, steps]
+        span = curves.max() - curves.min()
+        if span > 0:
+            bands[metric] = curves.mean(0), np.maximum(curves.std(0, ddof=1), 0.01 * span)
+    return bands
+
+
+def write_bands(variant, bands):
+    """Write docs/reference/VARIANT.csv: a row for each step, two columns for each metric."""
+    steps = len(next(iter(bands.values()))[0])
+    with open(PLACE / f"{variant}.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["step"] + [f"{metric} {part}" for metric in bands
+                                    for part in ("mean", "s")])
+        for i in range(steps):
+            writer.writerow([i + 1] + [f"{part[i]:.4g}" for band in bands.values()
+                                       for part in band])
+
+
+@functools.cache
+def read_bands(variant):
+    """The bands of a variant, as `bands_of` has them; {} if there is no table of it."""
+    path = PLACE / f"{variant}.csv"
+    if not path.is_file():
+        return {}
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    metrics = [name.removesuffix(" mean") for name in rows[0] if name.endswith(" mean")]
+    return {metric: tuple(np.array([float(row[f"{metric} {part}"]) for row in rows])
+                          for part in ("mean", "s")) for metric in metrics}
+
+
+def outside(columns, bands):
+    """Where a run leaves its bands: [(metric, first step, last step, its value there, the band's
+    mean there)], for each metric its longest stretch outside, if that is long enough."""
+    found = []
+    for metric, (mean, s) in bands.items():
+        if metric not in columns:
+            continue
+        steps = min(len(mean), len(columns[metric]))
+        curve = smoothed(columns[metric])[:steps]
+        is_out = np.abs(curve - mean[:steps]) > WIDTH * s[:steps]
+        first, last = longest_stretch(is_out)
+        if last - first >= stretch_of(len(mean)):
+            found.append((metric, first + 1, last, curve[last - 1], mean[last - 1]))
+    return found
+
+
+def stretch_of(steps):
+    """For how many steps in a row a metric must lie outside, where the variant has `steps`."""
+    return max(1, round(STRETCH * steps))
+
+
+def longest_stretch(flags):
+    """(begin, end) of the longest run of True in `flags`, as a slice; (0, 0) if there is none."""
+    longest, begin = (0, 0), 0
+    for i, flag in enumerate(flags):
+        if not flag:
+            begin = i + 1
+        elif i + 1 - begin > longest[1] - longest[0]:
+            longest = begin, i + 1
+    return longest
+
+
+def sentence(found):
+    """What a person is told of `outside`'s findings, in one line."""
+    places = [f"{metric} in steps {first} to {last} ({value:.3g} at the end of it, usually "
+              f"{mean:.3g})" for metric, first, last, value, mean in found]
+    return f"unlike the reference runs (docs/reference): {'; '.join(places)}"
