@@ -32,6 +32,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
 import support      # before all that may import torch
+import labs
 from support import reference
 from support.settings import Parser, positive
 
@@ -94,6 +95,9 @@ def jobs():
     yield Job("table3", "table3", command="judge.py table3 --out runs/table3 --json {json}")
     yield Job("replay", "replay", needs=("grpo-think-0",),
               command="evaluate.py --consistency {grpo-think-0}/dialogues.jsonl --json {json}")
+    yield Job("bench", "bench", command="tests/bench.py", threads=2)
+    for lab in labs.load_labs():
+        yield Job("labs", f"lab-{lab}", command=f"course/course.py lab {lab}")
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -153,7 +157,7 @@ def line_of_run(job, place):
                               if rows[0][key] is not None or rows[-1][key] is not None}})
 
 
-# ---------------------------------------------------------------------------------------- making them
+# -------------------------------------------------------------------------------------- making them
 
 def make(job, results):
     """Make a job, if its line is not there."""
@@ -168,20 +172,21 @@ def make(job, results):
         if place:
             results.add(line_of_run(job, place))
     else:
-        output = RUNS / f"{job.name}.json"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        places = {name: RUNS / name for name in job.needs}
-        command = re.sub(r"\{([\w-]+)\}", lambda m: str(places.get(m[1], output)), job.command)
-        if call(job, shlex.split(command), ROOT):
+        file = RUNS / f"{job.name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        places = {"json": file, **{name: RUNS / name for name in job.needs}}
+        command = re.sub(r"\{([\w-]+)\}", lambda match: str(places[match[1]]), job.command)
+        output = call(job, shlex.split(command), ROOT)
+        if output is not None:
+            result = json.loads(file.read_text()) if "{json}" in job.command else None
             results.add(short({"name": job.name, "part": job.part, "command": job.command,
-                               "machine": machine(), "result": json.loads(output.read_text())}))
+                               "machine": machine(), "result": result, "output": output}))
 
 
 def run(job):
     """The run of a job; one that was stopped goes on. Returns its directory, None if it fails."""
     place, home = RUNS / job.name, ROOT
     if job.lab:
-        import labs
         lab = labs.load_labs()[job.lab]
         home = labs.copy_of(labs.scripts_of(lab, "broken"))
         if not lab.get("patch"):            # the mistake is a flag
@@ -190,20 +195,22 @@ def run(job):
         return place
     flags = (["--resume", place] if (place / "config.json").is_file()
              else [*job.flags.split(), "--out", place])
-    return place if call(job, ["rlver.py", *map(str, flags)], home) else None
+    output = call(job, ["rlver.py", *map(str, flags)], home)
+    return None if output is None else place
 
 
 def call(job, command, home):
-    """Run a script of the project with the job's threads. Returns whether it ended well."""
+    """Run a script of the project with the job's threads. Returns what it printed, or None where it
+    did not end well."""
     done = subprocess.run([sys.executable, *command], cwd=home, text=True, capture_output=True,
                           env={**os.environ, "OMP_NUM_THREADS": str(job.threads),
                                **job.environment})
     told = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
     print(f"{job.name}: {told}", file=sys.stderr, flush=True)
-    return done.returncode == 0
+    return done.stdout if done.returncode == 0 else None
 
 
-# ---------------------------------------------------------------------------------------- the numbers
+# -------------------------------------------------------------------------------------- the numbers
 
 def seeds_of(there, name):
     """The lines NAME-0, NAME-1, ... that are there, in their order."""
@@ -314,7 +321,7 @@ TABLES = {"variants": table_variants, "rewards": table_rewards, "ranks": table_r
           "machine": table_machine}
 
 
-# ------------------------------------------------------------------------------- bands, and the tables
+# ---------------------------------------------------------------------------- bands, and the tables
 
 def leave_one_out(there):
     """{variant: [names of the runs that are flagged, held against the nine others]}."""

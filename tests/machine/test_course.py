@@ -114,8 +114,9 @@ def test_a_handout_holds_no_answer(whole):
     """No line of a solution in any file of it, be it a test, a picture's caption or the README; no
     bytecode, no history, no course/."""
     files = [path for path in whole.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".py", ".md", ".txt", ".html", ".jsonl", ".json",
-                                               ".toml", ".png", ".ini", ".jinja", ".safetensors", ""}
+    assert {path.suffix for path in files} <= {
+        ".py", ".md", ".txt", ".html", ".jsonl", ".json", ".toml", ".csv", ".png", ".ini", ".jinja",
+        ".safetensors", ""}
     assert not [path for path in files
                 if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
     squeeze = lambda line: re.sub(r"\s|#.*", "", line)

@@ -144,7 +144,7 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
         assert said(capfd, 2, evaluate.main, *flags).count("\n") == 1
     assert "no such directory" in said(capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere")
     assert "no config.json" in said(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
-    assert "from 0 to 1627" in said(capfd, 2, simulator.main, "--profile", 99999)
+    assert "from 0 to 1499" in said(capfd, 2, simulator.main, "--profile", 99999)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from support.settings import resolve_settings
 THERE = tables.Results(reference.PLACE / "runs.jsonl").read()
 
 
-def runs_of(count=10, steps=30, seed=0, **shift):
+def runs_of(count=10, steps=30, seed=0):
     """Curves that rise from 20 to 80 with noise, as `columns_of` has them."""
     rng = np.random.default_rng(seed)
     rise = np.linspace(20, 80, steps)
@@ -24,7 +24,7 @@ def runs_of(count=10, steps=30, seed=0, **shift):
             for _ in range(count)]
 
 
-# ------------------------------------------------------------------------------------ the arithmetic
+# ----------------------------------------------------------------------------------- the arithmetic
 
 def test_a_curve_is_smoothed_by_the_last_five_steps():
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
@@ -110,7 +110,7 @@ def test_tables_of_bands_are_read_as_they_were_written(tmp_path, monkeypatch):
     assert reference.read_bands("another") == {}
 
 
-# ----------------------------------------------------------------------------------- in a run's files
+# --------------------------------------------------------------------------------- in a run's files
 
 @pytest.mark.slow
 def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, capsys):
@@ -118,7 +118,8 @@ def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, cap
     far = {"emotion": (np.full(30, 500.0), np.full(30, 1.0))}
     near = {"emotion": (np.full(30, 50.0), np.full(30, 50.0))}
     drawn, draw = [], report.learning_curve
-    monkeypatch.setattr(report, "learning_curve", lambda *given: drawn.append(given) or draw(*given))
+    monkeypatch.setattr(report, "learning_curve",
+                        lambda *given: drawn.append(given) or draw(*given))
     flags = ["--algo", "grpo", "--steps", "6", "--batch-size", "8", "--group-size", "4",
              "--eval-size", "2", "--max-tokens", "4", "--max-turns", "1", "--model", str(tiny_dir),
              "--lr", "1e-4", "--profiles", str(tmp_path / "people.jsonl")]
@@ -134,7 +135,7 @@ def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, cap
         assert drawn[-1][-1] == bands
 
 
-# ------------------------------------------------------------------------- the forty runs, committed
+# ------------------------------------------------------------------------ the forty runs, committed
 
 forty = pytest.mark.skipif(sum(line["part"] == "variants" for line in THERE.values()) < 40,
                            reason="the forty runs are not all there: python tests/tables.py")
@@ -166,7 +167,7 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
         assert text.count("<!-- tables: ") == 2 * len(tables.BLOCK.findall(text)), path
 
 
-# ------------------------------------------------------------------------------------- the one command
+# ---------------------------------------------------------------------------------- the one command
 
 def test_each_job_has_its_name_and_is_made_once(tmp_path, monkeypatch):
     """A job whose line is there is not made again; one that fails leaves no line."""

@@ -175,8 +175,9 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
     every = {key: 0.5 for panel in PANELS for key, *_ in panel[4]}
     assert titles(curves=[{**curve(1), **every}]) == [panel[1] for panel in PANELS]
     _, data = written(tmp_path / "r.html", curves=[curve(1, repeat_within=0.1), curve(3)])
-    assert data["panels"][-1]["lines"] == [{"label": "said before to the same user",
-                                            "colour": "red", "values": [0.1, None]}]
+    assert data["panels"][-1]["lines"] == [{
+        "key": "repeat_within", "label": "said before to the same user", "colour": "red",
+        "values": [0.1, None]}]
     assert (data["panels"][0]["steps"] == [1, 3]
             and data["panels"][0]["points"] == [[0, 20.0, 1.5], [3, 23.0, 1.5]])
 
