@@ -122,9 +122,9 @@ class Results:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
-            if self.commit:
-                subprocess.run(["git", "commit", "-q", "-m", f"Measured: {line['name']}", "--",
-                                self.path.name], cwd=self.path.parent, check=False)
+            for command in (["add"], ["commit", "-q", "-m", f"Measured: {line['name']}", "--"]):
+                if self.commit:
+                    subprocess.run(["git", *command, self.path.name], cwd=self.path.parent)
 
 
 def machine():
