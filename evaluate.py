@@ -16,7 +16,8 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
 same dialogues shift by 20 points (SAGE appendix B).
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import asyncio
 import glob
@@ -30,35 +31,75 @@ from typing import Callable
 import numpy as np
 
 import toy
-from simulator import (PROMPTS, User, load_profiles, load_prompt, make_simulator, move_emotion,
-                       parse_emotion, people_of, refuse_foreign, replay, toy_profiles,
-                       users_of_run)
+from simulator import (
+    PROMPTS,
+    User,
+    load_profiles,
+    load_prompt,
+    make_simulator,
+    move_emotion,
+    parse_emotion,
+    people_of,
+    refuse_foreign,
+    replay,
+    users_of_run,
+)
 from support.ability import compare_ability
 from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
 from support.report import draw_run, report_of_results, write_report
-from support.results import (comparison_key, describe, intention_of, parts_of, read_results,
-                             recorded_dialogues)
-from support.rundir import (append_line, checkpoints, lock_file, newest_state, profile_files,
-                            read_json, read_jsonl, refuse_overwriting, write_json)
-from support.settings import (BadInput, Parser, SimulatorFailed, TooManyLost, is_beside_us,
-                              split_name)
+from support.results import (
+    comparison_key,
+    describe,
+    intention_of,
+    parts_of,
+    read_results,
+    recorded_dialogues,
+)
+from support.rundir import (
+    append_line,
+    checkpoints,
+    lock_file,
+    newest_state,
+    profile_files,
+    read_json,
+    read_jsonl,
+    refuse_overwriting,
+    write_json,
+)
+from support.settings import (
+    BadInput,
+    Parser,
+    SimulatorFailed,
+    TooManyLost,
+    is_beside_us,
+    split_name,
+)
 from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
 
-FLOOR = 9       # the benchmark's: the highest emotion that ends a dialogue
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}    # where nobody says
-POLICY_FLAGS = ("step", "think", "lang", "max_tokens", "context", "template_args",
-                "history_thoughts")
+FLOOR = 9  # the benchmark's: the highest emotion that ends a dialogue
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}  # where nobody says
+POLICY_FLAGS = (
+    "step",
+    "think",
+    "lang",
+    "max_tokens",
+    "context",
+    "template_args",
+    "history_thoughts",
+)
 
 # ----------------------------------------------------------------------------- the benchmark itself
+
 
 @dataclass
 class Measured:
     """A policy as it is measured."""
-    label: str              # what results call it
-    settings: dict          # what it is measured with, as results remember it
-    run: dict               # config.json of the run that made it, {} for a foreign one
-    home: Path              # the directory of that run, or None
-    make_agent: Callable    # seed -> Agent
+
+    label: str  # what results call it
+    settings: dict  # what it is measured with, as results remember it
+    run: dict  # config.json of the run that made it, {} for a foreign one
+    home: Path  # the directory of that run, or None
+    make_agent: Callable  # seed -> Agent
 
 
 def find_policy(name, step=None):
@@ -68,44 +109,67 @@ def find_policy(name, step=None):
     the settings of its run, in its rlver.json. All else has no settings: {}. Raises BadInput."""
     here = Path(name)
     config = read_json(here / "config.json")
-    if "algo" in config:                                # a model directory has a config.json too
+    if "algo" in config:  # a model directory has a config.json too
         found = {int(p.name[11:]): p for p in checkpoints(here)}
-        if step == 0 and 0 not in found:                # the oldest checkpoints are not kept
+        if step == 0 and 0 not in found:  # the oldest checkpoints are not kept
             return f"{here}/checkpoint-000000", config["model"], config
         step = max(found, default=0) if step is None else step
         if step not in found:
-            raise BadInput(f"--policy {name}: no checkpoint of step {step} here; there are: "
-                           f"{', '.join(map(str, found)) or 'none'}")
+            raise BadInput(
+                f"--policy {name}: no checkpoint of step {step} here; there are: "
+                f"{', '.join(map(str, found)) or 'none'}"
+            )
         return str(found[step]), found[step], config
     if step is not None:
         raise BadInput(f"--step {step}: a run has steps, {name} is none")
     if (here / "state.json").is_file():
-        return (str(here), here, read_json(here / "rlver.json")
-                or read_json(here.parent / "config.json"))
+        return (
+            str(here),
+            here,
+            read_json(here / "rlver.json") or read_json(here.parent / "config.json"),
+        )
     if not here.exists() and is_beside_us(name):
         runs = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))
-        raise BadInput(f"--policy {name}: no such run or directory; there are: "
-                       f"{', '.join(runs[-8:]) or 'no runs yet'}")
+        raise BadInput(
+            f"--policy {name}: no such run or directory; there are: "
+            f"{', '.join(runs[-8:]) or 'no runs yet'}"
+        )
     return name, name, {}
 
 
-def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, context=None,
-                template_args=None, history_thoughts="strip"):
+def open_policy(
+    name,
+    *,
+    step=None,
+    think=False,
+    lang=None,
+    max_tokens=None,
+    context=None,
+    template_args=None,
+    history_thoughts="strip",
+):
     """Whoever is to be measured, ready to talk. The flags fill in what the policy's own run does
     not say. Returns a Measured. Raises BadInput or BadModel."""
     from engine import TorchEngine
     from policy import Agent, ChatFormat, best_device, load_model, stop_ids
+
     kind, model_name, url = split_name(name)
     if kind == "openai":
         if not model_name or not url.startswith("http"):
             raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
-        settings = dict(think=think, policy_lang=lang or "en", temperature=1.0,
-                        max_tokens=max_tokens or 2048)
+        settings = dict(
+            think=think, policy_lang=lang or "en", temperature=1.0, max_tokens=max_tokens or 2048
+        )
         settings |= {"history_thoughts": "keep"} if history_thoughts == "keep" else {}
         server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
         system = load_prompt(f"policy_{'think' if think else 'direct'}", settings["policy_lang"])
-        return Measured(f"openai:{model_name}", settings, {}, None,
-                        lambda seed: ServerAgent(server, system, think, history_thoughts))
+        return Measured(
+            f"openai:{model_name}",
+            settings,
+            {},
+            None,
+            lambda seed: ServerAgent(server, system, think, history_thoughts),
+        )
     label, place, run = find_policy(name, step)
     if think and not run.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -115,17 +179,22 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
     if place == "toy":
         place, label = toy.base_policy(think), label if run else f"toy, {mode}"
     model, tokenizer = load_model(place, best_device(), flag="--policy")
-    settings = dict(think=think, policy_lang=run.get("lang", lang or "en"),
-                    temperature=run.get("temperature", 1.0),
-                    max_tokens=max_tokens or run.get("max_tokens", 48 if of_toy else 2048),
-                    context=context or run.get("context") or model.config.max_position_embeddings)
+    settings = dict(
+        think=think,
+        policy_lang=run.get("lang", lang or "en"),
+        temperature=run.get("temperature", 1.0),
+        max_tokens=max_tokens or run.get("max_tokens", 48 if of_toy else 2048),
+        context=context or run.get("context") or model.config.max_position_embeddings,
+    )
     template_args = run.get("template_args", template_args)
     settings |= {"template_args": template_args} if template_args else {}
     if not run and not of_toy:
-        print(f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
-              f"{settings['policy_lang']} (--lang), temperature 1, at most "
-              f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
-              "dialogue (--context)")
+        print(
+            f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
+            f"{settings['policy_lang']} (--lang), temperature 1, at most "
+            f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
+            "dialogue (--context)"
+        )
     # as in training: the toy knows its job without a system prompt
     system = "" if of_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
     chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(place))
@@ -134,9 +203,21 @@ def open_policy(name, *, step=None, think=False, lang=None, max_tokens=None, con
         chat.refuse_to_keep()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
     home = Path(label).parent if run else None
-    return Measured(label, settings, run, home, lambda seed: Agent(
-        engine, chat, think=think, seed=seed, history=history, max_tokens=settings["max_tokens"],
-        context=settings["context"]))
+    return Measured(
+        label,
+        settings,
+        run,
+        home,
+        lambda seed: Agent(
+            engine,
+            chat,
+            think=think,
+            seed=seed,
+            history=history,
+            max_tokens=settings["max_tokens"],
+            context=settings["context"],
+        ),
+    )
 
 
 def results_of(policy):
@@ -158,18 +239,24 @@ class ServerAgent:
     async def reply(self, line):
         """As policy.Agent.reply, but for the tokens."""
         from policy import Reply, split_thought, take_thoughts
+
         self.messages.append({"role": "user", "content": line})
         try:
-            text = await ask_with_retries("a reply of the policy's server",
-                                          lambda _: self.server.chat(self.messages), str, retries=8)
-        except PromptRefused as error:      # its context is full, or a filter took its reply
+            text = await ask_with_retries(
+                "a reply of the policy's server",
+                lambda _: self.server.chat(self.messages),
+                str,
+                retries=8,
+            )
+        except PromptRefused as error:  # its context is full, or a filter took its reply
             raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
         malformed, (thought, visible) = False, take_thoughts(text)
         if self.think:
             thought, visible, malformed = split_thought(text)
         # thoughts are not in the history that later turns see
-        self.messages.append({"role": "assistant",
-                              "content": text if self.history == "keep" else visible})
+        self.messages.append(
+            {"role": "assistant", "content": text if self.history == "keep" else visible}
+        )
         return Reply(text, visible, thought, malformed)
 
 
@@ -182,18 +269,36 @@ def result_of(profile, episode, user, made_by):
         history.append({"role": "assistant", "content": turn["reply"], "rlver": own})
         if turn["user"] is not None:
             sections, _ = parse_emotion(turn["analysis"], turn["mark"])
-            planning = {"activity": sections["Activity"],
-                        "TargetCompletion": sections["TargetCompletion"],
-                        "content": sections["Content"], "analyse": sections["Analyse"],
-                        "change": turn["change"]}
-            history.append({"role": "user", "content": turn["user"], "thinking": next(thinking, ""),
-                            "emotion-point": turn["emotion"], "planning": planning})
-    return {"id": profile.id, "emo_point": episode.emotion,
-            "emo_state": emotion_level(episode.emotion), "player": profile.player,
-            "scene": profile.scene, "character": profile.main_cha, "topic": profile.topic,
-            "task": profile.task, "need": profile.need, "target": profile.target,
-            "history": history,
-            "rlver": {**made_by, "ended": episode.ended, "traits": profile.cha_group}}
+            planning = {
+                "activity": sections["Activity"],
+                "TargetCompletion": sections["TargetCompletion"],
+                "content": sections["Content"],
+                "analyse": sections["Analyse"],
+                "change": turn["change"],
+            }
+            history.append(
+                {
+                    "role": "user",
+                    "content": turn["user"],
+                    "thinking": next(thinking, ""),
+                    "emotion-point": turn["emotion"],
+                    "planning": planning,
+                }
+            )
+    return {
+        "id": profile.id,
+        "emo_point": episode.emotion,
+        "emo_state": emotion_level(episode.emotion),
+        "player": profile.player,
+        "scene": profile.scene,
+        "character": profile.main_cha,
+        "topic": profile.topic,
+        "task": profile.task,
+        "need": profile.need,
+        "target": profile.target,
+        "history": history,
+        "rlver": {**made_by, "ended": episode.ended, "traits": profile.cha_group},
+    }
 
 
 def who_talks(args, name):
@@ -201,30 +306,42 @@ def who_talks(args, name):
     simulator, the users, what results remember of it)."""
     policy = open_policy(name, **{key: getattr(args, key) for key in POLICY_FLAGS})
     run = policy.run
-    model, lang, difficulty = (getattr(args, key) or run.get(key, usual)
-                               for key, usual in USUAL_USER.items())
+    model, lang, difficulty = (
+        getattr(args, key) or run.get(key, usual) for key, usual in USUAL_USER.items()
+    )
     everybody, held_out = users_to_measure_with(args, policy, model, lang)
     simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
-    made_by = {"policy": policy.label, **policy.settings, "simulator": user_label(model),
-               "difficulty": difficulty, "lang": lang, "start": args.start,
-               "max_turns": args.max_turns, "seed": args.seed,
-               "world": args.world if args.world == "chit-chat" else None,
-               "simulator_temperature": args.simulator_temperature,
-               "users": digest([vars(p) for p in everybody]), "held_out": held_out}
-    return policy, simulator, everybody[:args.limit], made_by
+    made_by = {
+        "policy": policy.label,
+        **policy.settings,
+        "simulator": user_label(model),
+        "difficulty": difficulty,
+        "lang": lang,
+        "start": args.start,
+        "max_turns": args.max_turns,
+        "seed": args.seed,
+        "world": args.world if args.world == "chit-chat" else None,
+        "simulator_temperature": args.simulator_temperature,
+        "users": digest([vars(p) for p in everybody]),
+        "held_out": held_out,
+    }
+    return policy, simulator, everybody[: args.limit], made_by
 
 
 def benchmark(args):
     """Hold the dialogues that the results lack, appending each as it ends. Returns (path of the
     results, ids of the users asked for, how many of their dialogues were lost)."""
     from tqdm import tqdm
+
     from rlver import converse
+
     policy, simulator, people, made_by = who_talks(args, args.policy or newest_run())
     # what cannot be written is told before the first dialogue
     path, done, lock = place_for_results(args.out, results_of(policy), made_by)
     todo = [(i, p) for i, p in enumerate(people) if p.id not in done]
-    bar = tqdm(total=len(people), initial=len(people) - len(todo), desc="benchmark",
-               unit="dialogue")
+    bar = tqdm(
+        total=len(people), initial=len(people) - len(todo), desc="benchmark", unit="dialogue"
+    )
     lost = []
 
     async def run_dialogue(i, profile):
@@ -232,9 +349,10 @@ def benchmark(args):
         try:
             line = await user.open()
             user.thoughts.clear()
-            episode = await converse(policy.make_agent([args.seed, 3, i]), user, line,
-                                     args.max_turns, floor=FLOOR)
-            if not episode.turns:       # as in a rollout: nothing was said that could be scored
+            episode = await converse(
+                policy.make_agent([args.seed, 3, i]), user, line, args.max_turns, floor=FLOOR
+            )
+            if not episode.turns:  # as in a rollout: nothing was said that could be scored
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
             append_line(path, result_of(profile, episode, user, made_by))
         except SimulatorFailed as error:
@@ -245,6 +363,7 @@ def benchmark(args):
         if todo:
             await simulator.check()
         await asyncio.gather(*[run_dialogue(i, profile) for i, profile in todo])
+
     try:
         refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
         asyncio.run(all_of_them())
@@ -252,8 +371,11 @@ def benchmark(args):
         bar.close()
         os.close(lock)
     for profile_id, error in lost:
-        print(f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
-              "to fill it in", file=sys.stderr)
+        print(
+            f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
+            "to fill it in",
+            file=sys.stderr,
+        )
     return path, {p.id for p in people}, len(lost)
 
 
@@ -263,15 +385,19 @@ def users_to_measure_with(args, policy, simulator, lang):
     BadInput."""
     chat = args.world == "chit-chat" and not args.profiles
     if chat and simulator.startswith("toy"):
-        raise BadInput(f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
-                       "choose a real --simulator, as openai:MODEL@URL")
+        raise BadInput(
+            f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
+            "choose a real --simulator, as openai:MODEL@URL"
+        )
     if chat or args.profiles:
         people = load_profiles(args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl")
         refuse_foreign(simulator, people)
         for p in people if args.world == "chit-chat" else ():
             if p.target == "eq":
-                raise BadInput(f"--world chit-chat: user {p.id!r} of {args.profiles} comes for a "
-                               "heart-to-heart talk (its target is eq), not to chat")
+                raise BadInput(
+                    f"--world chit-chat: user {p.id!r} of {args.profiles} comes for a "
+                    "heart-to-heart talk (its target is eq), not to chat"
+                )
         return people, False
     if policy.run.get("profiles"):
         return heldout_of_run(policy.home, policy.run, simulator), True
@@ -293,8 +419,10 @@ def place_for_results(asked, default, made_by):
     BadInput."""
     path, number = Path(asked or default), 1
     if path.suffix == ".html":
-        raise BadInput(f"--out {path}: the results' page goes to a file of that name; let the "
-                       "results end in .jsonl")
+        raise BadInput(
+            f"--out {path}: the results' page goes to a file of that name; let the "
+            "results end in .jsonl"
+        )
     while True:
         lock = lock_file(path, "--out")
         if not path.stat().st_size:
@@ -302,22 +430,31 @@ def place_for_results(asked, default, made_by):
         rows, _ = read_results(path)
         differs = [difference for row in rows for difference in differing(row["made_by"], made_by)]
         if not differs:
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)   # half a line is done again
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # half a line is done again
             return path, {row["id"] for row in rows}, lock
         os.close(lock)
         differs = ", ".join(dict.fromkeys(differs))
         if asked:
-            raise BadInput(f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
-                           f"({differs}); choose another file, or remove it")
+            raise BadInput(
+                f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
+                f"({differs}); choose another file, or remove it"
+            )
         number += 1
         print(f"{path} holds results of other settings ({differs})")
         path = Path(default).with_name(f"{Path(default).stem}-{number}.jsonl")
 
 
 # What a result file of an earlier version means where it lacks a key.
-USUAL_SETTINGS = {"simulator_temperature": 0.0, "history_thoughts": "strip", "world": None,
-                  "template_args": None, "start": 40, "max_turns": 10, "seed": 0}
-NO_SETTINGS = {"ended", "traits", "held_out"}       # of a dialogue, or told by another key
+USUAL_SETTINGS = {
+    "simulator_temperature": 0.0,
+    "history_thoughts": "strip",
+    "world": None,
+    "template_args": None,
+    "start": 40,
+    "max_turns": 10,
+    "seed": 0,
+}
+NO_SETTINGS = {"ended", "traits", "held_out"}  # of a dialogue, or told by another key
 
 
 def differing(there, here):
@@ -340,21 +477,30 @@ def newest_run():
     """The directory of the newest finished run in runs/."""
     runs = [path.parent for path in Path("runs").glob("*/summary.json")]
     if not runs:
-        raise BadInput("no finished run in runs/; name a policy with --policy, or make one with: "
-                       "python rlver.py --algo grpo --think")
+        raise BadInput(
+            "no finished run in runs/; name a policy with --policy, or make one with: "
+            "python rlver.py --algo grpo --think"
+        )
     return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
 # --------------------------------------------------------------------------- scores of result files
 
+
 def final_of(row, rule):
     """The final emotion by a rule: "every" scores every reply; "sage", as SAGE's own loop, leaves
     the last of a full number of replies unscored (ten replies, nine of them scored). SAGE's files
     hold only that; ours hold both."""
-    if (rule == "sage" and len(row["replies"]) == row["made_by"].get("max_turns")
-            and row["ended"] in ("turn_limit", "emotion_max", "emotion_min")):
-        return (row["emotions"][-2] if len(row["emotions"]) > 1
-                else row["made_by"].get("start", row["final"]))
+    if (
+        rule == "sage"
+        and len(row["replies"]) == row["made_by"].get("max_turns")
+        and row["ended"] in ("turn_limit", "emotion_max", "emotion_min")
+    ):
+        return (
+            row["emotions"][-2]
+            if len(row["emotions"]) > 1
+            else row["made_by"].get("start", row["final"])
+        )
     return row["final"]
 
 
@@ -364,13 +510,17 @@ def read_scored(path, rule=None):
     rows, problems = read_results(path)
     if not rows:
         raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
-    if not rows[0]["made_by"] and not rows[0]["simulator"]:     # foreign; its directory is silent
-        print(f"{path} names no simulator: compare its scores only with files of which "
-              "you know that they have the same one")
+    if not rows[0]["made_by"] and not rows[0]["simulator"]:  # foreign; its directory is silent
+        print(
+            f"{path} names no simulator: compare its scores only with files of which "
+            "you know that they have the same one"
+        )
     theirs = any(not row["made_by"] for row in rows)
     if theirs and rule == "every":
-        raise BadInput("--rule every: SAGE's files do not score a tenth reply; only --rule sage "
-                       "can be had from them")
+        raise BadInput(
+            "--rule every: SAGE's files do not score a tenth reply; only --rule sage "
+            "can be had from them"
+        )
     rule = "sage" if theirs else rule or "every"
     return rows, [final_of(row, rule) for row in rows], rule, problems
 
@@ -385,43 +535,72 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         rows = [row for row in rows if row["id"] in ids]
     users = sorted({comparison_key(row) for row in rows})
     if len(users) > 1 and not anyway:
-        raise BadInput(f"{path}: results of {len(users)} simulators or settings "
-                       f"({'; '.join(users)}) cannot be averaged; their scores do not compare. "
-                       "--anyway does it all the same")
+        raise BadInput(
+            f"{path}: results of {len(users)} simulators or settings "
+            f"({'; '.join(users)}) cannot be averaged; their scores do not compare. "
+            "--anyway does it all the same"
+        )
     replies = [reply for row in rows for reply in row["replies"]]
-    by = {name: {value: score_summary([f for f, row in zip(finals, rows) if row[name] == value])
-                 for value in sorted({row[name] for row in rows})}
-          for name in parts_of(rows)}
-    return {"file": str(path), "by_whom": describe(rows[0]["made_by"]),
-            "rule": rule, **score_summary(finals),
-            "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
-            "turns": len(replies) / len(rows), "length": sum(map(len, replies))
-            / max(1, len(replies)), "by": by, "signs": signs([row["replies"] for row in rows]),
-            "asked": len(rows) + lost, "lost": lost,
-            "unusable": len(problems), "problems": problems}
+    by = {
+        name: {
+            value: score_summary([f for f, row in zip(finals, rows) if row[name] == value])
+            for value in sorted({row[name] for row in rows})
+        }
+        for name in parts_of(rows)
+    }
+    return {
+        "file": str(path),
+        "by_whom": describe(rows[0]["made_by"]),
+        "rule": rule,
+        **score_summary(finals),
+        "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
+        "turns": len(replies) / len(rows),
+        "length": sum(map(len, replies)) / max(1, len(replies)),
+        "by": by,
+        "signs": signs([row["replies"] for row in rows]),
+        "asked": len(rows) + lost,
+        "lost": lost,
+        "unusable": len(problems),
+        "problems": problems,
+    }
 
 
 def print_score(result):
     """One file's tables on the terminal."""
-    print(f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: " + (
-        "every reply is scored" if result["rule"] == "every"
-        else "as SAGE, the last of a full number of replies is not scored"))
+    print(
+        f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: "
+        + (
+            "every reply is scored"
+            if result["rule"] == "every"
+            else "as SAGE, the last of a full number of replies is not scored"
+        )
+    )
     print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
-    parts = [(f"{name}: {value}", numbers) for name, values in result["by"].items()
-             for value, numbers in values.items()]
+    parts = [
+        (f"{name}: {value}", numbers)
+        for name, values in result["by"].items()
+        for value, numbers in values.items()
+    ]
     for name, s in [("all", result), *parts]:
         of = f" of {s['asked']}" if s.get("lost") else ""
-        print(f"{name:<24}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
-              f"{s['failure']:>8.1f}%{s['n']:>6}{of}")
+        print(
+            f"{name:<24}{s['score']:>8.1f}{s['stderr']:>8.1f}{s['success']:>8.1f}%"
+            f"{s['failure']:>8.1f}%{s['n']:>6}{of}"
+        )
     shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
-    print(f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
-          f"{result['malformed']:.1f} % malformed\n{shown}")
+    print(
+        f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
+        f"{result['malformed']:.1f} % malformed\n{shown}"
+    )
     if result["unusable"]:
-        print(f"{result['unusable']} lines could not be used; they are named below and not in any "
-              "number above")
+        print(
+            f"{result['unusable']} lines could not be used; they are named below and not in any "
+            "number above"
+        )
 
 
 # -------------------------------------------------------------------------------------- comparisons
+
 
 def seeds_of(name):
     """The result files that a side of --compare names: a file, several with commas between, or a
@@ -447,8 +626,10 @@ def compare(a, b, rule=None, draws=10_000):
             side.append({row["id"]: final for row, final in zip(rows, finals)})
         by.append(describe(rows[0]["made_by"]))
     if len(keys) > 1:
-        raise BadInput("--compare: results of different simulators or settings "
-                       f"({'; '.join(sorted(keys))}) do not compare")
+        raise BadInput(
+            "--compare: results of different simulators or settings "
+            f"({'; '.join(sorted(keys))}) do not compare"
+        )
     common = sorted(set.intersection(*[set(t) for tables in sides for t in tables]))
     if len(common) < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
@@ -465,16 +646,29 @@ def compare(a, b, rule=None, draws=10_000):
     if low <= 0 <= high:
         sentence = f"no difference can be told at n = {n}"
     else:
-        better, size = (("after", (mean, low, high)) if mean > 0
-                        else ("before", (-mean, -high, -low)))
+        better, size = (
+            ("after", (mean, low, high)) if mean > 0 else ("before", (-mean, -high, -low))
+        )
         sentence = f"{better} is better by {size[0]:.1f}, {size[1]:.1f} to {size[2]:.1f}"
-    return {"a": a, "b": b, "a_by": by[0], "b_by": by[1], "score_a": float(x.mean()),
-            "score_b": float(y.mean()), "difference": mean, "interval": [float(low), float(high)],
-            "p": sign_flips(difference, rng, draws), "n": n, "seeds": [len(x), len(y)],
-            "sentence": sentence, "problems": unusable}
+    return {
+        "a": a,
+        "b": b,
+        "a_by": by[0],
+        "b_by": by[1],
+        "score_a": float(x.mean()),
+        "score_b": float(y.mean()),
+        "difference": mean,
+        "interval": [float(low), float(high)],
+        "p": sign_flips(difference, rng, draws),
+        "n": n,
+        "seeds": [len(x), len(y)],
+        "sentence": sentence,
+        "problems": unusable,
+    }
 
 
 # ------------------------------------------------------------------------- may the user be trusted?
+
 
 def consistency(path, simulator, profiles, times=1):
     """Replay recorded dialogues through `simulator`, `times` times: how often are emotion, its sign
@@ -488,40 +682,67 @@ def consistency(path, simulator, profiles, times=1):
     dialogues = list(recorded_dialogues(path))
     for number, dialogue in enumerate(dialogues, 1):
         if dialogue["profile_id"] not in profiles:
-            raise BadInput(f"{path}, line {number}: profile {dialogue['profile_id']!r} is "
-                           "unknown; name its file with --profiles")
+            raise BadInput(
+                f"{path}, line {number}: profile {dialogue['profile_id']!r} is "
+                "unknown; name its file with --profiles"
+            )
 
-    async def all_of_them():            # at once: a server takes its time
+    async def all_of_them():  # at once: a server takes its time
         await simulator.check()
-        return await asyncio.gather(*[asyncio.gather(*[
-            replay(d, User(simulator, profiles[d["profile_id"]], d["start"], f"replay {k}"))
-            for k in range(times)]) for d in dialogues])
+        return await asyncio.gather(
+            *[
+                asyncio.gather(
+                    *[
+                        replay(
+                            d, User(simulator, profiles[d["profile_id"]], d["start"], f"replay {k}")
+                        )
+                        for k in range(times)
+                    ]
+                )
+                for d in dialogues
+            ]
+        )
+
     counts, found, scores, finals = np.zeros(5), [], {}, []
     for number, (dialogue, goes) in enumerate(zip(dialogues, asyncio.run(all_of_them())), 1):
         turns = [turn for turn in dialogue["turns"] if turn["emotion"] is not None]
         recorded = [turn["emotion"] for turn in turns]
         signs_of = lambda emotions: np.sign(np.diff([dialogue["start"], *emotions]))
         problem = arithmetic(dialogue, turns)
-        if all(goes) and dialogue.get("ended") != "malformed":          # whose reward is 0 anyway
+        if all(goes) and dialogue.get("ended") != "malformed":  # whose reward is 0 anyway
             finals.append([again[-1] for again in goes])
         for again in goes:
-            counts += [len(recorded), sum(x == y for x, y in zip(recorded, again)),
-                       sum(x == y for x, y in zip(signs_of(recorded), signs_of(again))),
-                       1, recorded[-1:] == again[-1:]]
+            counts += [
+                len(recorded),
+                sum(x == y for x, y in zip(recorded, again)),
+                sum(x == y for x, y in zip(signs_of(recorded), signs_of(again))),
+                1,
+                recorded[-1:] == again[-1:],
+            ]
             for k, (before, now) in enumerate(zip(recorded, again), 1):
                 if before != now and not problem:
                     problem = f"turn {k}: emotion {before} as recorded, {now} again"
         if problem:
             found.append(f"line {number}, {dialogue['profile_id']}, {problem}")
         if dialogue.get("split") == "heldout":
-            first, *ends = [0 if dialogue["ended"] == "malformed" or not e else e[-1]
-                            for e in (recorded, *goes)]
+            first, *ends = [
+                0 if dialogue["ended"] == "malformed" or not e else e[-1] for e in (recorded, *goes)
+            ]
             scores.setdefault(dialogue["step"], []).append([first, sum(ends) / times])
     turns, same, sign, replayed, final = counts
-    return {"turns": int(turns), "emotion": same / max(1, turns), "sign": sign / max(1, turns),
-            "dialogues": int(replayed), "final": final / max(1, replayed), "found": found,
-            "scores": {step: [sum(column) / len(pairs) for column in zip(*pairs)]
-                       for step, pairs in scores.items()}, **reliability(finals)}
+    return {
+        "turns": int(turns),
+        "emotion": same / max(1, turns),
+        "sign": sign / max(1, turns),
+        "dialogues": int(replayed),
+        "final": final / max(1, replayed),
+        "found": found,
+        "scores": {
+            step: [sum(column) / len(pairs) for column in zip(*pairs)]
+            for step, pairs in scores.items()
+        },
+        **reliability(finals),
+    }
 
 
 def arithmetic(dialogue, turns):
@@ -529,10 +750,14 @@ def arithmetic(dialogue, turns):
     plus the change, clamped; the reward is the last emotion / 100, or 0 if malformed."""
     emotion = dialogue["start"]
     for k, turn in enumerate(turns, 1):
-        if (turn.get("change") is not None
-                and move_emotion(emotion, turn["change"]) != turn["emotion"]):
-            return (f"turn {k}: {emotion} and a change of {turn['change']:+d} do not give "
-                    f"{turn['emotion']}")
+        if (
+            turn.get("change") is not None
+            and move_emotion(emotion, turn["change"]) != turn["emotion"]
+        ):
+            return (
+                f"turn {k}: {emotion} and a change of {turn['change']:+d} do not give "
+                f"{turn['emotion']}"
+            )
         emotion = turn["emotion"]
     reward = 0 if dialogue.get("ended") == "malformed" else emotion / 100
     if abs(dialogue.get("reward", reward) - reward) > 1e-9:
@@ -542,15 +767,19 @@ def arithmetic(dialogue, turns):
 
 # --------------------------------------------------------------------------------------- talk to it
 
+
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     import secrets
+
     policy = open_policy(args.chat, **{key: getattr(args, key) for key in POLICY_FLAGS})
     agent = policy.make_agent(secrets.randbits(32))
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
     if policy.run.get("model", args.chat) == "toy":
-        print("It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
-              "Nobody knows how it feels.")
+        print(
+            "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
+            "Nobody knows how it feels."
+        )
     with asyncio.Runner() as runner:
         while line := ask_line("you> "):
             reply = runner.run(agent.reply(line))
@@ -569,13 +798,16 @@ def show(args):
     """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed. With --html
     as a page too, to be sent to somebody."""
     from rlver import converse
+
     policy, simulator, people, made_by = who_talks(args, args.show)
     profile, agent = people[args.seed % len(people)], policy.make_agent([args.seed, 3, 0])
     sample = agent.reply
 
     def tell(text, hidden=""):
-        print("".join(dimmed(f"{'':25}| {line}\n") for line in hidden.splitlines())
-              + f"{'#' * round(user.emotion / 5):-<20} {user.emotion:3}  {text}")
+        print(
+            "".join(dimmed(f"{'':25}| {line}\n") for line in hidden.splitlines())
+            + f"{'#' * round(user.emotion / 5):-<20} {user.emotion:3}  {text}"
+        )
         if args.pause:
             ask_line("")
 
@@ -602,17 +834,33 @@ def show(args):
         if profile.first_talk:
             tell(f"user    {line}")
         return await converse(agent, user, line, args.max_turns, floor=FLOOR)
+
     user = Shown(simulator, profile, args.start, f"show {profile.id}")
     print(f"{policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk())
     print(f"ended by {episode.ended}, final emotion {episode.emotion}")
     if args.html:
         intention, kind = intention_of(profile.task, profile.need)
-        write_report(args.html, title=f"{policy.label} and {profile.id}", settings=made_by,
-                     curves=[], evaluations=[], tables=[], dialogues=[{
-                         **vars(episode), "id": profile.id, "side": "", "score": episode.emotion,
-                         "intention": intention, "kind": kind, "group": profile.main_cha,
-                         "persona": profile.player}])
+        write_report(
+            args.html,
+            title=f"{policy.label} and {profile.id}",
+            settings=made_by,
+            curves=[],
+            evaluations=[],
+            tables=[],
+            dialogues=[
+                {
+                    **vars(episode),
+                    "id": profile.id,
+                    "side": "",
+                    "score": episode.emotion,
+                    "intention": intention,
+                    "kind": kind,
+                    "group": profile.main_cha,
+                    "persona": profile.player,
+                }
+            ],
+        )
         print(f"written: {args.html}")
     return 0
 
@@ -633,10 +881,12 @@ def ask_line(prompt):
 
 # --------------------------------------------------------------------------------------------- main
 
+
 def make_parser():
     """The flags of evaluate.py."""
-    return Parser(prog="evaluate.py",
-                  description="Measure, compare, verify, and talk to a policy.").flags("evaluate")
+    return Parser(
+        prog="evaluate.py", description="Measure, compare, verify, and talk to a policy."
+    ).flags("evaluate")
 
 
 def main(argv=None):
@@ -646,8 +896,14 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
-    other = {"chat": chat, "report": report_again, "compare": print_comparison, "show": show,
-             "consistency": print_consistency, "ability": print_ability}
+    other = {
+        "chat": chat,
+        "report": report_again,
+        "compare": print_comparison,
+        "show": show,
+        "consistency": print_consistency,
+        "ability": print_ability,
+    }
     asked = [f"--{name}" for name in ("score", *other) if getattr(args, name)]
     if asked[1:]:
         raise BadInput(f"{' and '.join(asked)}: one of them at a time")
@@ -670,12 +926,17 @@ def run(args):
     if not args.score:
         page = report_of_results(path, results[0], ids)
         print(f"results: {path}; to look at: {page}")
-    code = finish(args, results[0] if len(results) == 1 else results,
-                  [problem for result in results for problem in result["problems"]])
+    code = finish(
+        args,
+        results[0] if len(results) == 1 else results,
+        [problem for result in results for problem in result["problems"]],
+    )
     if not args.score and lost * 5 > len(ids):
-        print(f"evaluate.py: {lost} of {len(ids)} dialogues are lost, so the score is of those "
-              "that are left; run the same command again when the simulator is well",
-              file=sys.stderr)
+        print(
+            f"evaluate.py: {lost} of {len(ids)} dialogues are lost, so the score is of those "
+            "that are left; run the same command again when the simulator is well",
+            file=sys.stderr,
+        )
         return TooManyLost.exit_code
     return code
 
@@ -687,9 +948,11 @@ def print_comparison(args):
     result = compare(*sides, rule=args.rule)
     one, two = result["seeds"]
     seeds = f"{one} seed{'s' * (one > 1)} each" if one == two else f"{one} and {two} seeds"
-    print("before: {a_by}\nafter:  {b_by}\nbefore {score_a:.1f}, after {score_b:.1f}, after minus "
-          "before {difference:+.1f} (95 % {interval[0]:+.1f} to {interval[1]:+.1f}, p = {p:.4f}, "
-          "n = {n}, {seeds}): {sentence}".format(**result | {"seeds": seeds}))
+    print(
+        "before: {a_by}\nafter:  {b_by}\nbefore {score_a:.1f}, after {score_b:.1f}, after minus "
+        "before {difference:+.1f} (95 % {interval[0]:+.1f} to {interval[1]:+.1f}, p = {p:.4f}, "
+        "n = {n}, {seeds}): {sentence}".format(**result | {"seeds": seeds})
+    )
     return finish(args, result, result["problems"])
 
 
@@ -698,10 +961,14 @@ def print_ability(args):
     result = compare_ability(*args.ability)
     for name, r in result.items():
         before, after, difference, low, high = (
-            100 * x for x in (r["before"], r["after"], r["difference"], *r["interval"]))
-        print(f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
-              f"{low:.1f} to {high:.1f}, p = {r['p']:.4f}, {r['test']}, n = {r['n']}"
-              + f"; {r['unpaired']} problems are on one side only" * bool(r["unpaired"]) + ")")
+            100 * x for x in (r["before"], r["after"], r["difference"], *r["interval"])
+        )
+        print(
+            f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
+            f"{low:.1f} to {high:.1f}, p = {r['p']:.4f}, {r['test']}, n = {r['n']}"
+            + f"; {r['unpaired']} problems are on one side only" * bool(r["unpaired"])
+            + ")"
+        )
     return finish(args, result)
 
 
@@ -711,30 +978,35 @@ def print_consistency(args):
     refuse_overwriting({"--json": args.json}, [log])
     if not log.is_file():
         raise BadInput(f"--consistency {log}: no such file")
-    made_by = read_json(log.parent / "config.json")     # of a run; a result file says it by line
+    made_by = read_json(log.parent / "config.json")  # of a run; a result file says it by line
     first = next((row for _, row, _ in read_jsonl(log)), None)
     if isinstance(first, dict) and "history" in first:
         made_by = {"profiles": made_by.get("profiles"), **first.get("rlver", {})}
     recorded = [made_by.get(key, usual) for key, usual in USUAL_USER.items()]
     asked = [getattr(args, key) or value for key, value in zip(USUAL_USER, recorded)]
     simulator = make_simulator(*asked, temperature=args.simulator_temperature)
-    names = [args.profiles] if args.profiles else profile_files(log.parent,
-                                                                made_by.get("profiles"))
+    names = [args.profiles] if args.profiles else profile_files(log.parent, made_by.get("profiles"))
     result = consistency(log, simulator, {p.id: p for p in people_of(names)}, args.times)
     finish(args, result)
-    print(f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
-          f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
-          f"same final score in {100 * result['final']:.1f} %")
+    print(
+        f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
+        f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
+        f"same final score in {100 * result['final']:.1f} %"
+    )
     if "spread" in result:
         reliability = result["reliability"]
-        print(f"final emotion of one dialogue over {args.times} replays: standard deviation "
-              f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
-              f"dialogues explain: {'-' if reliability is None else f'{reliability:.2f}'}")
+        print(
+            f"final emotion of one dialogue over {args.times} replays: standard deviation "
+            f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
+            f"dialogues explain: {'-' if reliability is None else f'{reliability:.2f}'}"
+        )
     for step, (before, again) in result["scores"].items():
         print(f"held-out users, step {step}: score {before:.1f} as recorded, {again:.1f} again")
     if [user_label(asked[0]), *asked[1:]] != [user_label(recorded[0]), *recorded[1:]]:
-        print("(another user than the one that was recorded: that numbers differ is no fault of "
-              "the log)")
+        print(
+            "(another user than the one that was recorded: that numbers differ is no fault of "
+            "the log)"
+        )
         return 0
     for line in result["found"][:20]:
         print(f"not as recorded: {line}")

@@ -6,7 +6,8 @@ began with the same first line. One advantage for all tokens of a dialogue, or o
 turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it alone
 for the smallest example:  python grpo.py
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,7 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     differences between them. Where the whole returns are equal, and in a group of one, it gives 0
     for every turn. With the others' mean, dr-grpo and rloo are the same here.
     """
-    returns = rewards.flip(1).cumsum(1).flip(1) * alive                                  # [D, T]
+    returns = rewards.flip(1).cumsum(1).flip(1) * alive  # [D, T]
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
         member = groups == group
@@ -83,12 +84,25 @@ def check_groups(episodes):
     for e in episodes:
         first = opening.setdefault(e.group, (e.profile_id, e.first_line))
         if first != (e.profile_id, e.first_line):
-            raise SelfCheckFailed(f"group {e.group} is broken: it holds dialogues with "
-                                  f"{first[0]} and with {e.profile_id}, or with two first lines")
+            raise SelfCheckFailed(
+                f"group {e.group} is broken: it holds dialogues with "
+                f"{first[0]} and with {e.profile_id}, or with two first lines"
+            )
 
 
-def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, reference=None,
-                kl_coef=0.0, kl_estimator="k3", check_ratio=True, **settings):
+def grpo_update(
+    policy,
+    optimizer,
+    minibatches,
+    *,
+    kind="grpo",
+    per_turn=False,
+    reference=None,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    check_ratio=True,
+    **settings,
+):
     """One GRPO update from one rollout; arguments as in `ppo_update`. Batches need .group [B] too.
 
     kind: of advantage, as in `group_advantages`. per_turn: one advantage a turn, for rewards that
@@ -96,8 +110,10 @@ def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, 
     put it in, and in the loss its gradient is 0.
     """
     if kl_coef and kl_estimator == "k1":
-        raise ValueError("k1 in the loss has no gradient on average, and GRPO has no per-token "
-                         "reward; use k2, k3 or k3-ratio")
+        raise ValueError(
+            "k1 in the loss has no gradient on average, and GRPO has no per-token "
+            "reward; use k2, k3 or k3-ratio"
+        )
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
     old = old_log_probs(policy, minibatches, check_ratio)
@@ -111,16 +127,28 @@ def grpo_update(policy, optimizer, minibatches, *, kind="grpo", per_turn=False, 
         advantages = turn_advantages(rewards, alive, groups, kind)
     else:
         advantages = group_advantages(rewards.sum(1), groups, kind)[:, None].expand(-1, turns)
-    advantages = [F.pad(a, (1, 0)).gather(1, b.turn)                # turn 0: not the policy's
-                  for a, b in zip(advantages.split(sizes), batches)]
+    advantages = [
+        F.pad(a, (1, 0)).gather(1, b.turn)  # turn 0: not the policy's
+        for a, b in zip(advantages.split(sizes), batches)
+    ]
     # 3. The policy step.
-    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef,
-                       kl_estimator=kl_estimator, ref=ref, **settings)
+    metrics = optimize(
+        policy,
+        optimizer,
+        minibatches,
+        old,
+        advantages,
+        kl_coef=kl_coef,
+        kl_estimator=kl_estimator,
+        ref=ref,
+        **settings,
+    )
     return {**metrics, "explained_variance": None}
 
 
 if __name__ == "__main__":
     from support.settings import Parser
+
     Parser(description="Prints the advantages of five dialogues in three groups.").parse_args()
     rewards, groups = [0.0, 1.0, 0.5, 0.5, 0.9], [0, 0, 1, 1, 2]
     print("rewards   ", rewards, "\ngroups    ", groups)

@@ -16,7 +16,8 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
 Engines and readers of checkpoints get W + (alpha / r) B A, a plain model. Left out: dropout, and
 adapters on embeddings and output layer. Run it alone for the smallest example:  python lora.py
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import contextlib
 from types import SimpleNamespace
@@ -37,14 +38,16 @@ class LoraLinear(nn.Linear):
         dL/dB = s g (A x)^T,   dL/dA = s (B^T g) x^T,   dL/dx = (W + s B A)^T g
     So in the first step only B moves. And without dL/dW a token costs 4 floating-point operations a
     parameter, forward and back, instead of 6."""
+
     def __init__(self, linear, rank, alpha, names, rng, switch):
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.scale, self.switch = alpha / rank, switch
         random = lambda: 2 * torch.rand(rank, self.in_features, generator=rng) - 1
         make = lambda tensor: nn.ParameterDict(
-            {name: nn.Parameter(tensor().to(linear.weight.device)) for name in names})
-        self.lora_A = make(lambda: random() / self.in_features ** 0.5)
+            {name: nn.Parameter(tensor().to(linear.weight.device)) for name in names}
+        )
+        self.lora_A = make(lambda: random() / self.in_features**0.5)
         self.lora_B = make(lambda: torch.zeros(self.out_features, rank))
 
     def forward(self, x):
@@ -59,17 +62,27 @@ class LoraLinear(nn.Linear):
 def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, the
     same on every rank. Returns their switch, which is off. Raises BadInput."""
-    blocks = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len,
-                 default=nn.ModuleList())
-    found = [(parent, name, layer) for parent in blocks.modules()
-             for name, layer in parent.named_children() if isinstance(layer, nn.Linear)]
+    blocks = max(
+        (m for m in model.modules() if isinstance(m, nn.ModuleList)),
+        key=len,
+        default=nn.ModuleList(),
+    )
+    found = [
+        (parent, name, layer)
+        for parent in blocks.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear)
+    ]
     if not found:
-        raise BadInput(f"--lora-rank {rank}: {type(model).__name__} has no linear layers in its "
-                       "blocks; leave it out, and the whole model is trained")
+        raise BadInput(
+            f"--lora-rank {rank}: {type(model).__name__} has no linear layers in its "
+            "blocks; leave it out, and the whole model is trained"
+        )
     least, name = min((min(layer.weight.shape), name) for _, name, layer in found)
     if rank > least:
-        raise BadInput(f"--lora-rank {rank}: larger than a layer of this model ({name}); take "
-                       f"{least} at most")
+        raise BadInput(
+            f"--lora-rank {rank}: larger than a layer of this model ({name}); take {least} at most"
+        )
     model.requires_grad_(False)
     rng, switch = torch.Generator().manual_seed(seed), SimpleNamespace(on=None)
     for parent, name, layer in found:
@@ -90,8 +103,9 @@ def turned(switch, name):
 def merge(named_tensors, model, name="policy"):
     """The (name, tensor) of `model` as those of a plain one, one at a time: each W with its
     (alpha / r) B A, in fp32. Without adapters they come as they are. On many ranks collective."""
-    layers = {f"{place}.weight": m for place, m in model.named_modules()
-              if isinstance(m, LoraLinear)}
+    layers = {
+        f"{place}.weight": m for place, m in model.named_modules() if isinstance(m, LoraLinear)
+    }
     for key, tensor in named_tensors:
         if m := layers.get(key):
             A, B = (full_tensor(part[name].detach()) for part in (m.lora_A, m.lora_B))
@@ -106,7 +120,7 @@ class SharedBase(nn.Module):
 
     def __init__(self, policy, rank, alpha, critic=False, seed=0):
         super().__init__()
-        names = ("policy", "critic")[:1 + critic]
+        names = ("policy", "critic")[: 1 + critic]
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
         self.policy, self.critic = policy, Critic(policy.model, share=True) if critic else None
 
@@ -122,6 +136,7 @@ class SharedBase(nn.Module):
 
 class Part:
     """One of the three, as ppo.py wants a model: called with a batch, with what it trains."""
+
     def __init__(self, root, who):
         self.root, self.who, self.model = root, who, root.policy.model
 
@@ -130,8 +145,12 @@ class Part:
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, and of the critic's head."""
-        return [(name, p) for name, p in self.root.named_parameters() if p.requires_grad
-                and (name.endswith(f".{self.who}") or name.startswith(f"{self.who}.head"))]
+        return [
+            (name, p)
+            for name, p in self.root.named_parameters()
+            if p.requires_grad
+            and (name.endswith(f".{self.who}") or name.startswith(f"{self.who}.head"))
+        ]
 
     def parameters(self):
         """Without their names."""
@@ -140,6 +159,7 @@ class Part:
 
 if __name__ == "__main__":
     from support.settings import Parser
+
     Parser(description="Takes a few steps on the adapters of one small layer.").parse_args()
     torch.manual_seed(0)
     block, x = nn.Sequential(nn.ModuleList([nn.Linear(3, 2, bias=False)])), torch.ones(3)

@@ -12,7 +12,8 @@ field are one of them broken:
 
 Run it alone to see how one dialogue is packed:  python policy.py
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import copy
 import itertools
@@ -33,21 +34,24 @@ from tqdm import tqdm
 
 from support.settings import BadModel, may_be_on_the_hub
 
-
 # ------------------------------------------------------------------------------ model and tokenizer
 
-SENTENCE = "My sister forgot my birthday."       # what every tokenizer must give back
+SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
 
 def best_device():
     """This rank's GPU, if there is one."""
-    return (torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available()
-            else torch.device("cpu"))
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def stop_ids(path):
     """The tokens at which a model stops, by its generation_config.json; none if there is none."""
     from transformers import GenerationConfig
+
     try:
         found = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:
@@ -80,6 +84,7 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     """
     from huggingface_hub import snapshot_download
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     here = Path(path).is_dir()
@@ -89,43 +94,68 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     if not here and not may_be_on_the_hub(path):
         raise BadModel(f"{flag} {path}: no such directory; {needed}")
     try:
-        place = path if here else snapshot_download(path, allow_patterns=[
-            "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"], ignore_patterns=[
-                "consolidated*", "*/*"])        # the same weights once more, in other layouts
+        place = (
+            path
+            if here
+            else snapshot_download(
+                path,
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+                ignore_patterns=["consolidated*", "*/*"],
+            )
+        )  # the same weights once more, in other layouts
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
         if not tokenizer.chat_template:
-            raise BadModel("its tokenizer has no chat template; take an instruct model, or add "
-                           "chat_template.jinja")
+            raise BadModel(
+                "its tokenizer has no chat template; take an instruct model, or add "
+                "chat_template.jinja"
+            )
         back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
-        if back.strip() != SENTENCE:    # without tokenizer.json transformers makes up a vocabulary
-            raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is "
-                           "tokenizer.json there?")
+        if back.strip() != SENTENCE:  # without tokenizer.json transformers makes up a vocabulary
+            raise BadModel(
+                f"its tokenizer turns {SENTENCE!r} into {back!r}; is tokenizer.json there?"
+            )
         load = lambda dtype: AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, attn_implementation="sdpa", local_files_only=True,
-            output_loading_info=True)
+            place,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+        )
         model, found = load(dtype or stored_dtype(place))
         if not dtype and any(b.dtype in (torch.bfloat16, torch.float16) for b in model.buffers()):
-            model, found = load(torch.float32)      # what it computed when it was built is rounded
+            model, found = load(torch.float32)  # what it computed when it was built is rounded
         if found["missing_keys"]:
             raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
         last, rows = max(tokenizer.get_vocab().values()), len(model.get_input_embeddings().weight)
-        if last >= rows:                # more rows than ids is usual, fewer is a mix-up
+        if last >= rows:  # more rows than ids is usual, fewer is a mix-up
             raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
         what = "" if here else "no such directory, and not to be had from the hub: "
         raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
-    for part in (model.config, *model.modules()):   # layers copy the numbers when they are built
-        for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-                     "hidden_dropout", "dropout", "p"):             # p: of nn.Dropout
+    for part in (model.config, *model.modules()):  # layers copy the numbers when they are built
+        for name in (
+            "attention_dropout",
+            "attn_pdrop",
+            "embd_pdrop",
+            "resid_pdrop",
+            "hidden_dropout",
+            "dropout",
+            "p",
+        ):  # p: of nn.Dropout
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
     with torch.no_grad():
         ids = torch.arange(4)[None]
-        if not torch.allclose(model(ids).logits, model.get_output_embeddings()(
-            model.base_model(ids).last_hidden_state), atol=1e-3):
-            raise BadModel(f"{flag} {path}: its logits are not those of its output layer (scaled "
-                           "or capped); not supported")
+        if not torch.allclose(
+            model(ids).logits,
+            model.get_output_embeddings()(model.base_model(ids).last_hidden_state),
+            atol=1e-3,
+        ):
+            raise BadModel(
+                f"{flag} {path}: its logits are not those of its output layer (scaled "
+                "or capped); not supported"
+            )
     return model.to(device), tokenizer
 
 
@@ -160,36 +190,53 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args, self.told_of_thoughts = template_args or {}, False
-        cut = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)",
-                           self.render("@@1@@", "@@2@@", "@@3@@"), re.DOTALL)
+        cut = re.fullmatch(
+            "(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.render("@@1@@", "@@2@@", "@@3@@"), re.DOTALL
+        )
         if not cut or system_prompt.strip() not in cut[1]:
-            raise BadModel("the chat template does not show every message as it is; this code "
-                           "cannot place the replies")
-        head, past, after_reply, now = cut.groups()     # `past` opens an earlier reply, `now` a new
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        head, past, after_reply, now = cut.groups()  # `past` opens an earlier reply, `now` a new
         common = min(past, now, key=len)
-        self.lead, self.opens = past[len(common):], now[len(common):]
-        if not (past.startswith(common) and now.startswith(common)) or self.lead.strip() \
-                or not re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens):
-            raise BadModel(f"the chat template opens a first reply with {past!r} and a later one "
-                           f"with {now!r}; this code needs one opening")
+        self.lead, self.opens = past[len(common) :], now[len(common) :]
+        if (
+            not (past.startswith(common) and now.startswith(common))
+            or self.lead.strip()
+            or not re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens)
+        ):
+            raise BadModel(
+                f"the chat template opens a first reply with {past!r} and a later one "
+                f"with {now!r}; this code needs one opening"
+            )
         if self.opens.strip() and think != ("</think>" not in self.opens):
-            raise BadModel(f"the chat template opens every reply with {self.opens.strip()!r}; "
-                           + ("leave out --think, or change its --template-args" if think else
-                              "train it with --think"))
+            raise BadModel(
+                f"the chat template opens every reply with {self.opens.strip()!r}; "
+                + (
+                    "leave out --think, or change its --template-args"
+                    if think
+                    else "train it with --think"
+                )
+            )
         self.place_pieces(head, common, after_reply)
         if stop_ids and self.stop_id not in stop_ids:
-            raise BadModel(f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
-                           "which is not among the tokens at which the model's generation_config "
-                           f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})")
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
+            )
 
     def render(self, *said):
         """The template's own text of a dialogue, up to where the next reply begins."""
         messages = [{"role": "system", "content": self.system_prompt}] * bool(self.system_prompt)
-        messages += [{"role": ("user", "assistant")[i % 2], "content": text}
-                     for i, text in enumerate(said)]
+        messages += [
+            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)
+        ]
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_args)
+                messages, tokenize=False, add_generation_prompt=True, **self.template_args
+            )
         except Exception as error:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
@@ -210,41 +257,52 @@ class ChatFormat:
         def differences(way):
             blank, *self.behind_newline = way
             first, later = (piece.removesuffix(" " * blank) for piece in (head, after_reply))
-            self.user_leads = head[len(first):], after_reply[len(later):]
+            self.user_leads = head[len(first) :], after_reply[len(later) :]
             self.head = self.encode(first, False)
             self.ask, self.opening = self.scaffold(ask), self.scaffold(self.opens)
             self.close, self.stop_id, self.after = self.find_stop(self.scaffold(later))
-            glued[:] = (self.first_prompt(said[0]) + self.past_reply(said[1])
-                        + self.next_prompt(said[2]) + self.opening)
+            glued[:] = (
+                self.first_prompt(said[0])
+                + self.past_reply(said[1])
+                + self.next_prompt(said[2])
+                + self.opening
+            )
             return self.decode(glued) != self.decode(own), glued != own
 
         if differences(min(itertools.product((False, True), repeat=4), key=differences))[0]:
             own, glued = self.decode(own), self.decode(glued)
             i = len(os.path.commonprefix([own, glued]))
-            raise BadModel("the chat template cannot be cut into pieces: it writes "
-                           f"{own[max(0, i - 20):i + 20]!r}, its pieces give "
-                           f"{glued[max(0, i - 20):i + 20]!r}")
+            raise BadModel(
+                "the chat template cannot be cut into pieces: it writes "
+                f"{own[max(0, i - 20) : i + 20]!r}, its pieces give "
+                f"{glued[max(0, i - 20) : i + 20]!r}"
+            )
 
     def find_stop(self, tail):
         """Cut what follows a reply into (blanks, its stop token, the ids behind that)."""
-        specials = (set(self.tokenizer.all_special_ids) | {
-            i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special})
+        specials = set(self.tokenizer.all_special_ids) | {
+            i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special
+        }
         special = [i for i, t in enumerate(tail) if t in specials]
         if not special:
-            raise BadModel("the chat template ends a reply without a special token; the policy "
-                           "could not learn to stop")
-        if self.decode(tail[:special[0]]).strip():
-            raise BadModel(f"the chat template puts {self.decode(tail[:special[0]])!r} between a "
-                           "reply and its end; not supported")
-        return tail[:special[0]], tail[special[0]], tail[special[0] + 1:]
+            raise BadModel(
+                "the chat template ends a reply without a special token; the policy "
+                "could not learn to stop"
+            )
+        if self.decode(tail[: special[0]]).strip():
+            raise BadModel(
+                f"the chat template puts {self.decode(tail[: special[0]])!r} between a "
+                "reply and its end; not supported"
+            )
+        return tail[: special[0]], tail[special[0]], tail[special[0] + 1 :]
 
     def encode(self, text, behind_newline, **how):
         """Ids of a text; `behind_newline`: as they are in the middle of a longer one."""
         ids = lambda t: self.tokenizer(t, add_special_tokens=False, **how)["input_ids"]
         if behind_newline:
             newline, both = ids("\n"), ids("\n" + text)
-            if both[:len(newline)] == newline:
-                return both[len(newline):]
+            if both[: len(newline)] == newline:
+                return both[len(newline) :]
         return ids(text)
 
     def scaffold(self, text):
@@ -259,8 +317,10 @@ class ChatFormat:
         """Raise BadModel if the template drops earlier thoughts, or shows them otherwise: with
         --history-thoughts keep the policy would learn from a history that nobody else gives it."""
         if "<think>@</think>@@" not in self.render("a", "<think>@</think>@@", "b"):
-            raise BadModel("--history-thoughts keep: the chat template does not show an earlier "
-                           "<think>...</think> as it was; leave it out")
+            raise BadModel(
+                "--history-thoughts keep: the chat template does not show an earlier "
+                "<think>...</think> as it was; leave it out"
+            )
 
     def past_reply(self, visible):
         """Ids of a reply as later turns see it, its stop token included."""
@@ -268,16 +328,20 @@ class ChatFormat:
 
     def decode(self, ids):
         """The text of ids, special tokens shown."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False,
-                                     clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def tell_of_thoughts(self):
         """Say once that there are thoughts in direct mode, and what can be done."""
         if not self.told_of_thoughts:
-            tqdm.write("the policy thinks although it was not asked to; its thoughts are taken out "
-                       "of what the user is told (stray_thoughts in the metrics). Train it with "
-                       "--think, or turn them off by its template's own switch, for example: "
-                       "--template-args '{\"enable_thinking\": false}'", file=sys.stderr)
+            tqdm.write(
+                "the policy thinks although it was not asked to; its thoughts are taken out "
+                "of what the user is told (stray_thoughts in the metrics). Train it with "
+                "--think, or turn them off by its template's own switch, for example: "
+                "--template-args '{\"enable_thinking\": false}'",
+                file=sys.stderr,
+            )
         self.told_of_thoughts = True
 
     def first_prompt(self, line):
@@ -291,11 +355,13 @@ class ChatFormat:
 
 # ----------------------------------------------------------------------------------------- episodes
 
+
 @dataclass
 class Segment:
     """A run of tokens with one origin. `branch` 0 is the trunk that all later tokens see; k > 0 is
     a reply with a thought, which only itself sees. `log_probs` are the engine's, and there are some
     if and only if the policy sampled the tokens."""
+
     ids: list
     branch: int = 0
     log_probs: list = None
@@ -304,26 +370,28 @@ class Segment:
 @dataclass
 class Reply:
     """One reply of the policy, as three readers see it."""
-    text: str           # as sampled
-    visible: str        # what the user is told
-    thought: str        # what the user is never told
+
+    text: str  # as sampled
+    visible: str  # what the user is told
+    thought: str  # what the user is never told
     malformed: bool
 
 
 @dataclass
 class Episode:
     """All there is to know of one dialogue."""
+
     profile_id: str
     group: int
     first_line: str
-    number: int = 0                                 # in its batch, over all ranks
+    number: int = 0  # in its batch, over all ranks
     # [{reply, thought, user, analysis, change, mark, emotion}]
     turns: list = field(default_factory=list)
-    segments: list = field(default_factory=list)    # [Segment], in time order
-    ended: str = ""         # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
+    segments: list = field(default_factory=list)  # [Segment], in time order
+    ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
-    reward: float = 0.0                             # e_T / 100, or 0 if malformed
-    start: int = 30                                 # e_0
+    reward: float = 0.0  # e_T / 100, or 0 if malformed
+    start: int = 30  # e_0
 
     @property
     def delivered_replies(self):
@@ -366,8 +434,12 @@ def split_thought(text):
     """
     body = text.strip()
     thought, _, visible = body.removeprefix("<think>").partition("</think>")
-    malformed = (not body.startswith("<think>") or body.count("<think>") != 1
-                 or body.count("</think>") != 1 or not visible.strip())
+    malformed = (
+        not body.startswith("<think>")
+        or body.count("<think>") != 1
+        or body.count("</think>") != 1
+        or not visible.strip()
+    )
     return thought.strip(), visible.strip(), malformed
 
 
@@ -413,18 +485,20 @@ class Agent:
         Where `history` keeps thoughts, think mode too is one sequence, openings included.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
-        opening = self.chat.opening             # of the template, for this reply alone; mostly none
+        opening = self.chat.opening  # of the template, for this reply alone; mostly none
         # one place is kept for the stop token
         room = self.context - len(self.trunk) - len(prompt) - len(opening) - 1
         if room < 1:
             return None
         self.observe(prompt)
-        ids, log_probs = await self.engine.generate(self.trunk + opening,
-                                                    min(room, self.max_tokens), self.rng, key=self)
+        ids, log_probs = await self.engine.generate(
+            self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
+        )
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
-        thought, visible, malformed = (split_thought(text) if self.think
-                                       else (*take_thoughts(text), False))
+        thought, visible, malformed = (
+            split_thought(text) if self.think else (*take_thoughts(text), False)
+        )
         keep = self.think and self.history == "keep"
         if keep or not self.think and not opening and visible == text.strip():
             # Direct: history and reply are one causal sequence. A reply cut by the limit gets its
@@ -451,6 +525,7 @@ class Agent:
 
 # ------------------------------------------------------------------------------------------ packing
 
+
 @dataclass
 class Batch:
     """Dialogues side by side, one packed row each, padded on the right. B dialogues, L tokens.
@@ -468,14 +543,15 @@ class Batch:
     token before a branch token in memory is the one that predicts it, so log-probs and V shift by
     one place, as in any causal model.
     """
-    ids: torch.Tensor           # [B, L] long
-    positions: torch.Tensor     # [B, L] long
-    branch: torch.Tensor        # [B, L] long; -1 marks padding
-    action_mask: torch.Tensor           # [B, L] bool, True where the policy sampled the token
-    engine_log_probs: torch.Tensor      # [B, L] float, 0 where it did not
-    turn: torch.Tensor          # [B, L] long, k where it was sampled in turn k, 0 elsewhere
-    reward: torch.Tensor        # [B, T] float, of each turn
-    group: torch.Tensor         # [B] long
+
+    ids: torch.Tensor  # [B, L] long
+    positions: torch.Tensor  # [B, L] long
+    branch: torch.Tensor  # [B, L] long; -1 marks padding
+    action_mask: torch.Tensor  # [B, L] bool, True where the policy sampled the token
+    engine_log_probs: torch.Tensor  # [B, L] float, 0 where it did not
+    turn: torch.Tensor  # [B, L] long, k where it was sampled in turn k, 0 elsewhere
+    reward: torch.Tensor  # [B, T] float, of each turn
+    group: torch.Tensor  # [B] long
 
     def to(self, device):
         """The same batch on `device`."""
@@ -490,25 +566,32 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
     each other. Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
     rows = []
     for episode in episodes:
-        row, ends, turn = [], {}, 0         # ends: of the trunk, 0, and of each branch so far
+        row, ends, turn = [], {}, 0  # ends: of the trunk, 0, and of each branch so far
         for s in episode.segments:
             sampled = s.log_probs is not None
             log_probs = s.log_probs if sampled else [0.0] * len(s.ids)
             turn += sampled
-            start = ends.get(s.branch, ends.get(0, 0))      # a new branch goes on from the trunk
-            row += [(token, start + i, s.branch, sampled, log_prob, turn * sampled)
-                    for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))]
+            start = ends.get(s.branch, ends.get(0, 0))  # a new branch goes on from the trunk
+            row += [
+                (token, start + i, s.branch, sampled, log_prob, turn * sampled)
+                for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))
+            ]
             ends[s.branch] = start + len(s.ids)
         rows.append(row)
     length = -(-max(map(len, rows)) // multiple) * multiple
     rows = [row + [(pad_id, 0, -1, False, 0.0, 0)] * (length - len(row)) for row in rows]
     ids, positions, branch, action_mask, log_probs, turn = (
-        (np.array([[cell[i] for cell in row] for row in rows]) for i in range(6)))
+        np.array([[cell[i] for cell in row] for row in rows]) for i in range(6)
+    )
     rewards = [torch.tensor(e.turn_rewards(reward)) for e in episodes]
-    return Batch(*map(torch.from_numpy,
-                      (ids, positions, branch, action_mask, log_probs.astype(np.float32), turn)),
-                 reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
-                 group=torch.tensor([e.group for e in episodes]))
+    return Batch(
+        *map(
+            torch.from_numpy,
+            (ids, positions, branch, action_mask, log_probs.astype(np.float32), turn),
+        ),
+        reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
+        group=torch.tensor([e.group for e in episodes]),
+    )
 
 
 def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
@@ -533,8 +616,17 @@ def empty_batch(pad_id=0):
     return pack([Episode("nobody", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
 
 
-def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, all_gather_list,
-                reward="terminal"):
+def split_batch(
+    episodes,
+    batch_size,
+    count,
+    max_tokens,
+    seed,
+    pad_id,
+    device,
+    all_gather_list,
+    reward="terminal",
+):
     """Cut this rank's `episodes` of a batch into `count` mini-batches (optimizer steps), those into
     micro-batches of at most `max_tokens` padded tokens (memory). Returns a list of lists of Batch.
 
@@ -545,11 +637,14 @@ def split_batch(episodes, batch_size, count, max_tokens, seed, pad_id, device, a
     order = random.Random(seed).sample(range(batch_size), batch_size)
     episodes = sorted(episodes, key=lambda e: order.index(e.number))
     cuts = [[e for e in episodes if order.index(e.number) % count == i] for i in range(count)]
-    multiple = 128 if torch.device(device).type == "cuda" else 1       # fewer shapes to plan for
+    multiple = 128 if torch.device(device).type == "cuda" else 1  # fewer shapes to plan for
     cuts = [micro_batches(cut, max_tokens, pad_id, reward, multiple) for cut in cuts]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
-    return [[b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
-            for cut, m in zip(cuts, most) if m]
+    return [
+        [b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
+        for cut, m in zip(cuts, most)
+        if m
+    ]
 
 
 def tree_mask(branch):
@@ -568,23 +663,29 @@ def tree_mask(branch):
 
 # ----------------------------------------------------------------------------- log-probs and values
 
+
 def hidden_at_actions(body, batch):
     """Hidden states that *predict* the policy's tokens, [N, H]: one place before them in memory."""
-    hidden = body(input_ids=batch.ids, position_ids=batch.positions,
-                  attention_mask=tree_mask(batch.branch), use_cache=False).last_hidden_state
-    return hidden[:, :-1][batch.action_mask[:, 1:]]                                # of [B, L, H]
+    hidden = body(
+        input_ids=batch.ids,
+        position_ids=batch.positions,
+        attention_mask=tree_mask(batch.branch),
+        use_cache=False,
+    ).last_hidden_state
+    return hidden[:, :-1][batch.action_mask[:, 1:]]  # of [B, L, H]
 
 
 def scatter_to_actions(flat, batch):
     """Put N numbers back in the places of the policy's tokens: [N] -> [B, L], 0 elsewhere."""
-    return torch.zeros(batch.ids.shape, dtype=flat.dtype,
-                       device=flat.device).masked_scatter(batch.action_mask, flat)
+    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
+        batch.action_mask, flat
+    )
 
 
 def token_scores(head, hidden, targets, temperature):
     """log pi(target) and the entropy of pi for a chunk of positions, [n], [n]. Softmax in fp32, of
     logits / temperature."""
-    log_probs = F.log_softmax(head(hidden).float() / temperature, dim=-1)               # [n, V]
+    log_probs = F.log_softmax(head(hidden).float() / temperature, dim=-1)  # [n, V]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
@@ -614,16 +715,18 @@ class Policy(nn.Module):
 
     def forward(self, batch):
         """(log pi of the sampled tokens, entropy), each [B, L]."""
-        hidden = hidden_at_actions(self.model.base_model, batch)                         # [N, H]
-        targets = batch.ids[batch.action_mask]                                               # [N]
+        hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
+        targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
-        logits = self.logits or (2 ** 27 if hidden.is_cuda else 2 ** 24)
+        logits = self.logits or (2**27 if hidden.is_cuda else 2**24)
         chunk = max(1, logits // head.weight.shape[0])
         if len(targets) <= chunk:
             log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
-            pieces = [checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
-                      for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+            pieces = [
+                checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
+                for h, t in zip(hidden.split(chunk), targets.split(chunk))
+            ]
             log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
         return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
 
@@ -645,22 +748,38 @@ class Critic(nn.Module):
 
     def forward(self, batch):
         """V before each sampled token, [B, L], 0 off the policy."""
-        values = self.head(hidden_at_actions(self.body, batch))                             # [N, 1]
+        values = self.head(hidden_at_actions(self.body, batch))  # [N, 1]
         return scatter_to_actions(values.float()[:, 0], batch)
 
 
 if __name__ == "__main__":
     from support.settings import Parser
-    Parser(description="Packs a small dialogue with two thoughts into one row, and prints the row "
-           "and who sees whom in it.").parse_args()
+
+    Parser(
+        description="Packs a small dialogue with two thoughts into one row, and prints the row "
+        "and who sees whom in it."
+    ).parse_args()
     print("""A dialogue of two turns in one row. 10 to 13 are the trunk (0): the user's lines, and
 what later turns remember of the replies. 20 21 and 30 are what the policy sampled, hence trained:
 each turn's thought and reply on a branch (1, 2) of its own, on which nothing grows. A branch goes
 on where the trunk was left, and so does the trunk behind it.
 """)
-    batch = pack([Episode("example", 0, "", segments=[
-        Segment([10, 11]), Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
-        Segment([12]), Segment([13]), Segment([30], branch=2, log_probs=[0.0])])])
+    batch = pack(
+        [
+            Episode(
+                "example",
+                0,
+                "",
+                segments=[
+                    Segment([10, 11]),
+                    Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
+                    Segment([12]),
+                    Segment([13]),
+                    Segment([30], branch=2, log_probs=[0.0]),
+                ],
+            )
+        ]
+    )
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""

@@ -15,7 +15,8 @@ grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 -
 Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log
 pi_old|, and logp_gap_max its maximum.
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import math
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ def identity(x):
 
 
 # --------------------------------------------------------------------------------------- advantages
+
 
 def place_rewards(reward, turn):
     """The reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] -> [B,
@@ -63,7 +65,7 @@ def gae(rewards, values, mask, gamma, lam):
     """
     advantages = torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros_like(rewards[:, 0])
-    columns = mask.any(0).nonzero().ravel().tolist()        # elsewhere nobody acts: nothing changes
+    columns = mask.any(0).nonzero().ravel().tolist()  # elsewhere nobody acts: nothing changes
     for t in reversed(columns):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
@@ -83,8 +85,14 @@ def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     numbers become exactly 0. Fewer than two entries on all ranks together give (0, 1): nothing to
     whiten.
     """
-    total = reduce(torch.stack([sum(m.sum() for m in masks).double(),
-                                sum(t[m].double().sum() for t, m in zip(tensors, masks))]))
+    total = reduce(
+        torch.stack(
+            [
+                sum(m.sum() for m in masks).double(),
+                sum(t[m].double().sum() for t, m in zip(tensors, masks)),
+            ]
+        )
+    )
     count, mean = total[0], total[1] / total[0].clamp(min=1)
     squares = reduce(sum(((t[m].double() - mean) ** 2).sum() for t, m in zip(tensors, masks)))
     if count < 2:
@@ -98,6 +106,7 @@ def whiten(x, mask, mean, std):
 
 
 # ------------------------------------------------------------------------------------------- losses
+
 
 def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=None):
     """Clipped surrogate (Schulman 2017, eq. 7), negated, *summed* over the policy's tokens:
@@ -142,6 +151,7 @@ def importance_weights(old_log_probs, engine_log_probs, cap=2.0):
 
 # ----------------------------------------------------------------------------------------------- KL
 
+
 def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"),
     [B, L] -> [B, L].
@@ -162,7 +172,7 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     if estimator == "k1":
         return -log_ratio
     if estimator == "k2":
-        return 0.5 * log_ratio ** 2
+        return 0.5 * log_ratio**2
     k3 = log_ratio.exp() - 1 - log_ratio
     if estimator == "k3":
         return k3
@@ -180,6 +190,7 @@ def explained_variance(values, returns, masks, reduce=identity):
 
 
 # --------------------------------------------------------------------------------------- the update
+
 
 def compute_log_probs(policy, batches):
     """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what
@@ -206,14 +217,17 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     the engine then samples from weights that are not the trainer's, or at another temperature, and
     the run would learn from somebody else's replies.
     """
-    gaps = torch.cat([(b.engine_log_probs - old)[b.action_mask].abs()
-                      for b, old in zip(batches, old_log_probs)]).double()
+    gaps = torch.cat(
+        [(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)]
+    ).double()
     total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
     mean, peak = total / max(1.0, count), gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
-        raise SelfCheckFailed("engine and trainer disagree about the sampled tokens: log-probs "
-                              f"differ by {mean:.1e} on average, {peak:.1e} at most; did the "
-                              "weights reach the engine?")
+        raise SelfCheckFailed(
+            "engine and trainer disagree about the sampled tokens: log-probs "
+            f"differ by {mean:.1e} on average, {peak:.1e} at most; did the "
+            "weights reach the engine?"
+        )
     return {"logp_gap": mean, "logp_gap_max": peak}
 
 
@@ -227,17 +241,35 @@ def clip_gradient(model, limit):
 @dataclass
 class CriticPart:
     """What `optimize` needs to step a critic beside the policy."""
-    model: Callable                     # batch -> values [B, L]
+
+    model: Callable  # batch -> values [B, L]
     optimizer: torch.optim.Optimizer
-    old_values: list                    # of [B, L], one per batch, in the order of the batches
-    returns: list                       # likewise
+    old_values: list  # of [B, L], one per batch, in the order of the batches
+    returns: list  # likewise
     value_clip: float
     max_grad_norm: float = 1.0
 
 
-def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entropy_coef=0.0,
-             kl_coef=0.0, kl_estimator="k3", ref=None, max_grad_norm=1.0, reduce=identity, ranks=1,
-             critic=None, frozen=False, gap_limits=None, ratio_limit=1e-3):
+def optimize(
+    policy,
+    optimizer,
+    minibatches,
+    old,
+    advantages,
+    *,
+    clip_eps,
+    entropy_coef=0.0,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    ref=None,
+    max_grad_norm=1.0,
+    reduce=identity,
+    ranks=1,
+    critic=None,
+    frozen=False,
+    gap_limits=None,
+    ratio_limit=1e-3,
+):
     """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's
     policy step are this one.
 
@@ -269,7 +301,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
                 raise SelfCheckFailed(
                     f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in "
                     "log-probability; they are the same weights on the same tokens: look "
-                    "for dropout, temperature, masks, padding")
+                    "for dropout, temperature, masks, padding"
+                )
             weights = importance_weights(old[k], batch.engine_log_probs)
             loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, weights)
             loss = loss - entropy_coef * entropy[mask].sum()
@@ -278,8 +311,13 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
                 loss = loss + kl_coef * kl[mask].sum()
             (loss / tokens * ranks).backward()
             if critic:
-                error = value_loss(critic.model(batch), critic.old_values[k], critic.returns[k],
-                                   mask, critic.value_clip)
+                error = value_loss(
+                    critic.model(batch),
+                    critic.old_values[k],
+                    critic.returns[k],
+                    mask,
+                    critic.value_clip,
+                )
                 (error / tokens * ranks).backward()
             sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
             sums["entropy"] += entropy[mask].sum().item()
@@ -294,7 +332,8 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
             # before any step: a weight that is NaN once is NaN in every checkpoint to come
             raise SelfCheckFailed(
                 f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
-                "this step was not taken. Look at the learning rate and at the last dialogues")
+                "this step was not taken. Look at the learning rate and at the last dialogues"
+            )
         norms.append(norm)
         if not frozen:
             optimizer.step()
@@ -305,13 +344,33 @@ def optimize(policy, optimizer, minibatches, old, advantages, *, clip_eps, entro
     totals = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=tokens.device))
     kl, entropy, clipped, trained = totals.tolist()
     count = max(1.0, trained)
-    return {"kl": kl / count, "entropy": entropy / count, "clipfrac": clipped / count,
-            "grad_norm": sum(norms) / len(norms), "tokens_trained": int(trained), **gap}
+    return {
+        "kl": kl / count,
+        "entropy": entropy / count,
+        "clipfrac": clipped / count,
+        "grad_norm": sum(norms) / len(norms),
+        "tokens_trained": int(trained),
+        **gap,
+    }
 
 
-def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamma=1.0, lam=1.0,
-               value_clip=0.5, reference=None, kl_coef=0.0, kl_estimator="k3", check_ratio=True,
-               reduce=identity, **settings):
+def ppo_update(
+    policy,
+    optimizer,
+    critic,
+    critic_optimizer,
+    minibatches,
+    *,
+    gamma=1.0,
+    lam=1.0,
+    value_clip=0.5,
+    reference=None,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    check_ratio=True,
+    reduce=identity,
+    **settings,
+):
     """One PPO update. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
 
     minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask,
@@ -320,7 +379,7 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    k1 = kl_coef and kl_estimator == "k1"                       # its rewards need log pi_old
+    k1 = kl_coef and kl_estimator == "k1"  # its rewards need log pi_old
     old = old_log_probs(policy, minibatches, check_ratio or k1)
     ref = compute_log_probs(reference, batches) if kl_coef else None
     with torch.no_grad():
@@ -328,24 +387,43 @@ def ppo_update(policy, optimizer, critic, critic_optimizer, minibatches, *, gamm
     # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if k1:
-        rewards = [r - kl_coef * kl_penalty(o, f, "k1") * m
-                   for r, o, f, m in zip(rewards, old, ref, masks)]
+        rewards = [
+            r - kl_coef * kl_penalty(o, f, "k1") * m for r, o, f, m in zip(rewards, old, ref, masks)
+        ]
     # 3. Advantages, whitened over the whole batch.
-    advantages, returns = zip(*[gae(r, v, m, gamma, lam)
-                                for r, v, m in zip(rewards, old_values, masks)])
+    advantages, returns = zip(
+        *[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)]
+    )
     mean, std = masked_mean_std(advantages, masks, reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
-    critic_part = CriticPart(critic, critic_optimizer, old_values, returns, value_clip,
-                             settings.get("max_grad_norm", 1.0))
-    metrics = optimize(policy, optimizer, minibatches, old, advantages, kl_coef=kl_coef, ref=ref,
-                       kl_estimator=kl_estimator, reduce=reduce, critic=critic_part, **settings)
-    return {**metrics,
-            "explained_variance": explained_variance(old_values, returns, masks, reduce)}
+    critic_part = CriticPart(
+        critic,
+        critic_optimizer,
+        old_values,
+        returns,
+        value_clip,
+        settings.get("max_grad_norm", 1.0),
+    )
+    metrics = optimize(
+        policy,
+        optimizer,
+        minibatches,
+        old,
+        advantages,
+        kl_coef=kl_coef,
+        ref=ref,
+        kl_estimator=kl_estimator,
+        reduce=reduce,
+        critic=critic_part,
+        **settings,
+    )
+    return {**metrics, "explained_variance": explained_variance(old_values, returns, masks, reduce)}
 
 
 if __name__ == "__main__":
     from support.settings import Parser
+
     Parser(description="Prints GAE's advantages and returns for five tokens.").parse_args()
     turn = torch.tensor([[1, 1, 0, 0, 2]])
     mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])

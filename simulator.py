@@ -15,7 +15,8 @@ this prompt, four letters that the policy cannot know (support/answers.py), and 
 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
-import support      # before all others: torch reads what it sets
+
+import support  # before all others: torch reads what it sets
 
 import asyncio
 import copy
@@ -30,37 +31,59 @@ from pathlib import Path
 
 import toy
 from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
-from support.llm import (CallLog, Clock, LocalModel, PromptRefused, RetryableError, ServerModel,
-                         ask_with_retries, digest)
+from support.llm import (
+    CallLog,
+    Clock,
+    LocalModel,
+    PromptRefused,
+    RetryableError,
+    ServerModel,
+    ask_with_retries,
+    digest,
+)
 from support.rundir import read_jsonl, whole_letters
-from support.settings import (BadInput, Parser, SimulatorFailed, TooManyLost, UnreadableAnswers,
-                              split_name)
+from support.settings import (
+    BadInput,
+    Parser,
+    SimulatorFailed,
+    TooManyLost,
+    UnreadableAnswers,
+    split_name,
+)
 from support.signs import INITIAL_EMOTION, emotion_level
 
 PROMPTS = Path(__file__).parent / "prompts"
-MAX_CHANGE = 10             # SAGE: one reply moves the emotion by 10 at most
-CHECK = "I am here. Tell me a little more about it."        # the reply of `Simulator.check`
+MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
+CHECK = "I am here. Tell me a little more about it."  # the reply of `Simulator.check`
 
 
 # ----------------------------------------------------------------------------------------- profiles
 
+
 @dataclass(frozen=True)
 class Profile:
     """One simulated person, in the field names of the released JSONL; task: hidden intention."""
+
     id: str
-    player: str             # the persona: name, age, habits, way of speaking
-    scene: str              # the background: what happened, how replies are taken
-    main_cha: str           # persona group: negative, passive or avoidant
-    cha_group: list         # traits
+    player: str  # the persona: name, age, habits, way of speaking
+    scene: str  # the background: what happened, how replies are taken
+    main_cha: str  # persona group: negative, passive or avoidant
+    cha_group: list  # traits
     task: str
     topic: str = ""
-    first_talk: str = ""    # a fixed first line (the benchmark's profiles have one)
-    need: str = ""      # which of the eight `task` words: analyse, ..., side; released files: none
+    first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
+    need: str = ""  # which of the eight `task` words: analyse, ..., side; released files: none
     target: str = "eq"  # what the talk is for: one of PURPOSES
 
 
-ENGLISH = {"player": "persona", "scene": "background", "main_cha": "persona_group",
-           "cha_group": "traits", "task": "intention", "first_talk": "first_line"}
+ENGLISH = {
+    "player": "persona",
+    "scene": "background",
+    "main_cha": "persona_group",
+    "cha_group": "traits",
+    "task": "intention",
+    "first_talk": "first_line",
+}
 
 # What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
 # wait for the other to bring something up. purpose_*.txt among the prompts has the words.
@@ -92,13 +115,15 @@ def parse_profile(row, where):
     values = {}
     for name, kind in Profile.__annotations__.items():
         value = row.get(name, row.get(ENGLISH.get(name)))
-        optional = hasattr(Profile, name)               # it has a default
+        optional = hasattr(Profile, name)  # it has a default
         if value is None and not optional:
             english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
             raise BadInput(f"{where}: field {name!r} is missing{english}")
         if value is not None and not isinstance(value, kind):
-            raise BadInput(f"{where}: field {name!r} should be a {kind.__name__}, it is a "
-                           f"{type(value).__name__}")
+            raise BadInput(
+                f"{where}: field {name!r} should be a {kind.__name__}, it is a "
+                f"{type(value).__name__}"
+            )
         if not value and not optional and kind is str:
             raise BadInput(f"{where}: field {name!r} is empty")
         known = {"need": toy.NEEDS, "target": PURPOSES}.get(name)
@@ -124,13 +149,17 @@ def users_of_run(names, held_out, simulator):
     if len(files) == 2:
         shared = {p.id for p in files[0]} & {p.id for p in files[1]}
         if shared:
-            raise BadInput(f"--profiles {names[0]} {names[1]}: both files hold user "
-                           f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
-                           "to train on and users held out must be different people")
+            raise BadInput(
+                f"--profiles {names[0]} {names[1]}: both files hold user "
+                f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
+                "to train on and users held out must be different people"
+            )
         return files[0], files[1][:held_out]
     if len(files[0]) < 2:
-        raise BadInput(f"--profiles {names[0]}: one profile is too few to train and to "
-                       "hold one out; name a second file")
+        raise BadInput(
+            f"--profiles {names[0]}: one profile is too few to train and to "
+            "hold one out; name a second file"
+        )
     count = min(held_out, max(1, len(files[0]) // 5))
     return files[0][:-count], files[0][-count:]
 
@@ -138,9 +167,11 @@ def users_of_run(names, held_out, simulator):
 def need_profiles(simulator):
     """The toy's users are for its scripted user alone. Raises BadInput for any other."""
     if not simulator.startswith("toy"):
-        raise BadInput(f"--simulator {simulator}: name its users with --profiles; 40 people are in "
-                       "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
-                       "ones are train_profile.jsonl and test_profile.jsonl")
+        raise BadInput(
+            f"--simulator {simulator}: name its users with --profiles; 40 people are in "
+            "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
+            "ones are train_profile.jsonl and test_profile.jsonl"
+        )
 
 
 def profiles_of_step(people, count, seed, step):
@@ -153,7 +184,8 @@ def profiles_of_step(people, count, seed, step):
 def people_of(names):
     """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
     return [p for name in names for p in load_profiles(name)] or (
-        toy_profiles("heldout", 1000) + toy_profiles("train"))
+        toy_profiles("heldout", 1000) + toy_profiles("train")
+    )
 
 
 def toy_profiles(split, count=None):
@@ -162,6 +194,7 @@ def toy_profiles(split, count=None):
 
 
 # ------------------------------------------------------------------------------------------ emotion
+
 
 def clamp_change(change):
     """To +-10 (RLVER appendix E.1): without it, one misread number decides a dialogue."""
@@ -181,7 +214,8 @@ FAREWELL = re.compile(
     r"all|take|care|around|the))*"
     r"|(?:那|那么|就|好|好的|好了|嗯|行|行吧|我|我们|咱们|咱|先|下次|谢谢|谢谢你|\s)*"
     r"(?:再见|拜拜|拜拜了|回头见)(?:了|啦|吧|咯|喽|哦|呀|啊|您|你|朋友|\s)*",
-    re.IGNORECASE)
+    re.IGNORECASE,
+)
 
 
 def says_goodbye(line):
@@ -191,21 +225,32 @@ def says_goodbye(line):
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
-    last = re.sub(r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]", r"\1 ",
-                  sentences[-1].replace("’", "'"))
-    clauses = re.split(r"[,;，、；()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last))
+    last = re.sub(
+        r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]",
+        r"\1 ",
+        sentences[-1].replace("’", "'"),
+    )
+    clauses = re.split(
+        r"[,;，、；()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last)
+    )
     return any(FAREWELL.fullmatch(" ".join(c.replace("-", " ").split())) for c in clauses)
 
 
 # ------------------------------------------------------------------------ prompts and their answers
 
-PLACEHOLDERS = {"emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "mark"},
-                "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue",
-                          "mark"},
-                "complaints": {"mark"}}
+PLACEHOLDERS = {
+    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "mark"},
+    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "mark"},
+    "complaints": {"mark"},
+}
 # The headers of both hops' answers, as patterns. The challenging prompt says Reason.
-EMOTION_HEADERS = {"Content": "Content", "TargetCompletion": "Target[ _]?Completion|Reason",
-                   "Activity": "Activity", "Analyse": "Anal(?:yse|yze|ysis)", "Change": "Change"}
+EMOTION_HEADERS = {
+    "Content": "Content",
+    "TargetCompletion": "Target[ _]?Completion|Reason",
+    "Activity": "Activity",
+    "Analyse": "Anal(?:yse|yze|ysis)",
+    "Change": "Change",
+}
 REPLY_HEADERS = {name: name for name in ("Thinking", "Origin", "Change", "Response")}
 
 
@@ -278,6 +323,7 @@ def parse_reply(text, mark):
 
 # ------------------------------------------------------------------------------------ the simulator
 
+
 class Simulator:
     """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
 
@@ -285,18 +331,29 @@ class Simulator:
     way. A call that fails is tried again after growing waits, never shorter than the server asked
     for; an answer that cannot be read at once, with a complaint; `retries` times in all. Then the
     dialogue is given up. (The released code asks for ever.)"""
-    retries_unreadable = None           # of `retries`, those after unreadable answers; None: all
 
-    def __init__(self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0,
-                 concurrency=None, log=None, clock=None):
+    retries_unreadable = None  # of `retries`, those after unreadable answers; None: all
+
+    def __init__(
+        self,
+        model,
+        lang="en",
+        difficulty="vanilla",
+        retries=2,
+        wait=0.0,
+        concurrency=None,
+        log=None,
+        clock=None,
+    ):
         self.model, self.retries, self.wait = model, retries, wait
         self.clock, self.log = clock or Clock(), log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
-        self.checked = False            # has this model shown that it can keep the form?
+        self.checked = False  # has this model shown that it can keep the form?
         self.last_failure = ""
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
-        self.purposes = {name: load_prompt(f"purpose_{name}", lang, difficulty)
-                         for name in PURPOSES}
+        self.purposes = {
+            name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
+        }
         self.complaints = load_complaints(lang)
 
     def key(self, prompt, dialogue, unreadable):
@@ -304,8 +361,13 @@ class Simulator:
         dialogue is part of it, or all of a group would hear the same "sample". `unreadable` counts
         the answers before it that could not be read."""
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(getattr(self.model, "name", ""), temperature, prompt,
-                      dialogue if temperature else "", unreadable)
+        return digest(
+            getattr(self.model, "name", ""),
+            temperature,
+            prompt,
+            dialogue if temperature else "",
+            unreadable,
+        )
 
     async def check(self):
         """One question before anything is paid for, as in a dialogue: a wrong key or address shows
@@ -329,8 +391,10 @@ class Simulator:
         try:
             await question
         except UnreadableAnswers as error:
-            raise BadInput(f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
-                           f"the prompts ask for ({error}); choose another model") from None
+            raise BadInput(
+                f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
+                f"the prompts ask for ({error}); choose another model"
+            ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.checked = True
@@ -357,16 +421,21 @@ class Simulator:
     async def ask(self, name, values, parse, dialogue=""):
         """Ask one hop: (the whole answer, its mark, *what `parse(answer, mark)` makes of it).
         Raises SimulatorFailed."""
+
         def render(errors):
             template = self.prompts[name]
-            if errors:                  # at temperature 0 the same prompt had the same answer
+            if errors:  # at temperature 0 the same prompt had the same answer
                 complaint = getattr(errors[-1], "complaint", "form")
                 template += "\n\n" + self.complaints[complaint]
             mark = mark_of(template, values, len(errors))
             return fill(template, {**values, "mark": mark}), mark
 
-        return await self.put(f"the {name} hop", render, parse,
-                              lambda prompt, unreadable: self.key(prompt, dialogue, unreadable))
+        return await self.put(
+            f"the {name} hop",
+            render,
+            parse,
+            lambda prompt, unreadable: self.key(prompt, dialogue, unreadable),
+        )
 
     async def put(self, what, render, parse, key_of):
         """Put a question to the model until an answer can be read: (answer, mark, *what
@@ -374,6 +443,7 @@ class Simulator:
 
         render(errors) -> (prompt, mark), where `errors` are of the unreadable answers so far.
         key_of(prompt, number of errors): under which the log keeps the answer."""
+
         def question(errors):
             prompt, mark = render(errors)
             return prompt, mark, key_of(prompt, len(errors))
@@ -397,9 +467,11 @@ class Simulator:
 
         def read(answer_and_mark):
             return *answer_and_mark, *parse(*answer_and_mark)
+
         try:
-            return await ask_with_retries(what, call, read, self.retries, self.wait,
-                                          self.retries_unreadable)
+            return await ask_with_retries(
+                what, call, read, self.retries, self.wait, self.retries_unreadable
+            )
         except PromptRefused as error:
             self.last_failure = str(error)
             if not self.checked:
@@ -412,38 +484,61 @@ class Simulator:
             raise
 
 
-def make_simulator(name, lang="en", difficulty="vanilla", *, concurrency=64, timeout=60.0,
-                   retries=8, temperature=0.0, log=None, clock=None, flag="--simulator"):
+def make_simulator(
+    name,
+    lang="en",
+    difficulty="vanilla",
+    *,
+    concurrency=64,
+    timeout=60.0,
+    retries=8,
+    temperature=0.0,
+    log=None,
+    clock=None,
+    flag="--simulator",
+):
     """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
     kind, model, url = split_name(name)
     if name in ("toy", "toy-weak"):
         if lang != "en":
-            raise BadInput(f"--lang {lang}: the scripted user of --simulator {name} speaks "
-                           "English only")
-        return Simulator(toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang,
-                         difficulty, clock=clock)
+            raise BadInput(
+                f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
+            )
+        return Simulator(
+            toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock
+        )
     if kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
-            raise BadInput(f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or "
-                           "https://")
+            raise BadInput(
+                f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
+            )
         answering = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
         answering, concurrency = load_local(model, temperature, flag), None  # it has a queue
     else:
-        raise BadInput(f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or "
-                       "local:DIR")
+        raise BadInput(
+            f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR"
+        )
     return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
 
 
 def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
-    import numpy as np      # late, these four: they bring torch along
+    import numpy as np  # late, these four: they bring torch along
+
     from engine import TorchEngine
     from policy import ChatFormat, best_device, load_model, stop_ids
+
     model, tokenizer = load_model(path, best_device(), flag=f"{flag} local")
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
-    return LocalModel(path, TorchEngine(model, chat.stop_id, temperature), chat,
-                      model.config.max_position_embeddings, np.random.default_rng(0), temperature)
+    return LocalModel(
+        path,
+        TorchEngine(model, chat.stop_id, temperature),
+        chat,
+        model.config.max_position_embeddings,
+        np.random.default_rng(0),
+        temperature,
+    )
 
 
 def refuse_foreign(name, profiles):
@@ -452,8 +547,10 @@ def refuse_foreign(name, profiles):
     for profile in profiles if name.startswith("toy") else []:
         try:
             if profile.target != "eq":
-                raise toy.NotOfThisWorld(f"its target is {profile.target}, and the scripted user "
-                                         "knows no chit-chat; choose a real --simulator")
+                raise toy.NotOfThisWorld(
+                    f"its target is {profile.target}, and the scripted user "
+                    "knows no chit-chat; choose a real --simulator"
+                )
             toy.read_scene(profile.scene, profile.task)
         except toy.NotOfThisWorld as error:
             raise BadInput(f"profile {profile.id!r}: {error}") from None
@@ -465,22 +562,28 @@ class User:
 
     It travels with its dialogue. (The released code finds users by their position in a list of
     unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
+
     simulator: Simulator
     profile: Profile
     emotion: int = INITIAL_EMOTION["training"]
-    name: str = ""                                      # of the dialogue, in the log of calls
-    dialogue: list = field(default_factory=list)    # [{"speaker": "me" | "friend", "text": ...}]
-    planning: dict = field(default_factory=dict)        # what f_emo found, for f_reply
-    thoughts: list = field(default_factory=list)        # the Thinking behind each line
+    name: str = ""  # of the dialogue, in the log of calls
+    dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
+    planning: dict = field(default_factory=dict)  # what f_emo found, for f_reply
+    thoughts: list = field(default_factory=list)  # the Thinking behind each line
 
     def values(self):
         """What stands in the prompts' placeholders."""
-        return {"purpose": self.simulator.purposes[self.profile.target],
-                "persona": self.profile.player, "scene": self.profile.scene,
-                "task": self.profile.task,
-                # live: the released code says 30 for ever
-                "emotion": self.emotion, "level": emotion_level(self.emotion),
-                "planning": as_json(self.planning), "dialogue": as_json(self.dialogue)}
+        return {
+            "purpose": self.simulator.purposes[self.profile.target],
+            "persona": self.profile.player,
+            "scene": self.profile.scene,
+            "task": self.profile.task,
+            # live: the released code says 30 for ever
+            "emotion": self.emotion,
+            "level": emotion_level(self.emotion),
+            "planning": as_json(self.planning),
+            "dialogue": as_json(self.dialogue),
+        }
 
     async def feel(self, reply):
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change, mark):
@@ -488,17 +591,21 @@ class User:
         the mark by which the answer can be read again."""
         self.dialogue.append({"speaker": "friend", "text": reply})
         text, mark, sections, change = await self.simulator.ask(
-            "emotion", self.values(), parse_emotion, self.name)
+            "emotion", self.values(), parse_emotion, self.name
+        )
         change = clamp_change(change)
         self.emotion = move_emotion(self.emotion, change)
-        self.planning = {"objective": sections["TargetCompletion"],
-                         "subjective": sections["Activity"] + "\n" + sections["Analyse"]}
+        self.planning = {
+            "objective": sections["TargetCompletion"],
+            "subjective": sections["Activity"] + "\n" + sections["Analyse"],
+        }
         return text, change, mark
 
     async def answer(self):
         """f_reply (SAGE eq. 2): say the next line, the first one too."""
-        _, _, sections, line = await self.simulator.ask("reply", self.values(), parse_reply,
-                                                        self.name)
+        _, _, sections, line = await self.simulator.ask(
+            "reply", self.values(), parse_reply, self.name
+        )
         self.dialogue.append({"speaker": "me", "text": line})
         self.thoughts.append(sections["Thinking"])
         return line
@@ -512,8 +619,15 @@ class User:
 
     def copy(self, name=""):
         """A user of its own, with the same past and first line, for a dialogue of a group."""
-        return User(self.simulator, self.profile, self.emotion, name,
-                    [dict(m) for m in self.dialogue], dict(self.planning), list(self.thoughts))
+        return User(
+            self.simulator,
+            self.profile,
+            self.emotion,
+            name,
+            [dict(m) for m in self.dialogue],
+            dict(self.planning),
+            list(self.thoughts),
+        )
 
 
 async def replay(dialogue, user):
@@ -521,11 +635,11 @@ async def replay(dialogue, user):
     user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
     emotions = []
     for turn in dialogue["turns"]:
-        if turn["emotion"] is None:             # a malformed reply: never sent
+        if turn["emotion"] is None:  # a malformed reply: never sent
             break
         await user.feel(turn["reply"])
         emotions.append(user.emotion)
-        if user.emotion in (0, 100):        # where this user ends it, whatever the recorded one did
+        if user.emotion in (0, 100):  # where this user ends it, whatever the recorded one did
             break
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
@@ -534,10 +648,17 @@ async def replay(dialogue, user):
 
 def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):
     """The Simulator that a run's Settings ask for; the last three: what is not the run's own."""
-    return make_simulator(name or cfg.simulator, lang or cfg.lang, difficulty or cfg.difficulty,
-                          concurrency=cfg.simulator_concurrency or cfg.batch_size,
-                          timeout=cfg.simulator_timeout, retries=cfg.simulator_retries,
-                          temperature=cfg.simulator_temperature, log=log, clock=clock)
+    return make_simulator(
+        name or cfg.simulator,
+        lang or cfg.lang,
+        difficulty or cfg.difficulty,
+        concurrency=cfg.simulator_concurrency or cfg.batch_size,
+        timeout=cfg.simulator_timeout,
+        retries=cfg.simulator_retries,
+        temperature=cfg.simulator_temperature,
+        log=log,
+        clock=clock,
+    )
 
 
 def watcher_of_run(cfg, people, log, clock):
@@ -562,22 +683,28 @@ async def watched(watcher, episodes, people, gather):
         except SimulatorFailed:
             return None
         return 0 if e.ended == "malformed" or not emotions else emotions[-1]
+
     known = [x for x in gather(await asyncio.gather(*map(final, episodes))) if x is not None]
     return sum(known) / len(known) if known else None
 
 
 # ------------------------------------------------------------------------------------- run it alone
 
+
 def play(user, max_turns):
     """Be the assistant in the terminal. Returns the exit code."""
     # input() stays outside of the loop, where Ctrl-C reaches it at once
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
-        print(f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
-              "at most; an empty line ends.\n")
+        print(
+            f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
+            "at most; an empty line ends.\n"
+        )
         if isinstance(user.simulator.model, toy.ScriptedModel):
-            print("This user understands only the sentences of a small grammar. One of each kind, "
-                  "of which one helps most:")
+            print(
+                "This user understands only the sentences of a small grammar. One of each kind, "
+                "of which one helps most:"
+            )
             _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
             for act in toy.NEEDS:
                 rng = random.Random(user.profile.id)
@@ -603,6 +730,7 @@ def play(user, max_turns):
 
 def main(argv=None):
     """Talk with a user in the terminal. Returns the exit code."""
+
     def talk(args):
         simulator = make_simulator(args.simulator, args.lang, args.difficulty)
         if not args.profiles:
@@ -610,12 +738,15 @@ def main(argv=None):
         people = people_of([args.profiles] if args.profiles else [])
         refuse_foreign(args.simulator, people)
         if args.profile >= len(people):
-            raise BadInput(f"--profile {args.profile}: there are {len(people)} users, from 0 to "
-                           f"{len(people) - 1}")
+            raise BadInput(
+                f"--profile {args.profile}: there are {len(people)} users, from 0 to "
+                f"{len(people) - 1}"
+            )
         with suppress(EOFError, KeyboardInterrupt):
             return play(User(simulator, people[args.profile]), args.max_turns)
         print()
         return 130
+
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
     return parser.flags("simulator").run(talk, argv)
 

@@ -18,6 +18,7 @@ into an otherwise correct project, so that an error costs its own exercise and n
 matrix puts in wrong answers. exercises.toml says what is an exercise and which tests grade it,
 wrong_answers.toml what typically goes wrong.
 """
+
 import ast
 import csv
 import functools
@@ -44,6 +45,7 @@ from pathlib import Path, PurePosixPath
 
 import labs
 from patches import HERE, ROOT, kill, read_toml, replaced, terminable
+
 from support.settings import BadInput, Parser, above_zero
 
 # of the project, for a copy; tests are cut, course/ stays here
@@ -53,12 +55,14 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # --------------------------------------------------------------------------- cutting and putting in
 
+
 def find(tree, name):
     """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None.
     Of two the last, as for Python."""
     for part in name.split("."):
-        tree = next((node for node in reversed(tree.body) if getattr(node, "name", None) == part),
-                    None)
+        tree = next(
+            (node for node in reversed(tree.body) if getattr(node, "name", None) == part), None
+        )
         if tree is None:
             return None
     return tree if isinstance(tree, FUNCTIONS) else None
@@ -66,15 +70,18 @@ def find(tree, name):
 
 def lines_of(node):
     """Its lines as a slice, decorators included."""
-    return slice(min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1,
-                 node.end_lineno)
+    return slice(
+        min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1,
+        node.end_lineno,
+    )
 
 
 def text_of(source, node):
     """Its text, moved to the left margin. (Not by textwrap.dedent: one comment in column 0 would
     hold everything where it is.)"""
-    return "\n".join(re.sub(f"^ {{,{node.col_offset}}}", "", line)
-                     for line in source.split("\n")[lines_of(node)])
+    return "\n".join(
+        re.sub(f"^ {{,{node.col_offset}}}", "", line) for line in source.split("\n")[lines_of(node)]
+    )
 
 
 def put(source, name, text):
@@ -113,20 +120,29 @@ def names_of(node):
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
     targets = getattr(node, "targets", [getattr(node, "target", node)])
-    return {n.id for target in targets for n in ast.walk(target)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {
+        n.id
+        for target in targets
+        for n in ast.walk(target)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
 
 
 def taken_by(text):
     """The names that a piece of code takes from its module, as Python sees it: an argument or a
     local is none."""
+
     def walk(table):
         for symbol in table.get_symbols():
-            if (symbol.is_declared_global() or symbol.is_referenced()
-                    and (symbol.is_global() or table.get_type() == "module")):
+            if (
+                symbol.is_declared_global()
+                or symbol.is_referenced()
+                and (symbol.is_global() or table.get_type() == "module")
+            ):
                 yield symbol.get_name()
         for child in table.get_children():
             yield from walk(child)
+
     return set(walk(symtable.symtable(text, "student", "exec")))
 
 
@@ -149,8 +165,11 @@ def readable(text):
         """Cut before every line that matches `start`; decorators stay with what they decorate."""
         found = []
         for block in re.split(rf"(?m)^(?={start})", text):
-            if (found and found[-1].lstrip().startswith("@")
-                    and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1])):
+            if (
+                found
+                and found[-1].lstrip().startswith("@")
+                and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1])
+            ):
                 found[-1] += block
             else:
                 found.append(block)
@@ -181,27 +200,32 @@ def transplant(source, theirs, names):
     if lost:
         there = re.search(rf"def {lost[0].split('.')[-1]} *[(]", theirs)
         raise BadInput(
-            f"{lost[0]} "
-            f"{'does not parse, or is not at the top level' if there else 'is not there'}")
+            f"{lost[0]} {'does not parse, or is not at the top level' if there else 'is not there'}"
+        )
     known, new = set().union(*map(names_of, ours.body)), []
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):  # of `import torch, math` what is new
             node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] not in known]
             new += [(names_of(node), ast.unparse(node))] if node.names else []
-        elif (isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign))
-              and not names_of(node) & known):
-            whole = (isinstance(node, (ast.Assign, ast.AnnAssign))
-                     and ast.get_source_segment(text, node))
+        elif (
+            isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign))
+            and not names_of(node) & known
+        ):
+            whole = isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.get_source_segment(
+                text, node
+            )
             new.append((names_of(node), whole or text_of(text, node)))
     wanted, helpers = set().union(*(taken_by(text_of(text, node)) for _, node in functions)), []
     while more := [helper for helper in new if helper not in helpers and helper[0] & wanted]:
         helpers += more
         wanted |= set().union(*(taken_by(code) for _, code in more))
     lines = source.split("\n")
-    first = next(node for node in ours.body
-                 if getattr(node, "name", None) == names[0].split(".")[0])
-    lines[lines_of(first).start:lines_of(first).start] = [code + "\n\n" for bound, code in new
-                                                          if (bound, code) in helpers]
+    first = next(
+        node for node in ours.body if getattr(node, "name", None) == names[0].split(".")[0]
+    )
+    lines[lines_of(first).start : lines_of(first).start] = [
+        code + "\n\n" for bound, code in new if (bound, code) in helpers
+    ]
     source = "\n".join(lines)
     for name, node in functions:
         source = put(source, name, text_of(text, node))
@@ -217,8 +241,10 @@ def cut_tests(chosen):
     for exercise in chosen:
         for test in everything[exercise]["tests"]:
             tests.setdefault(test, []).append(exercise)
-    sources = {path.name: path.read_text(encoding="utf-8")
-               for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
     trees = {name: ast.parse(source) for name, source in sources.items()}
     todo, wanted = [tuple(test.split("::")) for test in tests], set()
     while todo:
@@ -243,18 +269,22 @@ def cut_tests(chosen):
                 node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in bound]
                 imports.append(ast.unparse(node))
             else:
-                marks = [f"@pytest.mark.{exercise}\n"
-                         for exercise in tests.get(f"{file}::{min(bound)}", [])]
+                marks = [
+                    f"@pytest.mark.{exercise}\n"
+                    for exercise in tests.get(f"{file}::{min(bound)}", [])
+                ]
                 parts.append("".join(marks) + text_of(sources[file], node))
         if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
             imports.append("import pytest")
         about = ast.get_docstring(trees[file]).split("\n\n")[0]
-        texts[file] = (f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n"
-                       + "\n\n\n".join(parts) + "\n")
+        texts[file] = (
+            f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+        )
     return texts
 
 
 # ---------------------------------------------------------------------------------------- exercises
+
 
 def exercises(only=None):
     """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput
@@ -265,8 +295,10 @@ def exercises(only=None):
     names = [name.strip() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in found]
     if unknown or not names:
-        raise BadInput(f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; "
-                       f"there are {', '.join(found)}")
+        raise BadInput(
+            f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; "
+            f"there are {', '.join(found)}"
+        )
     return {name: found[name] for name in found if name in names}
 
 
@@ -277,8 +309,9 @@ def copy_project(place, chosen, changed):
     for pattern in PARTS:
         for path in ROOT.glob(pattern):
             if path.is_dir():
-                shutil.copytree(path, place / path.name,
-                                ignore=shutil.ignore_patterns("__pycache__", ".*"))
+                shutil.copytree(
+                    path, place / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*")
+                )
             else:
                 shutil.copy(path, place / path.name)
     for file, text in changed.items():
@@ -302,29 +335,40 @@ def stubs_of(chosen):
         file = exercise["file"]
         for function in exercise["functions"]:
             source = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
-            changed[file] = put(source, function, stub(source, function, f"exercise {name}: "
-                                                       f"{function} is yours to write"))
+            changed[file] = put(
+                source,
+                function,
+                stub(source, function, f"exercise {name}: {function} is yours to write"),
+            )
     return changed
 
 
 def check(name, exercise):
     """The command that runs an exercise's tests in a handout."""
-    return (f"python -m pytest -q -m {name} "
-            + " ".join(sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})))
+    return f"python -m pytest -q -m {name} " + " ".join(
+        sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})
+    )
 
 
 def describe(name, exercise):
     """An exercise as the assignment tells it."""
-    fill = lambda text: textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False,
-                                      break_long_words=False)
+    fill = lambda text: textwrap.fill(
+        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
+    )
     functions = ", ".join(f"`{function}`" for function in exercise["functions"])
     needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
     return "\n\n".join(
-        [f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} "
-         "minutes)", fill(f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}"),
-         fill(exercise["task"]), textwrap.indent(exercise["equation"].strip(), "    "),
-         fill(f"*Hint.* {exercise['hint']}"), fill(f"*If it is wrong.* {exercise['symptom']}"),
-         f"Check: `{check(name, exercise)}`\n"])
+        [
+            f"### {name}: {exercise['title']} ({exercise['points']} points, {exercise['minutes']} "
+            "minutes)",
+            fill(f"`{exercise['file']}`: {functions}. {exercise['section']}.{needs}"),
+            fill(exercise["task"]),
+            textwrap.indent(exercise["equation"].strip(), "    "),
+            fill(f"*Hint.* {exercise['hint']}"),
+            fill(f"*If it is wrong.* {exercise['symptom']}"),
+            f"Check: `{check(name, exercise)}`\n",
+        ]
+    )
 
 
 def plural(count, what="exercise"):
@@ -336,8 +380,9 @@ def handout(target, chosen):
     there is a whole one or none."""
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadInput(f"handout {target}: is there already, and not empty; choose "
-                       "another directory")
+        raise BadInput(
+            f"handout {target}: is there already, and not empty; choose another directory"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
@@ -347,21 +392,24 @@ def handout(target, chosen):
             text = (HERE / "assignment.md").read_text(encoding="utf-8")
             text = text.replace("{{count}}", plural(len(chosen))).replace("{{points}}", str(points))
             text = text.replace("{{check}}", f"{check(*next(iter(chosen.items()))):<60}")
-            text = text.replace("{{exercises}}",
-                                "\n".join(describe(*item) for item in chosen.items()))
+            text = text.replace(
+                "{{exercises}}", "\n".join(describe(*item) for item in chosen.items())
+            )
             (place / "README.md").write_text(text, encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
     print(f"{plural(len(chosen))}, {points} points: {target / 'README.md'}")
-    print("to grade a copy of it: python course/course.py grade COPY"
-          + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises())))
+    print(
+        "to grade a copy of it: python course/course.py grade COPY"
+        + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises()))
+    )
 
 
 # -------------------------------------------------------------------------------------- submissions
 
-UNPACKED = 50 * 10 ** 6     # bytes that a zip file may hold; all of a handout has a million
+UNPACKED = 50 * 10**6  # bytes that a zip file may hold; all of a handout has a million
 
 
 def unpack(archive, files, scratch):
@@ -374,17 +422,25 @@ def unpack(archive, files, scratch):
             # some programs of Windows write a backslash
             paths = [PurePosixPath(member.filename.replace("\\", "/")) for member in members]
             for member, path in zip(members, paths):
-                kind = stat.S_IFMT(member.external_attr >> 16)      # 0: it was not made by a Unix
+                kind = stat.S_IFMT(member.external_attr >> 16)  # 0: it was not made by a Unix
                 outside = path.is_absolute() or ".." in path.parts or ":" in (*path.parts, "")[0]
-                wrong = ("leads out of it" if outside else "is encrypted" if member.flag_bits & 1
-                         else "is a link or a device"
-                         if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else "")
+                wrong = (
+                    "leads out of it"
+                    if outside
+                    else "is encrypted"
+                    if member.flag_bits & 1
+                    else "is a link or a device"
+                    if kind not in (0, stat.S_IFREG, stat.S_IFDIR)
+                    else ""
+                )
                 if wrong:
                     raise BadInput(f"grade {archive}: {member.filename[:60]!r} in it {wrong}")
             # zipfile stops reading where a file is longer than it says
             if sum(member.file_size for member in members) > UNPACKED:
-                raise BadInput(f"grade {archive}: larger than {UNPACKED // 10 ** 6} MB when "
-                               "unpacked; leave .venv and runs out")
+                raise BadInput(
+                    f"grade {archive}: larger than {UNPACKED // 10**6} MB when "
+                    "unpacked; leave .venv and runs out"
+                )
             for member, path in zip(members, paths):
                 if not member.is_dir() and any(path.match(file) for file in files):
                     (scratch / path).parent.mkdir(parents=True, exist_ok=True)
@@ -392,7 +448,7 @@ def unpack(archive, files, scratch):
                         shutil.copyfileobj(packed, file)
     except BadInput:
         raise
-    except Exception as error:          # each of the many ways to be broken has one of its own
+    except Exception as error:  # each of the many ways to be broken has one of its own
         told = " ".join(str(error).split())[:90] or type(error).__name__
         raise BadInput(f"grade {archive}: no whole zip file ({told})") from None
 
@@ -412,25 +468,34 @@ def opened(place, files, scratch):
             if holds(home):
                 return home
             # neither .venv nor __MACOSX
-            folders = [path for path in sorted(home.iterdir())
-                       if path.is_dir() and not path.name.startswith((".", "__"))]
+            folders = [
+                path
+                for path in sorted(home.iterdir())
+                if path.is_dir() and not path.name.startswith((".", "__"))
+            ]
             folders = [path for path in folders if holds(path)] or folders
             if len(folders) != 1:
                 break
-            home, = folders
+            (home,) = folders
     except OSError as error:
         raise BadInput(f"grade {place}: cannot be read ({error.strerror})") from None
     several = [path.name for path in folders if holds(path)]
-    raise BadInput(f"grade {place}: " + (
-        f"there are files to grade in {' and in '.join(map(repr, several[:3]))}; leave one of them"
-        if several else "none of the files to grade is there; is it a handout?"))
+    raise BadInput(
+        f"grade {place}: "
+        + (
+            f"there are files to grade in "
+            f"{' and in '.join(map(repr, several[:3]))}; leave one of them"
+            if several
+            else "none of the files to grade is there; is it a handout?"
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------------ grading
 
 # bytes that the tests of an exercise may use, and write to a file
-MEMORY, FILE = 3 * 2 ** 30, 10 ** 8
-RUNNING, OVER = set(), threading.Event()    # the processes under way; set when no more are wanted
+MEMORY, FILE = 3 * 2**30, 10**8
+RUNNING, OVER = set(), threading.Event()  # the processes under way; set when no more are wanted
 
 
 @contextmanager
@@ -439,7 +504,7 @@ def workers():
     nothing running."""
     pool = ThreadPoolExecutor(os.cpu_count())
     OVER.clear()
-    os.environ["OMP_NUM_THREADS"] = "1"         # for the nursery; a second thread would only wait
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the nursery; a second thread would only wait
     NURSERY.set_forkserver_preload(IMPORTED)
     with terminable():
         try:
@@ -455,10 +520,16 @@ def workers():
 @functools.cache
 def docstrings():
     """The docstring of every test, by its name."""
-    trees = [ast.parse(path.read_text(encoding="utf-8"))
-             for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    return {node.name: ast.get_docstring(node) or "" for tree in trees for node in tree.body
-            if isinstance(node, ast.FunctionDef)}
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    ]
+    return {
+        node.name: ast.get_docstring(node) or ""
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def about(test):
@@ -470,21 +541,32 @@ def about(test):
 # One process imports what takes seconds to import, and each run of tests is forked from it: the
 # matrix has some four hundred.
 NURSERY = multiprocessing.get_context("forkserver")
-IMPORTED = ["pytest", "numpy", "tqdm", "openai", "torch", "transformers",
-            "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2"]
+IMPORTED = [
+    "pytest",
+    "numpy",
+    "tqdm",
+    "openai",
+    "torch",
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+]
 
 
 def tests_process(place, report, seconds):
     """What the forked process does: pytest in the copy at `place`, as `python -m pytest` would. Of
     the grader's own modules it forgets all, the copy has its own."""
-    os.setsid()                             # a session of its own: whatever it starts ends with it
+    os.setsid()  # a session of its own: whatever it starts ends with it
     output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     # a loop that collects or prints must not take the machine with it; the last is for the case
     # that the grader is killed before it can keep the time
-    for what, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE),
-                       (resource.RLIMIT_CPU, seconds)):
+    for what, most in (
+        (resource.RLIMIT_DATA, MEMORY),
+        (resource.RLIMIT_FSIZE, FILE),
+        (resource.RLIMIT_CPU, seconds),
+    ):
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(place)
@@ -496,9 +578,11 @@ def tests_process(place, report, seconds):
             del sys.modules[name]
     # every program has one, and the project looks there for who it is
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.path[:] = [str(place)] + [path for path in sys.path
-                                  if Path(path).resolve() not in (ROOT, HERE)]
+    sys.path[:] = [str(place)] + [
+        path for path in sys.path if Path(path).resolve() not in (ROOT, HERE)
+    ]
     import pytest
+
     sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]))
 
 
@@ -510,11 +594,11 @@ def run_tests(place, limit):
     process = NURSERY.Process(target=tests_process, args=(place, report, int(4 * limit) + 1))
     process.start()
     RUNNING.add(process)
-    if OVER.is_set():                                           # it was started too late to be seen
+    if OVER.is_set():  # it was started too late to be seen
         kill(process)
     process.join(limit)
-    code = process.exitcode                                     # None: it is still at work
-    kill(process)                                   # also what a test that is over has left running
+    code = process.exitcode  # None: it is still at work
+    kill(process)  # also what a test that is over has left running
     process.join()
     RUNNING.discard(process)
     if code is None:
@@ -528,8 +612,14 @@ def run_tests(place, limit):
             said = (bad.get("message") or bad.text or "").strip().split("\n")[0]
             # the file could not be imported; its last word says why
             if "collection failure" in said:
-                said = ([line[1:].strip() for line in (bad.text or "").split("\n")
-                         if line.startswith("E ")] or [said])[-1]
+                said = (
+                    [
+                        line[1:].strip()
+                        for line in (bad.text or "").split("\n")
+                        if line.startswith("E ")
+                    ]
+                    or [said]
+                )[-1]
             name = case.get("name") or ""
             words = [name[:70], about(name.split("[")[0]), said[:90]]
             return ": ".join(word for word in words if word)
@@ -538,8 +628,9 @@ def run_tests(place, limit):
 
 def try_out(name, exercise, changed, limit):
     """Run the tests of one exercise on a copy of the project with other scripts."""
-    with tempfile.TemporaryDirectory(prefix=f"exercise-{name}-",
-                                     ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=f"exercise-{name}-", ignore_cleanup_errors=True
+    ) as scratch:
         place = Path(scratch) / "project"
         copy_project(place, {name: exercise}, changed)
         return run_tests(place, limit)
@@ -551,7 +642,7 @@ def grade_one(place, name, exercise, limit):
     try:
         if not (place / file).is_file():
             return f"{file} is missing"
-        if (place / file).stat().st_size > 10 ** 6:
+        if (place / file).stat().st_size > 10**6:
             return f"{file} is larger than a megabyte"
         theirs = (place / file).read_text(encoding="utf-8-sig")  # newlines of any system become \n
         theirs = re.sub(r"(?m)^\t+", lambda tabs: 4 * " " * len(tabs[0]), theirs)
@@ -571,12 +662,21 @@ def gradescope(results, earned, total):
     """What Gradescope reads, results.json, of one submission: `results` are (name, exercise,
     points, what went wrong), of each exercise."""
     passed = sum(not problem for *_, problem in results)
-    return {"score": earned, "max_score": total,
-            "output": f"{passed} of {plural(len(results))} passed, {earned} of {total} points",
-            "tests": [{"name": f"{name}: {exercise['title']}", "score": points,
-                       "max_score": exercise["points"], "output": problem or "passed",
-                       "status": "failed" if problem else "passed"}
-                      for name, exercise, points, problem in results]}
+    return {
+        "score": earned,
+        "max_score": total,
+        "output": f"{passed} of {plural(len(results))} passed, {earned} of {total} points",
+        "tests": [
+            {
+                "name": f"{name}: {exercise['title']}",
+                "score": points,
+                "max_score": exercise["points"],
+                "output": problem or "passed",
+                "status": "failed" if problem else "passed",
+            }
+            for name, exercise, points, problem in results
+        ],
+    }
 
 
 def to_write(flag, name):
@@ -600,8 +700,11 @@ def grade(places, chosen, limit, table=None, scope=None):
         for i, place in enumerate(places):
             (Path(scratch) / str(i)).mkdir()
             homes.append(opened(place, files, Path(scratch) / str(i)))
-        with (to_write("--csv", table) as file, to_write("--gradescope", scope) as report,
-              workers() as pool):
+        with (
+            to_write("--csv", table) as file,
+            to_write("--gradescope", scope) as report,
+            workers() as pool,
+        ):
             rows = csv.writer(file)
             rows.writerow(["submission", "exercise", "points", "of", "result"])
             for place, home in zip(places, homes):
@@ -611,8 +714,11 @@ def grade(places, chosen, limit, table=None, scope=None):
                 for (name, exercise), problem in zip(chosen.items(), found):
                     points = 0 if problem else exercise["points"]
                     results.append((name, exercise, points, problem))
-                    print(f"  {name:<12}{points:>3} of {exercise['points']:>2}   "
-                          f"{problem or 'passed'}", flush=True)
+                    print(
+                        f"  {name:<12}{points:>3} of {exercise['points']:>2}   "
+                        f"{problem or 'passed'}",
+                        flush=True,
+                    )
                     rows.writerow([place, name, points, exercise["points"], problem or "passed"])
                     file.flush()
                 earned = sum(points for _, _, points, _ in results)
@@ -622,12 +728,15 @@ def grade(places, chosen, limit, table=None, scope=None):
                 rows.writerow([place, "total", earned, total, told["output"]])
                 file.flush()
             json.dump(told, report, ensure_ascii=False, indent=1)
-    print(f"\n{plural(len(places), 'submission')}, {plural(len(chosen))} each: "
-          f"{time.monotonic() - began:.0f} s")
+    print(
+        f"\n{plural(len(places), 'submission')}, {plural(len(chosen))} each: "
+        f"{time.monotonic() - began:.0f} s"
+    )
     return full
 
 
 # --------------------------------------------------------------------- are the tests strong enough?
+
 
 def wrong_answers(chosen):
     """(exercise, name, {file: text}) of every wrong answer. Raises BadInput for one that no longer
@@ -641,8 +750,14 @@ def wrong_answers(chosen):
         for answer in answers:
             function = answer.get("function", exercise["functions"][0])
             whose = f"wrong_answers.toml, {name}, {answer['name']!r}"
-            wrong = replaced(text_of(source, find(tree, function)), answer["old"], answer["new"],
-                             whose, function, "the function was edited, so the answer must be")
+            wrong = replaced(
+                text_of(source, find(tree, function)),
+                answer["old"],
+                answer["new"],
+                whose,
+                function,
+                "the function was edited, so the answer must be",
+            )
             if not parses(wrong):
                 raise BadInput(f"{whose}: does not parse; a wrong answer must run")
             yield name, answer["name"], {exercise["file"]: put(source, function, wrong)}
@@ -659,66 +774,107 @@ def matrix(chosen, limit):
 
     def with_needs(name):
         return {name}.union(*map(with_needs, everything[name]["needs"]))
-    todo = [item for name, exercise in chosen.items()
-            for item in [(name, "the stub", stubs_of({name: exercise})), (name, SOLVED, {}),
-                         (name, ALONE, stubs_of({n: e for n, e in everything.items()
-                                                 if n not in with_needs(name)}))]]
+
+    todo = [
+        item
+        for name, exercise in chosen.items()
+        for item in [
+            (name, "the stub", stubs_of({name: exercise})),
+            (name, SOLVED, {}),
+            (
+                name,
+                ALONE,
+                stubs_of({n: e for n, e in everything.items() if n not in with_needs(name)}),
+            ),
+        ]
+    ]
     todo += wrong_answers(chosen)
     # a stable sort: the stub comes first, wrong answers last
     todo.sort(key=lambda item: list(chosen).index(item[0]))
     bad, last = [], None
     with workers() as pool:
-        for (name, answer, _), said in zip(todo, pool.map(
-            lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)):
+        for (name, answer, _), said in zip(
+            todo, pool.map(lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)
+        ):
             if name != last:
                 print(f"\n{name}: {chosen[name]['title']}")
                 last = name
             right = (said == "") == (answer in (SOLVED, ALONE))
             bad += [] if right else [f"{name}, {answer}"]
             print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:200], flush=True)
-    print(f"\n{plural(len(chosen))}, {len(todo) - 3 * len(chosen)} wrong answers: "
-          + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass"))
+    print(
+        f"\n{plural(len(chosen))}, {len(todo) - 3 * len(chosen)} wrong answers: "
+        + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass")
+    )
     return not bad
 
 
 # --------------------------------------------------------------------------------------------- main
 
+
 def listing(chosen):
     for name, exercise in chosen.items():
         where = f"{exercise['file']}: {', '.join(exercise['functions'])}"
-        print(f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   "
-              f"{where:<66} {exercise['title']}")
+        print(
+            f"{name:<12}{exercise['points']:>3} points {exercise['minutes']:>3} min   "
+            f"{where:<66} {exercise['title']}"
+        )
 
 
 def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
         return labs.main(argv[1:])
-    parser = Parser(prog="course.py", description="The course edition: homework, grading, and "
-                    "experiments that go wrong on purpose.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True,
-                                     parser_class=Parser)
-    tools = {name: commands.add_parser(name, help=text, description=text) for name, text in [
-        ("list", "print the exercises"),
-        ("handout", "write the project with holes in it, for students"),
-        ("grade", "run every exercise's tests on submissions"),
-        ("matrix", "check that the tests catch every known wrong answer"),
-        ("lab", "break the project on purpose, and look (lab alone lists them)")]}
-    tools["handout"].add_argument("directory", metavar="DIR", type=Path,
-                                  help="where to; it must not exist, or be empty")
-    tools["grade"].add_argument("submissions", metavar="DIR|ZIP", type=Path, nargs="+",
-                                help="a student's copy of the handout, or its files to grade")
-    tools["grade"].add_argument("--csv", metavar="FILE", help="write the results there too, a row "
-                                "per exercise and one for the total")
-    tools["grade"].add_argument("--gradescope", metavar="FILE", help="write the results of one "
-                                "submission there, as Gradescope's results.json")
+    parser = Parser(
+        prog="course.py",
+        description="The course edition: homework, grading, and "
+        "experiments that go wrong on purpose.",
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
+    tools = {
+        name: commands.add_parser(name, help=text, description=text)
+        for name, text in [
+            ("list", "print the exercises"),
+            ("handout", "write the project with holes in it, for students"),
+            ("grade", "run every exercise's tests on submissions"),
+            ("matrix", "check that the tests catch every known wrong answer"),
+            ("lab", "break the project on purpose, and look (lab alone lists them)"),
+        ]
+    }
+    tools["handout"].add_argument(
+        "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"
+    )
+    tools["grade"].add_argument(
+        "submissions",
+        metavar="DIR|ZIP",
+        type=Path,
+        nargs="+",
+        help="a student's copy of the handout, or its files to grade",
+    )
+    tools["grade"].add_argument(
+        "--csv",
+        metavar="FILE",
+        help="write the results there too, a row per exercise and one for the total",
+    )
+    tools["grade"].add_argument(
+        "--gradescope",
+        metavar="FILE",
+        help="write the results of one submission there, as Gradescope's results.json",
+    )
     for name in ("handout", "grade", "matrix"):
-        tools[name].add_argument("--only", metavar="A,B,...",
-                                 help="these exercises alone (default: all)")
+        tools[name].add_argument(
+            "--only", metavar="A,B,...", help="these exercises alone (default: all)"
+        )
     for name in ("grade", "matrix"):
-        tools[name].add_argument("--limit", metavar="SECONDS",
-                                 type=above_zero, default=30.0,
-                                 help="time limit of an exercise's tests (default: 30)")
+        tools[name].add_argument(
+            "--limit",
+            metavar="SECONDS",
+            type=above_zero,
+            default=30.0,
+            help="time limit of an exercise's tests (default: 30)",
+        )
     args = parser.parse_args(argv)
     chosen = exercises(getattr(args, "only", None))
     if args.command == "list":
@@ -740,8 +896,10 @@ def main(argv=None):
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]),
-              file=sys.stderr)
+        print(
+            "\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]),
+            file=sys.stderr,
+        )
         return 130
 
 

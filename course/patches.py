@@ -1,5 +1,6 @@
 """patches.py - what exercises and labs both do: find the project, read a list, replace a text, end
 a process."""
+
 import os
 import signal
 import sys
@@ -8,9 +9,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))       # the project's own modules are importable from here on
+sys.path.insert(0, str(ROOT))  # the project's own modules are importable from here on
 
-import support      # says in one line what is missing, an old Python's tomllib among it
+import support  # says in one line what is missing, an old Python's tomllib among it
+
 import tomllib
 
 from support.settings import BadInput
@@ -24,8 +26,9 @@ def replaced(text, old, new, whose, where, advice):
     """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput,
     saying whose change no longer fits."""
     if text.count(old) != 1:
-        raise BadInput(f"{whose}: its old text is {text.count(old)} times in {where}, not "
-                       f"once; {advice}")
+        raise BadInput(
+            f"{whose}: its old text is {text.count(old)} times in {where}, not once; {advice}"
+        )
     return text.replace(old, new)
 
 
@@ -44,4 +47,4 @@ def kill(process):
     """A process, and whatever it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.kill()                      # it may not have come to a group of its own
+    process.kill()  # it may not have come to a group of its own

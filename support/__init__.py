@@ -1,5 +1,6 @@
 """The machine room. `import support` is the first import of every program: what stands here must be
 so before torch is imported, and is written in words that an old Python can read, too."""
+
 import importlib.util
 import os
 import signal
@@ -8,14 +9,23 @@ import sys
 # Is everything there? One line, not a traceback out of the middle of our imports.
 INSTALL = " -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
 if sys.version_info[:2] < (3, 11):
-    print("Python 3.11 or newer is needed, this is %d.%d; with a newer one: python3.11%s"
-          % (sys.version_info[0], sys.version_info[1], INSTALL), file=sys.stderr)
+    print(
+        "Python 3.11 or newer is needed, this is %d.%d; with a newer one: python3.11%s"
+        % (sys.version_info[0], sys.version_info[1], INSTALL),
+        file=sys.stderr,
+    )
     sys.exit(2)
-lacking = [name for name in ("numpy", "torch", "tqdm", "transformers")
-           if not importlib.util.find_spec(name)]
+lacking = [
+    name
+    for name in ("numpy", "torch", "tqdm", "transformers")
+    if not importlib.util.find_spec(name)
+]
 if lacking:
-    print("not installed: %s; what is needed is installed by: python3%s"
-          % (", ".join(lacking), INSTALL), file=sys.stderr)
+    print(
+        "not installed: %s; what is needed is installed by: python3%s"
+        % (", ".join(lacking), INSTALL),
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 # Torch's threads spin while they wait for one another. Two processes of two threads each on two
@@ -31,7 +41,7 @@ for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
 
 # A letter that a terminal cannot show (Chinese in ASCII) is shown as its number.
 for stream in (sys.stdout, sys.stderr):
-    if hasattr(stream, "reconfigure"):              # a notebook's has no such thing
+    if hasattr(stream, "reconfigure"):  # a notebook's has no such thing
         stream.reconfigure(errors="backslashreplace")
 
 
@@ -44,6 +54,9 @@ def stop(*_):
 # Only of our own programs; who imports us, or started us with Ctrl-C ignored, has it as it was.
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 script = getattr(sys.modules["__main__"], "__file__", None)
-if (script and os.path.dirname(os.path.abspath(script)) == home
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
-    signal.signal(signal.SIGINT, stop)              # until `Parser.run`, or rlver.py's own
+if (
+    script
+    and os.path.dirname(os.path.abspath(script)) == home
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, stop)  # until `Parser.run`, or rlver.py's own

@@ -1,6 +1,7 @@
 """support/ability.py - can the model still count? Logs of the same benchmarks before and after
 training, paired problem by problem (docs/ability.md has the recipe).
 """
+
 import math
 import re
 from pathlib import Path
@@ -19,29 +20,44 @@ def read_samples(place):
     lm-eval writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details).
     Raises BadInput."""
     place, found = Path(place), {}
-    files = [path for kind in ("samples_*.jsonl", "details_*.parquet") for path in (
-        place.rglob(kind) if place.is_dir() else [place] * place.match(kind))]
+    files = [
+        path
+        for kind in ("samples_*.jsonl", "details_*.parquet")
+        for path in (place.rglob(kind) if place.is_dir() else [place] * place.match(kind))
+    ]
     for path in sorted(files, key=lambda path: path.name):
         task = re.sub(r"^(samples|details)_|_\d{4}-\d\d-\d\dT[\d.-]+$", "", path.stem)
         try:
             if path.suffix == ".parquet":
-                from pyarrow import parquet     # lighteval's environment has it; ours need not
-                samples = [("", digest(row["doc"]["query"]), row["metric"])
-                           for row in parquet.read_table(path).to_pylist()]
+                from pyarrow import parquet  # lighteval's environment has it; ours need not
+
+                samples = [
+                    ("", digest(row["doc"]["query"]), row["metric"])
+                    for row in parquet.read_table(path).to_pylist()
+                ]
             else:
-                samples = [(f" ({row['filter']})" * (row["filter"] != "none"), row["doc_hash"],
-                            {metric: row[metric] for metric in row["metrics"]})
-                           for _, row, _ in read_jsonl(path)]
+                samples = [
+                    (
+                        f" ({row['filter']})" * (row["filter"] != "none"),
+                        row["doc_hash"],
+                        {metric: row[metric] for metric in row["metrics"]},
+                    )
+                    for _, row, _ in read_jsonl(path)
+                ]
         except (ImportError, KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"--ability {path}: no log of lm-eval or lighteval (for which pyarrow "
-                           f"is needed): {error!r:.90}") from None
+            raise BadInput(
+                f"--ability {path}: no log of lm-eval or lighteval (for which pyarrow "
+                f"is needed): {error!r:.90}"
+            ) from None
         for kind, problem, scores in samples:
             for metric, score in scores.items():
-                if isinstance(score, (bool, int, float)):       # not IFEval's list of instructions
+                if isinstance(score, (bool, int, float)):  # not IFEval's list of instructions
                     found.setdefault(f"{task}{kind}, {metric}", {})[problem] = float(score)
     if not found:
-        raise BadInput(f"--ability {place}: no per-sample log of lm-eval (samples_*.jsonl) or "
-                       "lighteval (details_*.parquet) is there")
+        raise BadInput(
+            f"--ability {place}: no per-sample log of lm-eval (samples_*.jsonl) or "
+            "lighteval (details_*.parquet) is there"
+        )
     return found
 
 
@@ -62,8 +78,15 @@ def paired(before, after, draws=10_000):
     else:
         p, test = sign_flips(d, rng, draws), "sign flips"
     boot = [d[rng.integers(n, size=n)].mean() for _ in range(draws)]
-    return {"n": n, "before": float(x.mean()), "after": float(y.mean()), "p": p, "test": test,
-            "difference": float(d.mean()), "interval": np.percentile(boot, [2.5, 97.5]).tolist()}
+    return {
+        "n": n,
+        "before": float(x.mean()),
+        "after": float(y.mean()),
+        "p": p,
+        "test": test,
+        "difference": float(d.mean()),
+        "interval": np.percentile(boot, [2.5, 97.5]).tolist(),
+    }
 
 
 def compare_ability(before, after):
@@ -72,8 +95,15 @@ def compare_ability(before, after):
     one, two = read_samples(before), read_samples(after)
     common = {name: sorted(set(one[name]) & set(two[name])) for name in sorted(one) if name in two}
     if not any(common.values()):
-        raise BadInput(f"--ability: {before} ({', '.join(sorted(one))}) and {after} "
-                       f"({', '.join(sorted(two))}) have no problem in common")
-    return {name: {**paired([one[name][i] for i in ids], [two[name][i] for i in ids]),
-                   "unpaired": len(set(one[name]) ^ set(two[name]))}
-            for name, ids in common.items() if ids}
+        raise BadInput(
+            f"--ability: {before} ({', '.join(sorted(one))}) and {after} "
+            f"({', '.join(sorted(two))}) have no problem in common"
+        )
+    return {
+        name: {
+            **paired([one[name][i] for i in ids], [two[name][i] for i in ids]),
+            "unpaired": len(set(one[name]) ^ set(two[name])),
+        }
+        for name, ids in common.items()
+        if ids
+    }

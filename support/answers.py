@@ -12,14 +12,15 @@ four letters that every prompt asks for behind each header of its form and in a 
 The mark follows from the prompt, which the policy never sees. A header without it is text; all
 behind the line End is dropped before anything else is looked at. docs/marks.md says more.
 """
+
 import functools
 import hashlib
 import json
 import re
 from typing import NamedTuple
 
-LONGEST_ANSWER = 20_000     # characters; what has not ended by then is no answer
-MARK_LETTERS = "bcdfghjkmnpqrstvwxz"    # no vowels, so no words; none that is taken for another
+LONGEST_ANSWER = 20_000  # characters; what has not ended by then is no answer
+MARK_LETTERS = "bcdfghjkmnpqrstvwxz"  # no vowels, so no words; none that is taken for another
 
 
 class Unreadable(ValueError):
@@ -33,6 +34,7 @@ class Unreadable(ValueError):
 
 # --------------------------------------------------------------------------------------- the mark
 
+
 def mark_of(template, values, unreadable=0):
     """The mark of a prompt: four letters, from the SHA-256 of its text, its values and the number
     of unreadable answers to it before.
@@ -41,7 +43,7 @@ def mark_of(template, values, unreadable=0):
     somewhere, as a policy that guesses would, are passed over."""
     said = json.dumps(values, ensure_ascii=False).casefold()
     seed = json.dumps([template, values, unreadable], ensure_ascii=False)
-    for _ in range(1000):                   # the first one is free, nearly always
+    for _ in range(1000):  # the first one is free, nearly always
         numbers = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
         mark = "".join(MARK_LETTERS[n % len(MARK_LETTERS)] for n in numbers.digest()[:4])
         if mark not in said:
@@ -63,10 +65,10 @@ def mark_in(prompt):
 
 
 # What Markdown, quotation and other scripts put around a header; the same for the line End.
-IN_FRONT = " \t\u00a0\u3000\ufeff*#>_[](){}-`•\"“”"
-NUMBER = r"(?:\d{1,2} ?[.):、．] ?)?[ *_`\[(（【<]*"          # "5. ", "**5.** "
-BETWEEN = r"[ \t\u00a0*_`\[(（【<]+"                        # between a header's name and its mark
-BEHIND = r"[ \t\u00a0*_`\])）】>]*"                         # behind the mark
+IN_FRONT = ' \t\u00a0\u3000\ufeff*#>_[](){}-`•"“”'
+NUMBER = r"(?:\d{1,2} ?[.):、．] ?)?[ *_`\[(（【<]*"  # "5. ", "**5.** "
+BETWEEN = r"[ \t\u00a0*_`\[(（【<]+"  # between a header's name and its mark
+BEHIND = r"[ \t\u00a0*_`\])）】>]*"  # behind the mark
 
 
 @functools.cache
@@ -94,7 +96,7 @@ def end_of(text, mark):
     """Where the first line `End <mark>` of an answer starts, or None."""
     start = 0
     for line in text.split("\n"):
-        body = line.lstrip(IN_FRONT).rstrip(" \t\r.。:：\"”")
+        body = line.lstrip(IN_FRONT).rstrip(' \t\r.。:："”')
         end = header_pattern("End:?：?", True).match(body)
         if end and end.end() == len(body) and end.group(1).casefold() == mark:
             return start
@@ -104,11 +106,13 @@ def end_of(text, mark):
 
 # ------------------------------------------------------------------------------------ the sections
 
+
 class Section(NamedTuple):
     """A header of an answer and what stands below it."""
-    name: str       # the key of the header
-    line: str       # the rest of the header's own line: there a deciding value stands, alone
-    text: str       # that line and all lines up to the next header
+
+    name: str  # the key of the header
+    line: str  # the rest of the header's own line: there a deciding value stands, alone
+    text: str  # that line and all lines up to the next header
 
 
 def find_sections(text, names, mark):
@@ -121,16 +125,16 @@ def find_sections(text, names, mark):
     line without a colon has to be a Markdown heading."""
     if mark:
         text = before_end(text, mark)
-    headers, start = [], 0                  # of each header (key, where it, where its text starts)
+    headers, start = [], 0  # of each header (key, where it, where its text starts)
     for line in text.split("\n"):
         body = line.lstrip(IN_FRONT).rstrip()
         for key, words in names.items():
             header = header_pattern(words, bool(mark)).match(body)
             if not header or header.group(1).casefold() != mark:
                 continue
-            is_heading = mark or "#" in line[:len(line) - len(line.lstrip(IN_FRONT))]
+            is_heading = mark or "#" in line[: len(line) - len(line.lstrip(IN_FRONT))]
             if header.group(2) or is_heading:
-                headers.append((key, start, body[header.end():].lstrip("*_` ")))
+                headers.append((key, start, body[header.end() :].lstrip("*_` ")))
                 break
         start += len(line) + 1
     ends = [start for _, start, _ in headers[1:]] + [len(text)]
@@ -178,10 +182,13 @@ def unmarked_sections(text, names):
 
 # -------------------------------------------------------------------------------------- the values
 
-WRAPPERS = " \t*_`\"'“”‘’«»「」『』()[]{}（）【】"      # Markdown, quotation marks, brackets
+WRAPPERS = " \t*_`\"'“”‘’«»「」『』()[]{}（）【】"  # Markdown, quotation marks, brackets
 # Each minus and plus that Unicode has, as the keyboard's: a lost minus would make a loss a gain.
-SIGNS = {ord(sign): plain for signs, plain in (("＋﹢⁺₊➕", "+"), ("－−﹣⁻₋➖˗‐‑‒–—―", "-"))
-         for sign in signs} | str.maketrans("０１２３４５６７８９／．", "0123456789/.")
+SIGNS = {
+    ord(sign): plain
+    for signs, plain in (("＋﹢⁺₊➕", "+"), ("－−﹣⁻₋➖˗‐‑‒–—―", "-"))
+    for sign in signs
+} | str.maketrans("０１２３４５６７８９／．", "0123456789/.")
 
 
 def peel(line):

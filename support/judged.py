@@ -3,6 +3,7 @@
 Nothing here asks a model. An answer that cannot be read is a ValueError, so that the judge is asked
 again: it is never scored 0 or the middle, which a judge might have said.
 """
+
 import json
 import re
 from functools import cache
@@ -12,18 +13,24 @@ from unicodedata import normalize
 
 import numpy as np
 
-from support.answers import (Unreadable, before_end, find_sections, marked_sections, peel,
-                             whole_number)
+from support.answers import (
+    Unreadable,
+    before_end,
+    find_sections,
+    marked_sections,
+    peel,
+    whole_number,
+)
 
 FORMS = json.loads((Path(__file__).parent.parent / "prompts/judge.json").read_text("utf-8"))
 CODES = [f"{letter}-{i}" for letter, n in FORMS["codes"].items() for i in range(1, n + 1)]
 PROMPTS = {name: set(slots) for name, slots in FORMS["prompts"].items()}
-GROUPS = FORMS["groups"]    # the five that RLVER plots (its Table 4), of 24 codes (SAGE Table 5)
+GROUPS = FORMS["groups"]  # the five that RLVER plots (its Table 4), of 24 codes (SAGE Table 5)
 
 
 # ------------------------------------------------------------------------- reading a judge's answer
 
-SCORE = "(?:score|rating|得分|评分|分数|打分)"      # the header of a score within a part
+SCORE = "(?:score|rating|得分|评分|分数|打分)"  # the header of a score within a part
 
 
 def parse_score(line, low, high):
@@ -60,7 +67,7 @@ def read_parts(text, names, mark, parse):
     two different values are there.
     """
     own_lines, values = [], {key: set() for key in names}
-    scores = []                     # of each part that a header opens, in the answer's order
+    scores = []  # of each part that a header opens, in the answer's order
     for section in find_sections(text, {**names, "score": SCORE}, mark):
         if section.name in names:
             own_lines.append((section.name, section.line))
@@ -82,8 +89,10 @@ def questionnaire(grades, reversed_items, low, high):
     `high` and F is `low`, in six even steps; for `reversed_items` (numbers from 1), on which a good
     friend gets an F, the other way round."""
     shares = ["FEDCBA".index(grade) / 5 for grade in grades]
-    return [low + (high - low) * (1 - share if i in reversed_items else share)
-            for i, share in enumerate(shares, 1)]
+    return [
+        low + (high - low) * (1 - share if i in reversed_items else share)
+        for i, share in enumerate(shares, 1)
+    ]
 
 
 def read_answer(prompt, text, mark, names=None):
@@ -100,12 +109,16 @@ def read_answer(prompt, text, mark, names=None):
     low, high = form["range"]
     if "parts" in form:
         return read_parts(text, form["parts"], mark, lambda line: parse_score(line, low, high))
-    items = {f"i{i}": rf"(?:item|sentence|statement|第|题目?|句子?)? ?{i} ?(?:题|句)?"
-             for i in range(1, form["items"] + 1)}
+    items = {
+        f"i{i}": rf"(?:item|sentence|statement|第|题目?|句子?)? ?{i} ?(?:题|句)?"
+        for i in range(1, form["items"] + 1)
+    }
     grades = list(read_parts(text, items, mark, parse_grade).values())
     scores = questionnaire(grades, form["reversed"], low, high)
-    found = {name: float(np.mean(scores[first - 1:last]))
-             for name, (first, last) in form["scales"].items()}
+    found = {
+        name: float(np.mean(scores[first - 1 : last]))
+        for name, (first, last) in form["scales"].items()
+    }
     # SAGE words these items negatively, and does not say that it reverses its questionnaire's
     return found | {"overall, unreversed": float(np.mean(questionnaire(grades, [], low, high)))}
 
@@ -147,10 +160,13 @@ def read_tag(inside, names):
     """([codes], how many bear another one's name) of the text of one tag: codes and names of the
     24, strung together in any way, or "none". Raises Unreadable for all else: in a sentence, or in
     a quotation, nothing is searched for."""
-    each_name = "|".join(re.escape(normalize("NFKC", name)) for name in
-                         sorted(names.values(), key=len, reverse=True))
-    token = re.compile(rf"(?P<name>(?i:{each_name}))|(?P<letter>[A-Z]) ?[-–—_]? ?(?P<number>\d+)"
-                       r"|(?P<word>[^\W\d_]+|\d+)")
+    each_name = "|".join(
+        re.escape(normalize("NFKC", name)) for name in sorted(names.values(), key=len, reverse=True)
+    )
+    token = re.compile(
+        rf"(?P<name>(?i:{each_name}))|(?P<letter>[A-Z]) ?[-–—_]? ?(?P<number>\d+)"
+        r"|(?P<word>[^\W\d_]+|\d+)"
+    )
     used, misnamed, none = [], 0, False
     for match in token.finditer(inside):
         if match["letter"]:
@@ -180,6 +196,7 @@ def toy_codes(reply, toy):
 # A tagged dialogue: {"intention", "step", "split", "replies": [[codes, change of emotion], ...]}.
 # The codes are None where the judge failed, the change is for a reply that got no emotion.
 
+
 def gain(replies, codes):
     """(mean, n) of the change over the n replies that use any of `codes` (SC(s), RLVER 3.6); mean
     None if n is 0. A reply of several strategies counts for each: association, no cause."""
@@ -206,8 +223,10 @@ def ssrr(sequences):
     out: dialogues of one reply, neighbours both without a strategy or one without an answer (None).
     None if nothing is left."""
     alike = cache(similarity)
-    told = [[alike(tuple(a), tuple(b)) for a, b in pairwise(replies) if None not in (a, b)
-             and (a or b)] for replies in sequences]
+    told = [
+        [alike(tuple(a), tuple(b)) for a, b in pairwise(replies) if None not in (a, b) and (a or b)]
+        for replies in sequences
+    ]
     means = [sum(own) / len(own) for own in told if own]
     return sum(means) / len(means) if means else None
 
@@ -222,16 +241,28 @@ def strategies_of(dialogues):
     for name, codes in (GROUPS | {code: [code] for code in CODES}).items():
         uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies)
         uses = uses / readable / len(dialogues) if readable else None
-        asking = [r for d in dialogues if d["intention"] == FORMS["asked_by"].get(name, "-")
-                  for r in d["replies"]]
-        found[name] = dict(zip(("uses", "gain", "n", "asked", "asked_n"),
-                               (uses, *gain(replies, codes), *gain(asking, codes))))
+        asking = [
+            r
+            for d in dialogues
+            if d["intention"] == FORMS["asked_by"].get(name, "-")
+            for r in d["replies"]
+        ]
+        found[name] = dict(
+            zip(
+                ("uses", "gain", "n", "asked", "asked_n"),
+                (uses, *gain(replies, codes), *gain(asking, codes)),
+            )
+        )
     letters = [code[0] for used, _ in replies for code in used or ()]
     share = lambda group: sum(map(group.count, letters)) / max(1, len(letters))
     repeated = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
-    return {"strategies": found, "dialogues": len(dialogues), "ssrr": repeated,
-            "variety": None if repeated is None else 1 - repeated,
-            "support": share("BCDE") - share("FG")}
+    return {
+        "strategies": found,
+        "dialogues": len(dialogues),
+        "ssrr": repeated,
+        "variety": None if repeated is None else 1 - repeated,
+        "support": share("BCDE") - share("FG"),
+    }
 
 
 def steps_of(dialogues, most=10):
@@ -242,11 +273,12 @@ def steps_of(dialogues, most=10):
         if d["split"] == "train":
             steps.setdefault(d["step"], []).append(d)
     size, order = -(-len(steps) // most), sorted(steps)
-    tenths = [order[i:i + size] for i in range(0, len(order), size)] if size else []
+    tenths = [order[i : i + size] for i in range(0, len(order), size)] if size else []
     return {own[-1]: strategies_of(sum((steps[step] for step in own), [])) for own in tenths}
 
 
 # ------------------------------------------------------------------------------ means and intervals
+
 
 def scale_table(answers, too_short=()):
     """{item: {"mean", "stderr" (over dialogues), "spread" (standard deviation over the repeats of a
@@ -257,18 +289,22 @@ def scale_table(answers, too_short=()):
     table, read = {}, [a for a in answers if a["found"]]
     for item in read[0]["found"]:
         short = {a["id"] for a in answers if item in too_short and a["replies"] < 3}
-        scores = {}         # {dialogue: {part: [one a repeat]}}
+        scores = {}  # {dialogue: {part: [one a repeat]}}
         for a in read:
             if a["id"] not in short:
                 scores.setdefault(a["id"], {}).setdefault(a["part"], []).append(a["found"][item])
         means = {i: float(np.mean(sum(own.values(), []))) for i, own in scores.items()}
         stds = [np.std(s, ddof=1) for own in scores.values() for s in own.values() if s[1:]]
         x = list(means.values())
-        table[item] = {"mean": float(np.mean(x)) if x else None,
-                       "stderr": float(np.std(x, ddof=1) / len(x) ** 0.5) if x[1:] else None,
-                       "spread": float(np.mean(stds)) if stds else None,
-                       "missing": 1 - len(read) / len(answers), "n": len(x), "short": len(short),
-                       "means": means}
+        table[item] = {
+            "mean": float(np.mean(x)) if x else None,
+            "stderr": float(np.std(x, ddof=1) / len(x) ** 0.5) if x[1:] else None,
+            "spread": float(np.mean(stds)) if stds else None,
+            "missing": 1 - len(read) / len(answers),
+            "n": len(x),
+            "short": len(short),
+            "means": means,
+        }
     return table
 
 
@@ -279,8 +315,9 @@ def pearson(x, y):
 
 def spearman(x, y):
     """Correlation of ranks (Spearman's); ties share theirs."""
-    return pearson(*(np.sort(v).searchsorted(v) + np.sort(v).searchsorted(v, "right")
-                     for v in (x, y)))
+    return pearson(
+        *(np.sort(v).searchsorted(v) + np.sort(v).searchsorted(v, "right") for v in (x, y))
+    )
 
 
 def interval(statistic, *columns, draws=1000):
@@ -290,9 +327,14 @@ def interval(statistic, *columns, draws=1000):
     columns, rng = np.array(columns, float), np.random.default_rng(0)
     if (n := columns.shape[1]) < 2:
         return [None, None, None, n]
-    with np.errstate(all="ignore"):         # what does not vary has no correlation
-        found = [float(statistic(*columns[:, i]))
-                 for i in [np.arange(n), *rng.integers(n, size=(draws, n))]]
+    with np.errstate(all="ignore"):  # what does not vary has no correlation
+        found = [
+            float(statistic(*columns[:, i]))
+            for i in [np.arange(n), *rng.integers(n, size=(draws, n))]
+        ]
     drawn = [x for x in found[1:] if np.isfinite(x) and n > 4]
-    return [found[0] if np.isfinite(found[0]) else None,
-            *(np.percentile(drawn, [2.5, 97.5]).tolist() if drawn else [None, None]), n]
+    return [
+        found[0] if np.isfinite(found[0]) else None,
+        *(np.percentile(drawn, [2.5, 97.5]).tolist() if drawn else [None, None]),
+        n,
+    ]

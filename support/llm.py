@@ -5,6 +5,7 @@ call is one request. Trying again is the business of `ask_with_retries` alone, s
 covers all that can go wrong: a server that is busy or away, and an answer that cannot be read. (The
 released code asks for ever.)
 """
+
 import asyncio
 import hashlib
 import json
@@ -21,9 +22,9 @@ from support.answers import LONGEST_ANSWER
 from support.rundir import read_jsonl, whole_letters
 from support.settings import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
-AWAY = 5.0          # seconds to wait at least where no server listens: it does not restart in less
-MOST_BYTES = 2_000_000      # of a server's answer
-LONGEST_KEPT = 2 * LONGEST_ANSWER   # characters of it: what is longer is none, or has ended before
+AWAY = 5.0  # seconds to wait at least where no server listens: it does not restart in less
+MOST_BYTES = 2_000_000  # of a server's answer
+LONGEST_KEPT = 2 * LONGEST_ANSWER  # characters of it: what is longer is none, or has ended before
 
 
 class RetryableError(Exception):
@@ -40,9 +41,11 @@ class PromptRefused(SimulatorRefused):
 
 # ------------------------------------------------------------------------------------------- models
 
+
 class Answer(str):
     """The text of a model that also counts its tokens, {"prompt": ..., "completion": ...}, and
     knows whether it was `cut` at their limit."""
+
     tokens, cut = None, False
 
 
@@ -58,8 +61,9 @@ def bounded_client():
             try:
                 encoding = response.headers.get("content-encoding", "").strip().lower()
                 if encoding not in ("", "identity"):
-                    raise RetryableError(f"an answer encoded as {encoding[:20]!r}; only plain ones "
-                                         "were asked for")
+                    raise RetryableError(
+                        f"an answer encoded as {encoding[:20]!r}; only plain ones were asked for"
+                    )
                 body = bytearray()
                 async for part in response.aiter_raw():
                     body += part
@@ -67,8 +71,10 @@ def bounded_client():
                         raise RetryableError(f"an answer of more than {MOST_BYTES:,} bytes")
             finally:
                 await response.aclose()
-            return type(response)(response.status_code, headers=response.headers,
-                                  content=bytes(body), request=request)
+            return type(response)(
+                response.status_code, headers=response.headers, content=bytes(body), request=request
+            )
+
     return BoundedClient(follow_redirects=False)
 
 
@@ -78,13 +84,19 @@ class ServerModel:
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
         import openai
+
         self.openai, self.name, self.url = openai, name, url
         self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
         self.key = read_key()
-        self.told = False           # that it cannot be reached
+        self.told = False  # that it cannot be reached
         self.client = openai.AsyncOpenAI(
-            base_url=url, api_key=self.key, max_retries=0, timeout=timeout,
-            http_client=bounded_client(), default_headers={"Accept-Encoding": "identity"})
+            base_url=url,
+            api_key=self.key,
+            max_retries=0,
+            timeout=timeout,
+            http_client=bounded_client(),
+            default_headers={"Accept-Encoding": "identity"},
+        )
 
     def clean(self, text):
         """The server's words without the key and without half letters."""
@@ -104,13 +116,16 @@ class ServerModel:
         """
         openai = self.openai
         try:
-            async with asyncio.timeout(self.timeout):   # the whole call; openai's is of each read
+            async with asyncio.timeout(self.timeout):  # the whole call; openai's is of each read
                 answer = await self.client.chat.completions.with_raw_response.create(
-                    model=self.name, messages=messages, temperature=self.temperature,
-                    max_tokens=max_tokens or self.max_tokens)
+                    model=self.name,
+                    messages=messages,
+                    temperature=self.temperature,
+                    max_tokens=max_tokens or self.max_tokens,
+                )
         except (TimeoutError, openai.APITimeoutError):
             raise RetryableError(f"{self.url}: no answer within {self.timeout:g} s") from None
-        except RetryableError as error:                 # of `bounded_client`
+        except RetryableError as error:  # of `bounded_client`
             raise RetryableError(f"{self.url}: {self.quote(error)}") from None
         except openai.APIStatusError as error:
             raise self.refusal(error) from None
@@ -118,8 +133,10 @@ class ServerModel:
             reason = self.quote(error.__cause__ or error)
             if not self.told:
                 self.told = True
-                tqdm.write(f"{self.url} cannot be reached ({reason}); waiting, and trying again",
-                           file=sys.stderr)
+                tqdm.write(
+                    f"{self.url} cannot be reached ({reason}); waiting, and trying again",
+                    file=sys.stderr,
+                )
             raise RetryableError(f"{self.url} cannot be reached: {reason}", AWAY) from None
         except openai.APIError as error:
             raise RetryableError(f"{self.url}: not an answer: {self.quote(error)}") from None
@@ -132,8 +149,9 @@ class ServerModel:
             wait = seconds_to_wait(error.response.headers.get("retry-after"))
             return RetryableError(words + self.quote(error), wait)
         if status < 400:
-            return SimulatorRefused(words + "it sends us elsewhere; redirects are not followed, "
-                                    "name the address itself")
+            return SimulatorRefused(
+                words + "it sends us elsewhere; redirects are not followed, name the address itself"
+            )
         # Too long, or filtered, by the server or by a firewall: other prompts may well be taken.
         if status in (400, 403, 406, 413, 422, 451):
             return PromptRefused(words + self.quote(error))
@@ -149,14 +167,17 @@ class ServerModel:
             text = Answer(self.clean(choice["message"]["content"] or "")[:LONGEST_KEPT])
             text.cut = choice.get("finish_reason") == "length"
             filtered = choice.get("finish_reason") == "content_filter"
-        except Exception as error:          # too deep, no JSON, a list where an object should be
-            raise RetryableError(f"{self.url}: not an answer with choices "
-                                 f"({type(error).__name__})") from None
+        except Exception as error:  # too deep, no JSON, a list where an object should be
+            raise RetryableError(
+                f"{self.url}: not an answer with choices ({type(error).__name__})"
+            ) from None
         if filtered:
             raise PromptRefused(f"{self.url}: a content filter took the answer away")
         if isinstance(usage, dict):
-            text.tokens = {"prompt": count_of(usage, "prompt_tokens"),
-                           "completion": count_of(usage, "completion_tokens")}
+            text.tokens = {
+                "prompt": count_of(usage, "prompt_tokens"),
+                "completion": count_of(usage, "completion_tokens"),
+            }
         return text
 
 
@@ -173,8 +194,10 @@ def read_key():
     name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
     key = os.environ.get(name, "").strip() or "none"
     if not all(" " < sign < "\x7f" for sign in key):
-        raise BadInput(f"${name}: the key holds a sign that no key has (a space, a line "
-                       "end, a letter that is not ASCII); set it again")
+        raise BadInput(
+            f"${name}: the key holds a sign that no key has (a space, a line "
+            "end, a letter that is not ASCII); set it again"
+        )
     return key
 
 
@@ -191,10 +214,13 @@ class LocalModel:
         ids = self.chat.first_prompt(prompt) + self.chat.opening
         left = self.context - len(ids)
         if left < 1:
-            raise PromptRefused(f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
-                                f"its context of {self.context}")
-        said, _ = await self.engine.generate(ids, min(left, room * self.max_tokens), self.rng,
-                                             key=None)
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
+                f"its context of {self.context}"
+            )
+        said, _ = await self.engine.generate(
+            ids, min(left, room * self.max_tokens), self.rng, key=None
+        )
         cut = said[-1] != self.chat.stop_id
         text = Answer(self.chat.decode(said if cut else said[:-1])[:LONGEST_KEPT])
         text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
@@ -203,11 +229,12 @@ class LocalModel:
 
 # ---------------------------------------------------------------------------------------- try again
 
+
 def seconds_to_wait(retry_after):
     """The Retry-After header (RFC 9110 also allows a date) in seconds, at most 60; 0 if none."""
     for read in (float, lambda date: parsedate_to_datetime(date).timestamp() - time.time()):
         with suppress(TypeError, ValueError):
-            return min(60.0, max(0.0, read(retry_after)))       # in this order: NaN gives 0
+            return min(60.0, max(0.0, read(retry_after)))  # in this order: NaN gives 0
     return 0.0
 
 
@@ -250,6 +277,7 @@ async def ask_with_retries(what, call, parse, retries, first_wait=0.4, retries_u
 
 # ------------------------------------------------------------------------------------ log and clock
 
+
 class CallLog:
     """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
     instead of paying again. path: the file to append to, or None. cache: another run's log, to
@@ -264,8 +292,11 @@ class CallLog:
             except OSError as error:
                 raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
             if self.answers and not marked:
-                tqdm.write(f"{cache}: answers to prompts of an earlier version, which asked for no "
-                           "mark; none of them will be used", file=sys.stderr)
+                tqdm.write(
+                    f"{cache}: answers to prompts of an earlier version, which asked for no "
+                    "mark; none of them will be used",
+                    file=sys.stderr,
+                )
 
     def read(self, path, start=0):
         """Take in the answers of an earlier log, from byte `start` on. Returns whether any of them
@@ -282,8 +313,14 @@ class CallLog:
         """Log one answer, and the mark that its prompt asked for."""
         if self.path is None:
             return
-        row = {"key": key, "prompt": digest(prompt), "mark": mark, "answer": text,
-               "seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
+        row = {
+            "key": key,
+            "prompt": digest(prompt),
+            "mark": mark,
+            "answer": text,
+            "seconds": round(seconds, 4),
+            "tokens": getattr(text, "tokens", None),
+        }
         if getattr(text, "cut", False):
             row["cut"] = True
         with open(self.path, "ab+") as file:

@@ -10,6 +10,7 @@ Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, f
 weights. Estimates, from the shapes of the tensors alive at the peak: activations, engine's cache.
 Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what was measured.
 """
+
 import itertools
 import math
 from pathlib import Path
@@ -19,12 +20,21 @@ from support.settings import BadInput, is_beside_us, may_be_on_the_hub, resolve_
 GB = 1e9
 # Shapes of the models that people ask for, from their published config.json, so that planning needs
 # no network.
-SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "num_key_value_heads", "vocab_size", "tie_word_embeddings")
-KNOWN = {"Qwen/Qwen2.5-0.5B-Instruct": (896, 4864, 24, 14, 2, 151936, True),
-         "Qwen/Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12, 2, 151936, True),
-         "Qwen/Qwen2.5-3B-Instruct": (2048, 11008, 36, 16, 2, 151936, True),
-         "Qwen/Qwen2.5-7B-Instruct": (3584, 18944, 28, 28, 4, 152064, False)}
+SHAPE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+KNOWN = {
+    "Qwen/Qwen2.5-0.5B-Instruct": (896, 4864, 24, 14, 2, 151936, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12, 2, 151936, True),
+    "Qwen/Qwen2.5-3B-Instruct": (2048, 11008, 36, 16, 2, 151936, True),
+    "Qwen/Qwen2.5-7B-Instruct": (3584, 18944, 28, 28, 4, 152064, False),
+}
 # what a reply may be expected to grow to; the paper's curves end at 235 and 140
 REPLY_TOKENS = {"think": 250, "direct": 120}
 
@@ -33,17 +43,23 @@ def config_of(name):
     """The transformers config of a model directory, of one of KNOWN, or of a name on the hub.
     Raises BadInput."""
     from transformers import AutoConfig, Qwen2Config
+
     if name in KNOWN and not Path(name).is_dir():
         return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)
     here = Path(name).is_dir()
     if not here and (not may_be_on_the_hub(name) or is_beside_us(name)):
-        raise BadInput(f"--model {name}: no such directory; name one that holds a "
-                       f"config.json, or one of {', '.join(KNOWN)}")
+        raise BadInput(
+            f"--model {name}: no such directory; name one that holds a "
+            f"config.json, or one of {', '.join(KNOWN)}"
+        )
     try:
         return AutoConfig.from_pretrained(name, local_files_only=here)
     except Exception as error:
-        what = ("no config in this directory" if here else
-                "no such directory, and not to be had from the hub")
+        what = (
+            "no config in this directory"
+            if here
+            else "no such directory, and not to be had from the hub"
+        )
         raise BadInput(f"--model {name}: {what}: {' '.join(str(error).split())[:120]}") from None
 
 
@@ -52,15 +68,20 @@ def sizes_of(config, rank=0):
     largest), "adapters"}. Counted on torch's meta device: tensors of a shape and no memory."""
     import torch
     from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     count = lambda module: sum(p.numel() for p in module.parameters())
     blocks = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     sides = [sum(m.weight.shape) for m in blocks.modules() if isinstance(m, torch.nn.Linear)]
-    return {"all": count(model), "head": 0 if tied else count(model.get_output_embeddings()),
-            "embedding": count(model.get_input_embeddings()), "block": max(map(count, blocks)),
-            "adapters": rank * sum(sides)}
+    return {
+        "all": count(model),
+        "head": 0 if tied else count(model.get_output_embeddings()),
+        "embedding": count(model.get_input_embeddings()),
+        "block": max(map(count, blocks)),
+        "adapters": rank * sum(sides),
+    }
 
 
 def memory(cfg, config, gpus, compute_bytes=2):
@@ -70,25 +91,33 @@ def memory(cfg, config, gpus, compute_bytes=2):
     critic = ppo * ((p["adapters"] if lora else p["all"] - p["head"]) + config.hidden_size + 1)
     trained = p["adapters" if lora else "all"] + critic
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = (2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
-                 * compute_bytes)               # keys and values
+    per_token = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * compute_bytes
+    )  # keys and values
     # a dialogue as the engine holds it: prompt, and each turn a line of the user and a reply
     length = 300 + cfg.max_turns * (60 + min(cfg.max_tokens, REPLY_TOKENS[cfg.mode]))
     tokens = cfg.tokens_per_gpu
     # The peak of the update: the inputs of all blocks, kept; one block made again, with its
     # gathered weights and their gradient; embedding and output layer, gathered for the whole pass;
     # one chunk of logits, in fp32, about four times over.
-    gathered = compute_bytes + 4 * (not lora)       # and the gradient, where there is one
+    gathered = compute_bytes + 4 * (not lora)  # and the gradient, where there is one
     block = tokens * (8 * config.hidden_size + 3 * config.intermediate_size) * compute_bytes
-    activations = (config.num_hidden_layers * tokens * config.hidden_size * compute_bytes + block
-                   + (2 * p["block"] + p["embedding"] + p["head"]) * gathered + 4 * 4 * 2 ** 27)
-    return {"frozen base": (compute_bytes * p["all"] * lora / gpus, "exact"),
-            "masters": (4 * trained / gpus, "exact"), "gradients": (4 * trained / gpus, "exact"),
-            "Adam": (8 * trained / gpus, "exact"),
-            "reference": (4 * p["all"] / gpus if cfg.kl_coef and not lora else 0, "exact"),
-            "engine weights": (compute_bytes * p["all"], "exact"),
-            "engine cache": (math.ceil(cfg.batch_size / gpus) * length * per_token, "estimate"),
-            "activations": (activations, "estimate")}
+    activations = (
+        config.num_hidden_layers * tokens * config.hidden_size * compute_bytes
+        + block
+        + (2 * p["block"] + p["embedding"] + p["head"]) * gathered
+        + 4 * 4 * 2**27
+    )
+    return {
+        "frozen base": (compute_bytes * p["all"] * lora / gpus, "exact"),
+        "masters": (4 * trained / gpus, "exact"),
+        "gradients": (4 * trained / gpus, "exact"),
+        "Adam": (8 * trained / gpus, "exact"),
+        "reference": (4 * p["all"] / gpus if cfg.kl_coef and not lora else 0, "exact"),
+        "engine weights": (compute_bytes * p["all"], "exact"),
+        "engine cache": (math.ceil(cfg.batch_size / gpus) * length * per_token, "estimate"),
+        "activations": (activations, "estimate"),
+    }
 
 
 def peak(parts, share=0):
@@ -97,8 +126,10 @@ def peak(parts, share=0):
     update; 0: the torch engine, which gives back its cache alone."""
     value = {name: size for name, (size, _) in parts.items()} | {"engine share": share}
     names = ["frozen base", "masters", "Adam", "reference"] + ["engine weights"] * (not share)
-    peaks = [{name: value[name] for name in names + more} for more in (
-        ["engine share" if share else "engine cache"], ["gradients", "activations"])]
+    peaks = [
+        {name: value[name] for name in names + more}
+        for more in (["engine share" if share else "engine cache"], ["gradients", "activations"])
+    ]
     largest = max(peaks, key=lambda peak: sum(peak.values()))
     return sum(largest.values()), max(largest, key=largest.get)
 
@@ -117,44 +148,59 @@ def report(cfg, given):
     Raises BadInput if there is no config, or no room for the engine."""
     price, card, wait = given["price"], given["card"] or 80.0, given["latency"] or 6.0
     if cfg.model == "toy":
-        return ("the toy runs on a laptop: about 1 GB of memory, minutes\n"
-                + (calls_of(cfg, price) or "no calls to any server"))
+        return "the toy runs on a laptop: about 1 GB of memory, minutes\n" + (
+            calls_of(cfg, price) or "no calls to any server"
+        )
     config = config_of(cfg.model)
     p, reply = sizes_of(config, cfg.lora_rank), min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
     columns = [memory(cfg, config, gpus) for gpus in (1, 2, 4, 8)]
     own, weights = given["engine"] != "torch", 2 * p["all"]
     share = own * cfg.engine_memory * card * GB
     if own and share <= weights:
-        raise BadInput(f"--engine-memory {cfg.engine_memory}: {share / GB:.1f} GB of {card:g} "
-                       f"(--card), and the weights alone are {weights / GB:.1f} GB; take more")
+        raise BadInput(
+            f"--engine-memory {cfg.engine_memory}: {share / GB:.1f} GB of {card:g} "
+            f"(--card), and the weights alone are {weights / GB:.1f} GB; take more"
+        )
     frozen = f", frozen; in adapters {p['adapters'] / 1e6:.0f} million" * (cfg.lora_rank > 0)
-    lines = [f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters{frozen}"
-             + (", and a critic of about as many" if cfg.algo == "ppo" else ""), "",
-             "GB on each GPU".ljust(28) + "".join(f"{f'{gpus} GPU' + 's' * (gpus > 1):>9}"
-                                                  for gpus in (1, 2, 4, 8))]
+    lines = [
+        f"{cfg.model}: {p['all'] / 1e9:.2f} billion parameters{frozen}"
+        + (", and a critic of about as many" if cfg.algo == "ppo" else ""),
+        "",
+        "GB on each GPU".ljust(28)
+        + "".join(f"{f'{gpus} GPU' + 's' * (gpus > 1):>9}" for gpus in (1, 2, 4, 8)),
+    ]
     for part, (_, kind) in columns[0].items():
-        lines.append(f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
-                     + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns))
+        lines.append(
+            f"{part + ('  (estimate)' if kind == 'estimate' else ''):<28}"
+            + "".join(f"{c[part][0] / GB:>9.1f}" for c in columns)
+        )
     peaks = [peak(c, share)[0] for c in columns]
-    for name, row in zip(("at the peak", "host memory", "disk"),
-                         (peaks, *([size] * 4 for size in host(cfg, columns[0])))):
+    for name, row in zip(
+        ("at the peak", "host memory", "disk"),
+        (peaks, *([size] * 4 for size in host(cfg, columns[0]))),
+    ):
         lines.append(f"{name}  (estimate)".ljust(28) + "".join(f"{x / GB:>9.1f}" for x in row))
     replies, calls = cfg.batch_size * cfg.max_turns, 2 * cfg.max_turns
-    lines += ["", f"the user's answers: {cfg.steps * calls * wait / 3600:.1f} hours, at {wait:g} s "
-              f"a call (--latency) and {calls} calls a step one after the other, if as many "
-              "overlap as there are dialogues  (estimate)",
-              f"a step: {cfg.batch_size} dialogues, {replies * cfg.max_tokens:,} tokens sampled "
-              f"at most, about {replies * reply:,} with replies of {reply} tokens  (estimate)",
-              f"in all: {cfg.steps} steps, about {cfg.steps * replies * reply / 1e6:,.0f} million "
-              "tokens  (estimate)", calls_of(cfg, price),
-              "The peak is the larger of rollout (engine weights and cache"
-              + f"; vLLM has {share / GB:.0f} GB, --engine-memory of --card" * own + ") and update "
-              "(gradients, activations). Left out: fragmentation, NCCL, CUDA itself."]
+    lines += [
+        "",
+        f"the user's answers: {cfg.steps * calls * wait / 3600:.1f} hours, at {wait:g} s "
+        f"a call (--latency) and {calls} calls a step one after the other, if as many "
+        "overlap as there are dialogues  (estimate)",
+        f"a step: {cfg.batch_size} dialogues, {replies * cfg.max_tokens:,} tokens sampled "
+        f"at most, about {replies * reply:,} with replies of {reply} tokens  (estimate)",
+        f"in all: {cfg.steps} steps, about {cfg.steps * replies * reply / 1e6:,.0f} million "
+        "tokens  (estimate)",
+        calls_of(cfg, price),
+        "The peak is the larger of rollout (engine weights and cache"
+        + f"; vLLM has {share / GB:.0f} GB, --engine-memory of --card" * own
+        + ") and update "
+        "(gradients, activations). Left out: fragmentation, NCCL, CUDA itself.",
+    ]
     return "\n".join(lines)
 
 
 PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
-PROFILE_TOKENS, ANSWER_TOKENS = 700, 250    # of a released profile; of an answer in its sections
+PROFILE_TOKENS, ANSWER_TOKENS = 700, 250  # of a released profile; of an answer in its sections
 
 
 def calls_of(cfg, price=None):
@@ -176,15 +222,19 @@ def calls_of(cfg, price=None):
     every = cfg.steps * step + (evaluations if cfg.steps else 1) * held_out + looks
     # a prompt is the file, the person, and on average half a dialogue; a token is 4 letters or
     # 1.5 Chinese signs
-    texts = [(PROMPTS / cfg.lang / cfg.difficulty / f"{name}.txt").read_text(encoding="utf-8")
-             for name in ("emotion", "reply")]
+    texts = [
+        (PROMPTS / cfg.lang / cfg.difficulty / f"{name}.txt").read_text(encoding="utf-8")
+        for name in ("emotion", "reply")
+    ]
     letters = sum(map(len, texts)) / 2 / (4 if cfg.lang == "en" else 1.5)
-    reply = min(cfg.max_tokens, REPLY_TOKENS["direct"])         # thoughts are never sent
+    reply = min(cfg.max_tokens, REPLY_TOKENS["direct"])  # thoughts are never sent
     prompt = letters + PROFILE_TOKENS + turns / 2 * (reply + 60)
     watching = f" and {looks:,} of --watch" * bool(looks)
-    text = (f"calls to the simulator, at most: {step:,} a step, {every:,} in all, with "
-            f"evaluations{watching}; about {every * prompt / 1e6:,.1f} million tokens to it and "
-            f"{every * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)")
+    text = (
+        f"calls to the simulator, at most: {step:,} a step, {every:,} in all, with "
+        f"evaluations{watching}; about {every * prompt / 1e6:,.1f} million tokens to it and "
+        f"{every * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)"
+    )
     if price:
         cost = every * (prompt * price[0] + ANSWER_TOKENS * price[1]) / 1e6
         text += f"; at the given price {cost:,.2f}"
@@ -199,16 +249,24 @@ def table():
         if share < parts["engine weights"][0]:
             return "no: engine weights"
         need, part = peak(parts, share)
-        return (f"yes, {need / GB:.0f} GB" if need < 0.9 * room * GB
-                else f"no, {need / GB:.0f} GB: {part}")
-    lines = ["| model | algorithm | " + " | ".join(name for name, *_ in gpus) + " |",
-             "|---|---|" + "---|" * len(gpus)]
+        return (
+            f"yes, {need / GB:.0f} GB"
+            if need < 0.9 * room * GB
+            else f"no, {need / GB:.0f} GB: {part}"
+        )
+
+    lines = [
+        "| model | algorithm | " + " | ".join(name for name, *_ in gpus) + " |",
+        "|---|---|" + "---|" * len(gpus),
+    ]
     for model in KNOWN:
         config = config_of(model)
         for algo, rank in itertools.product(("grpo", "ppo"), (0, 32)):
             cfg = resolve_settings({"algo": algo, "think": True, "model": model, "lora_rank": rank})
-            cells = [cell(memory(cfg, config, count), room, cfg.engine_memory * room * GB)
-                     for _, count, room in gpus]
+            cells = [
+                cell(memory(cfg, config, count), room, cfg.engine_memory * room * GB)
+                for _, count, room in gpus
+            ]
             name = f"{algo} --think" + " --lora-rank 32" * (rank > 0)
             lines.append("| " + " | ".join([model.split("/")[1], name, *cells]) + " |")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ ordinary call here is a collective one: every rank makes it, or all wait for eve
 (torchrun --nnodes 2) need no shared file system for a new run; for --resume each node needs the
 run's directory, shared or copied.
 """
+
 import ctypes
 import dataclasses
 import os
@@ -20,7 +21,7 @@ from torch import nn
 
 from support.settings import GROUP_TIMEOUT, BadInput, SelfCheckFailed
 
-LOST = []           # Ctrl-C's of this run; one that nobody catches stays here
+LOST = []  # Ctrl-C's of this run; one that nobody catches stays here
 
 
 def world():
@@ -37,20 +38,23 @@ def join_ranks(cuda):
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1 and sys.platform == "linux":
         # torchrun's processes outlive it when it is killed, and wait for each other for hours
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)              # PR_SET_PDEATHSIG: die with it
-        if os.getppid() == 1:                                   # it is dead already
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
+        if os.getppid() == 1:  # it is dead already
             raise SelfCheckFailed("torchrun is gone")
     if cuda:
         local = int(os.environ.get("LOCAL_RANK", 0))
         if local >= torch.cuda.device_count():
-            raise BadInput(f"--nproc-per-node: this machine has {torch.cuda.device_count()} GPUs, "
-                           "and each process wants its own")
+            raise BadInput(
+                f"--nproc-per-node: this machine has {torch.cuda.device_count()} GPUs, "
+                "and each process wants its own"
+            )
         torch.cuda.set_device(local)
     if dist.is_initialized() or ranks == 1 and not cuda:
         return
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if ranks == 1 else {}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo",
-                            timeout=timedelta(seconds=GROUP_TIMEOUT), **alone)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=GROUP_TIMEOUT), **alone
+    )
 
 
 def leave_ranks(code):
@@ -68,6 +72,7 @@ def interrupt_at_once(handler=None):
     def interrupt(*_):
         LOST.append("Ctrl-C")
         raise KeyboardInterrupt
+
     return signal.signal(signal.SIGINT, handler or interrupt)
 
 
@@ -81,12 +86,15 @@ def check_world():
     """The ranks that torchrun says there are must be the ranks that answer."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if world() != ranks:
-        raise SelfCheckFailed(f"torchrun started {ranks} processes, but this one is in a group of "
-                              f"{world()}: the process group must be joined before an engine is "
-                              "built")
+        raise SelfCheckFailed(
+            f"torchrun started {ranks} processes, but this one is in a group of "
+            f"{world()}: the process group must be joined before an engine is "
+            "built"
+        )
 
 
 # ----------------------------------------------------------------------- what ranks tell each other
+
 
 def all_reduce_sum(tensor):
     """The sum of a tensor over all ranks."""
@@ -132,6 +140,7 @@ def gather_episodes(episodes):
 
 # -------------------------------------------------------------------------------------------- FSDP2
 
+
 def make_masters(module):
     """What is not frozen becomes fp32, each tensor a copy of its own. Until then it may be a page
     of the checkpoint's file, mapped and not copied. (A shard has been made already.)"""
@@ -149,10 +158,13 @@ def shard(module, device="cpu", dtype=None):
     An optimizer must be built after this. Raises RuntimeError without a process group."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    how = dict(mesh=init_device_mesh(device, (dist.get_world_size(),)),
-               mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+
+    how = dict(
+        mesh=init_device_mesh(device, (dist.get_world_size(),)),
+        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+    )
     blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
-    for part in (*blocks, module):          # a rank never holds more than its shard and one block
+    for part in (*blocks, module):  # a rank never holds more than its shard and one block
         make_masters(part)
         fully_shard(part, **how)
     # who only looks gives the root's weights back too; FSDP2 keeps them for a backward pass
@@ -186,6 +198,7 @@ def optimizer_state(module, optimizer, keep=True):
 def load_optimizer_state(module, optimizer, state):
     """The other way round, each rank taking its shard."""
     from torch.distributed.tensor import distribute_tensor
+
     for name, p in module.named_parameters():
         for key, value in state[name].items():
             if value.dim() and hasattr(p, "full_tensor"):

@@ -3,6 +3,7 @@
 Which side is whose is drawn for each pair and stands in a key of its own, which raters do not get.
 What they saw is the person and both dialogues, neither policy nor score.
 """
+
 import csv
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +25,7 @@ def write_sheet(path, files, pairs, seed, limit=None):
     for number, k in enumerate(rng.permutation(len(pairs))[:limit], 1):
         swapped, (name, who, *said) = int(rng.integers(2)), pairs[k]
         sides[number] = {"id": name, "left": files[swapped]}
-        rows.append([number, who, *said[::-1 if swapped else 1], *[""] * len(QUESTIONS)])
+        rows.append([number, who, *said[:: -1 if swapped else 1], *[""] * len(QUESTIONS)])
     if not rows:
         raise BadInput(f"{' and '.join(files)} have no user in common")
     key = Path(f"{path}.key.json")
@@ -32,8 +33,18 @@ def write_sheet(path, files, pairs, seed, limit=None):
         raise BadInput(f"--out {path}: it, or its key, is there already; choose another name")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8-sig") as file:
-        csv.writer(file).writerows([[f"pair (key: {key.name})", "user", "left", "right", *[
-            f"{question}: L, R or =" for question in QUESTIONS]], *rows])
+        csv.writer(file).writerows(
+            [
+                [
+                    f"pair (key: {key.name})",
+                    "user",
+                    "left",
+                    "right",
+                    *[f"{question}: L, R or =" for question in QUESTIONS],
+                ],
+                *rows,
+            ]
+        )
     write_json(key, {"files": files, "pairs": sides})
     print(f"{path}: {len(rows)} pairs; {key} is the key: keep it from the raters")
     return len(rows)
@@ -44,7 +55,7 @@ def read_sheets(paths):
     high, n, alpha of the raters, p]}) of filled-in sheets. p: sign flips of the pairs, two-sided,
     corrected for the number of questions. Raises BadInput."""
     votes, keys = {question: {} for question in QUESTIONS}, []
-    csv.field_size_limit(2 ** 30)           # a dialogue is one cell
+    csv.field_size_limit(2**30)  # a dialogue is one cell
     for path in dict.fromkeys(paths):
         try:
             with open(path, newline="", encoding="utf-8-sig") as file:
@@ -60,8 +71,10 @@ def read_sheets(paths):
             said = [cell.strip().upper() for cell in row[4:]]
             pair = key["pairs"].get(row[0].strip()) if len(said) == len(QUESTIONS) else None
             if any(row) and (not pair or set(said) - {"L", "R", "=", ""}):
-                raise BadInput(f"{path}, row {number}: a pair's number is needed, and L, R, = or "
-                               f"nothing for each of {len(QUESTIONS)} questions")
+                raise BadInput(
+                    f"{path}, row {number}: a pair's number is needed, and L, R, = or "
+                    f"nothing for each of {len(QUESTIONS)} questions"
+                )
             for own, vote in zip(votes.values(), said):
                 if vote:
                     first = (vote == "L") == (pair["left"] == key["files"][0])
@@ -71,8 +84,11 @@ def read_sheets(paths):
         wins = np.array([np.mean(unit) for unit in units.values()])
         if not len(wins):
             raise BadInput(f"{' '.join(map(str, paths))}: nobody said what is {question}")
-        rows[question] = [*interval(np.mean, wins), krippendorff(list(units.values())),
-                          sign_flips(wins - 0.5, np.random.default_rng(0), 10_000)]
+        rows[question] = [
+            *interval(np.mean, wins),
+            krippendorff(list(units.values())),
+            sign_flips(wins - 0.5, np.random.default_rng(0), 10_000),
+        ]
     for row, p in zip(rows.values(), holm([row[-1] for row in rows.values()])):
         row[-1] = p
     return key["files"], rows

@@ -9,6 +9,7 @@ Curves are smoothed first, by the mean over the last five steps: a single step s
 is out where its smoothed curve stays beyond mean +- 4 s for a stretch of steps. tests/tables.py
 makes the runs and the tables; docs/reference/README.md tells how often a healthy run is flagged.
 """
+
 import csv
 import dataclasses
 import functools
@@ -20,13 +21,21 @@ from support.settings import BadInput, Settings, resolve_settings
 
 PLACE = Path(__file__).parent.parent / "docs" / "reference"
 VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")
-SMOOTH = 5              # steps of the moving average
-WIDTH = 4               # standard deviations on either side of the mean
-STRETCH = 1 / 5         # share of the run's steps for which a metric must lie outside to be out
+SMOOTH = 5  # steps of the moving average
+WIDTH = 4  # standard deviations on either side of the mean
+STRETCH = 1 / 5  # share of the run's steps for which a metric must lie outside to be out
 # What has no band: the step itself; times; counts of tokens; measures of rounding; and what only
 # runs with further flags have.
-NO_BAND = {"step", "seconds", "tokens_trained", "tokens_sampled", "logp_gap", "logp_gap_max",
-           "gap", "watched"}
+NO_BAND = {
+    "step",
+    "seconds",
+    "tokens_trained",
+    "tokens_sampled",
+    "logp_gap",
+    "logp_gap_max",
+    "gap",
+    "watched",
+}
 # These change no step of training, so a run with others of them can still be compared; nor do the
 # settings that may change when a run is resumed.
 FREE = {"seed", "eval_size", "eval_every"}
@@ -48,7 +57,7 @@ def bands_of_config(config):
     """The bands that a run with the settings of its config.json is compared with; {} if none."""
     try:
         variant = variant_of(Settings(**config))
-    except (TypeError, BadInput):           # of another version, or edited
+    except (TypeError, BadInput):  # of another version, or edited
         return {}
     return read_bands(variant) if variant else {}
 
@@ -67,7 +76,7 @@ def columns_of(rows):
 def smoothed(values):
     """The moving average of a curve [steps]: at each step the mean over the last five, or over as
     many as there have been."""
-    return np.array([np.mean(values[max(0, i + 1 - SMOOTH):i + 1]) for i in range(len(values))])
+    return np.array([np.mean(values[max(0, i + 1 - SMOOTH) : i + 1]) for i in range(len(values))])
 
 
 def bands_of(runs):
@@ -81,7 +90,7 @@ def bands_of(runs):
     for metric in runs[0]:
         if not all(metric in run for run in runs):
             continue
-        curves = np.array([smoothed(run[metric][:steps]) for run in runs])       # [runs, steps]
+        curves = np.array([smoothed(run[metric][:steps]) for run in runs])  # [runs, steps]
         span = curves.max() - curves.min()
         if span > 0:
             bands[metric] = curves.mean(0), np.maximum(curves.std(0, ddof=1), 0.01 * span)
@@ -93,11 +102,13 @@ def write_bands(variant, bands):
     steps = len(next(iter(bands.values()))[0])
     with open(PLACE / f"{variant}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["step"] + [f"{metric} {part}" for metric in bands
-                                    for part in ("mean", "s")])
+        writer.writerow(
+            ["step"] + [f"{metric} {part}" for metric in bands for part in ("mean", "s")]
+        )
         for i in range(steps):
-            writer.writerow([i + 1] + [f"{part[i]:.4g}" for band in bands.values()
-                                       for part in band])
+            writer.writerow(
+                [i + 1] + [f"{part[i]:.4g}" for band in bands.values() for part in band]
+            )
 
 
 @functools.cache
@@ -109,8 +120,12 @@ def read_bands(variant):
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     metrics = [name.removesuffix(" mean") for name in rows[0] if name.endswith(" mean")]
-    return {metric: tuple(np.array([float(row[f"{metric} {part}"]) for row in rows])
-                          for part in ("mean", "s")) for metric in metrics}
+    return {
+        metric: tuple(
+            np.array([float(row[f"{metric} {part}"]) for row in rows]) for part in ("mean", "s")
+        )
+        for metric in metrics
+    }
 
 
 def outside(columns, bands):
@@ -147,6 +162,8 @@ def longest_stretch(flags):
 
 def sentence(found):
     """What a person is told of `outside`'s findings, in one line."""
-    places = [f"{metric} in steps {first} to {last} ({value:.3g} at the end of it, usually "
-              f"{mean:.3g})" for metric, first, last, value, mean in found]
+    places = [
+        f"{metric} in steps {first} to {last} ({value:.3g} at the end of it, usually {mean:.3g})"
+        for metric, first, last, value, mean in found
+    ]
     return f"unlike the reference runs (docs/reference): {'; '.join(places)}"

@@ -3,6 +3,7 @@ logs of dialogues.
 
 It stands below all that measures: rlver.py and evaluate.py, reports, and whoever judges.
 """
+
 import functools
 import re
 from pathlib import Path
@@ -15,14 +16,18 @@ from support.signs import INITIAL_EMOTION
 # The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in
 # which they are tried.
 INTENTIONS = {
-    "explain": ("rational", r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做"),
+    "explain": (
+        "rational",
+        r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
+    ),
     "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
     "advise": ("rational", r"advice|建议"),
     "reflect": ("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
     "praise": ("emotional", r"praise|夸|赞"),
     "listen": ("emotional", r"listen|倾听"),
     "empathise": ("emotional", r"empath|felt deeply|共情"),
-    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错")}
+    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
+}
 SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
 GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
 
@@ -33,11 +38,18 @@ def intention_of(task, need=""):
     else by the words of its `task`; both "other" where that is none of SAGE's eight."""
     if need in INTENTIONS:
         return need, INTENTIONS[need][0]
-    return next(((name, kind) for name, (kind, words) in INTENTIONS.items()
-                 if re.search(words, task or "", re.I)), ("other", "other"))
+    return next(
+        (
+            (name, kind)
+            for name, (kind, words) in INTENTIONS.items()
+            if re.search(words, task or "", re.I)
+        ),
+        ("other", "other"),
+    )
 
 
 # ------------------------------------------------------------------------------------- result files
+
 
 def read_results(path):
     """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named
@@ -48,8 +60,9 @@ def read_results(path):
     "simulator" (of a SAGE file, by its directory)}."""
     rows, problems, line_of = [], [], {}
     # SAGE's released files say only by their directory who played the user
-    world = next((part for part in Path(path).resolve().parts if part.endswith("_based_simulator")),
-                 "")
+    world = next(
+        (part for part in Path(path).resolve().parts if part.endswith("_based_simulator")), ""
+    )
     try:
         for number, raw, problem in read_jsonl(path):
             try:
@@ -57,8 +70,9 @@ def read_results(path):
                     raise ValueError(problem)
                 row = {**parse_result(raw), "simulator": world}
                 if row["id"] in line_of:
-                    raise ValueError(f"id {row['id']!r} stands in line "
-                                     f"{line_of[row['id']]} already")
+                    raise ValueError(
+                        f"id {row['id']!r} stands in line {line_of[row['id']]} already"
+                    )
                 line_of[row["id"]] = number
                 rows.append(row)
             except ValueError as error:
@@ -80,20 +94,36 @@ def parse_result(raw):
         if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
             raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
     history, turns = raw["history"], []
-    if not all(isinstance(m, dict) and isinstance(m.get("content"), str)
-               and m.get("role") in ("user", "assistant") for m in history):
+    if not all(
+        isinstance(m, dict)
+        and isinstance(m.get("content"), str)
+        and m.get("role") in ("user", "assistant")
+        for m in history
+    ):
         raise ValueError("field 'history' holds something that is no message")
     for message, after in zip(history, [*history[1:], {}]):
         if message["role"] == "assistant":
             own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
-            turns.append({"reply": message["content"], "user": after.get("content"), **{
-                key: own.get(key) for key in ("thought", "analysis", "change", "mark", "emotion")}})
+            turns.append(
+                {
+                    "reply": message["content"],
+                    "user": after.get("content"),
+                    **{
+                        key: own.get(key)
+                        for key in ("thought", "analysis", "change", "mark", "emotion")
+                    },
+                }
+            )
             if not is_mark(turns[-1]["mark"]):
                 turns[-1]["mark"] = None
-            if own.get("emotion") is None and "emotion-point" in after:     # SAGE's: a line later
+            if own.get("emotion") is None and "emotion-point" in after:  # SAGE's: a line later
                 plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
-                turns[-1] |= {"emotion": after["emotion-point"], "analysis": "\n".join(
-                    f"{key}: {plan.get(key) or plan.get(key.lower())}" for key in SAGE_SECTIONS)}
+                turns[-1] |= {
+                    "emotion": after["emotion-point"],
+                    "analysis": "\n".join(
+                        f"{key}: {plan.get(key) or plan.get(key.lower())}" for key in SAGE_SECTIONS
+                    ),
+                }
     scored = [t for t in turns if t["emotion"] is not None]
     emotions = [t["emotion"] for t in scored]
     for value in [raw["emo_point"], *emotions]:
@@ -106,11 +136,21 @@ def parse_result(raw):
     need = raw.get("need")
     intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
     group = raw.get("character") or raw.get("main_cha") or "other"
-    return {"id": raw["id"], "final": raw["emo_point"], "emotions": emotions,
-            "replies": [t["reply"] for t in turns], "turns": turns, "start": start,
-            "intention": intention, "kind": kind, **world_of(raw.get("target")),
-            "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
-            "made_by": made_by, "ended": made_by.get("ended", ""), "raw": raw}
+    return {
+        "id": raw["id"],
+        "final": raw["emo_point"],
+        "emotions": emotions,
+        "replies": [t["reply"] for t in turns],
+        "turns": turns,
+        "start": start,
+        "intention": intention,
+        "kind": kind,
+        **world_of(raw.get("target")),
+        "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
+        "made_by": made_by,
+        "ended": made_by.get("ended", ""),
+        "raw": raw,
+    }
 
 
 def world_of(target):
@@ -129,18 +169,25 @@ def comparison_key(row):
     """What a score is measured with: only scores of the same compare."""
     if not row["made_by"]:
         return f"simulator {row['simulator']}, by SAGE" if row["simulator"] else "SAGE's own"
-    named = {key: row["made_by"].get(key)
-             for key in ("simulator", "difficulty", "lang", "start", "max_turns", "world")}
-    return (", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
-            or "SAGE's own")
+    named = {
+        key: row["made_by"].get(key)
+        for key in ("simulator", "difficulty", "lang", "start", "max_turns", "world")
+    }
+    return (
+        ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
+        or "SAGE's own"
+    )
 
 
 def describe(made_by):
     """Who made a result, with all that tells it from another one of the same weights."""
     if not made_by:
         return "a SAGE result file"
-    told = [f"{key.replace('_', ' ')} {made_by[key]}" for key in ("policy_lang", "temperature",
-            "max_tokens", "context") if made_by.get(key) is not None]
+    told = [
+        f"{key.replace('_', ' ')} {made_by[key]}"
+        for key in ("policy_lang", "temperature", "max_tokens", "context")
+        if made_by.get(key) is not None
+    ]
     mode = ["thinking" if made_by["think"] else "direct"] if "think" in made_by else []
     more = f" ({', '.join(mode + told)})" if mode + told else ""
     return f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}"
@@ -148,14 +195,18 @@ def describe(made_by):
 
 # -------------------------------------------------------------------------------- logs of dialogues
 
+
 def read_dialogues(path):
     """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
     if not Path(path).is_file():
         raise BadInput(f"{path}: no such file")
     found = []
     for number, row, problem in read_jsonl(path):
-        if (problem or not isinstance(row, dict)
-                or not {"profile_id", "first_line", "turns"} <= set(row)):
+        if (
+            problem
+            or not isinstance(row, dict)
+            or not {"profile_id", "first_line", "turns"} <= set(row)
+        ):
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
         found.append(row)
     if not found:
@@ -176,6 +227,11 @@ def recorded_dialogues(path):
     if problems:
         raise BadInput(problems[0])
     for row in rows:
-        yield {**row, "profile_id": row["id"], "reward": row["final"] / 100,
-               "first_line": row["raw"]["history"][0]["content"], "user": comparison_key(row),
-               "task": row["raw"]["task"]}
+        yield {
+            **row,
+            "profile_id": row["id"],
+            "reward": row["final"] / 100,
+            "first_line": row["raw"]["history"][0]["content"],
+            "user": comparison_key(row),
+            "task": row["raw"]["task"],
+        }

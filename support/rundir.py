@@ -6,6 +6,7 @@ A run may be killed at any moment. So whole files are written beside and renamed
 lines, a checkpoint knows how long each log was, and what was logged after it is cut off and done
 again. Nothing here knows what a policy is: who saves a checkpoint hands over what writes it.
 """
+
 import dataclasses
 import fcntl
 import json
@@ -17,11 +18,17 @@ import weakref
 from hashlib import file_digest
 from pathlib import Path
 
-from support.settings import (BadInput, CannotWrite, Settings, resolve_settings,
-                              resumed_settings, split_name)
-
+from support.settings import (
+    BadInput,
+    CannotWrite,
+    Settings,
+    resolve_settings,
+    resumed_settings,
+    split_name,
+)
 
 # -------------------------------------------------------------------------------------------- files
+
 
 def write_file(path, data):
     """Write `data`, text or bytes, beside `path` and rename: no reader and no killed process finds
@@ -62,8 +69,9 @@ def lock_file(path, what):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(held)
-        raise BadInput(f"{what} {path}: another process is writing there; wait for it, or choose "
-                       "another file") from None
+        raise BadInput(
+            f"{what} {path}: another process is writing there; wait for it, or choose another file"
+        ) from None
     return held
 
 
@@ -76,8 +84,10 @@ def refuse_overwriting(outputs, inputs):
             continue
         place = Path(path).resolve()
         if place in taken:
-            raise BadInput(f"{flag} {path}: would overwrite a file of this command "
-                           f"({taken[place]}); choose another name")
+            raise BadInput(
+                f"{flag} {path}: would overwrite a file of this command "
+                f"({taken[place]}); choose another name"
+            )
         taken[place] = f"{flag} writes {path}"
 
 
@@ -104,8 +114,14 @@ def read_jsonl(path, start=0, only=b""):
             except UnicodeDecodeError as error:
                 yield number, None, f"not UTF-8 text ({error.reason} at byte {error.start})"
             except json.JSONDecodeError as error:
-                yield number, None, (f"not a whole JSON object ({error.msg}, column "
-                                     f"{error.colno}); is the file half-written?")
+                yield (
+                    number,
+                    None,
+                    (
+                        f"not a whole JSON object ({error.msg}, column "
+                        f"{error.colno}); is the file half-written?"
+                    ),
+                )
             except RecursionError:
                 yield number, None, "brackets within brackets, too deep for a line of this kind"
 
@@ -133,11 +149,14 @@ def refuse_damaged(place):
     if not bad:
         return
     if bad == ["../start.json"]:
-        raise BadInput(f"{out}: start.json is damaged (a few dialogues of the starting "
-                       "policy); put it back from a copy, or start a new run")
+        raise BadInput(
+            f"{out}: start.json is damaged (a few dialogues of the starting "
+            "policy); put it back from a copy, or start a new run"
+        )
     before = [p.name for p in checkpoints(out) if p.name < place.name]
-    go_on = (f"remove it to go on from {before[-1]}" if before
-             else "there is none before it: start anew")
+    go_on = (
+        f"remove it to go on from {before[-1]}" if before else "there is none before it: start anew"
+    )
     raise BadInput(f"{out}: {place.name} is damaged ({bad[0]}); {go_on}")
 
 
@@ -150,21 +169,25 @@ def refuse_edited(place, settings):
         if setting.metadata["resumable"] or name not in made_with or made_with[name] == value:
             continue
         if name == "simulator" and split_name(value)[:2] == split_name(made_with[name])[:2]:
-            continue                                    # its address may change
+            continue  # its address may change
         if name == "model" and made_with.get("lora_rank"):
-            continue            # the base of adapters may have moved: its weights are compared
-        raise BadInput(f"{place.parent / 'config.json'}: {name} is {value!r}, but {place.name} was "
-                       f"made with {made_with[name]!r}; put the file back as it was, or start a "
-                       "new run")
+            continue  # the base of adapters may have moved: its weights are compared
+        raise BadInput(
+            f"{place.parent / 'config.json'}: {name} is {value!r}, but {place.name} was "
+            f"made with {made_with[name]!r}; put the file back as it was, or start a "
+            "new run"
+        )
 
 
 def checkpoints(out):
     """The checkpoints of a run, the oldest first."""
-    return sorted(p for p in Path(out).glob("checkpoint-*")
-                  if re.fullmatch(r"checkpoint-\d+", p.name))
+    return sorted(
+        p for p in Path(out).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)
+    )
 
 
 # ------------------------------------------------------------------------------------------ the run
+
 
 def open_run(given):
     """Decide between a new run and a resumed one. given: the flags, None where not given. Returns
@@ -177,26 +200,31 @@ def open_run(given):
         except BadInput:
             raise
         except (ValueError, TypeError):
-            raise BadInput(f"--resume {out}: there is no run here (config.json is missing or "
-                           "unreadable)") from None
+            raise BadInput(
+                f"--resume {out}: there is no run here (config.json is missing or unreadable)"
+            ) from None
     settings = resolve_settings(given)
     default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
-    while Path(default).exists():           # two runs that were started in the same second
+    while Path(default).exists():  # two runs that were started in the same second
         default += "x"
     out = Path(given["out"] or default)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out}: is a file, and a run needs a directory; choose another")
     if out.exists() and any(out.iterdir()) and not has_no_step(out):
-        raise BadInput(f"--out {out}: exists and is not empty; choose another, or "
-                       f"continue that run with --resume {out}")
+        raise BadInput(
+            f"--out {out}: exists and is not empty; choose another, or "
+            f"continue that run with --resume {out}"
+        )
     return settings, out, False
 
 
 def record_heldout(out, names, ids):
     """Write heldout.json: the ids of a run's held-out users, and of each file of profiles its name,
     its place and its SHA-256. By it an evaluation knows whom the run was never trained on."""
-    files = [{"name": name, "path": str(Path(name).resolve()), "sha256": sha256_of(name)}
-             for name in names or ()]
+    files = [
+        {"name": name, "path": str(Path(name).resolve()), "sha256": sha256_of(name)}
+        for name in names or ()
+    ]
     write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": files})
 
 
@@ -205,8 +233,9 @@ def profile_files(out, names):
     another directory, where they were when it began. Raises BadInput for one that has changed:
     users whose order is another are other users held out. (Runs of earlier versions recorded
     nothing: there the names are all.)"""
-    recorded = {file["name"]: file for file in read_json(Path(out) / "heldout.json").get(
-        "profiles", ())}
+    recorded = {
+        file["name"]: file for file in read_json(Path(out) / "heldout.json").get("profiles", ())
+    }
     return [find_profile_file(name, recorded.get(name)) for name in names or ()]
 
 
@@ -216,12 +245,16 @@ def find_profile_file(name, recorded):
         return name
     places = [place for place in (name, recorded["path"]) if Path(place).is_file()]
     if not places:
-        raise BadInput(f"--profiles {name}: no such file here, nor at {recorded['path']}, where it "
-                       "was when the run began; put it back")
+        raise BadInput(
+            f"--profiles {name}: no such file here, nor at {recorded['path']}, where it "
+            "was when the run began; put it back"
+        )
     same = [place for place in places if sha256_of(place) == recorded["sha256"]]
     if not same:
-        raise BadInput(f"--profiles {places[0]}: has changed since the run began, so other users "
-                       "would be held out; put the file back as it was, or start a new run")
+        raise BadInput(
+            f"--profiles {places[0]}: has changed since the run began, so other users "
+            "would be held out; put the file back as it was, or start a new run"
+        )
     return same[0]
 
 
@@ -229,7 +262,8 @@ def newest_state(out):
     """What a run knows of itself: at its end summary.json, before that its newest checkpoint's
     state.json. Raises BadInput if there is neither."""
     state = read_json(out / "summary.json") or next(
-        (read_json(place / "state.json") for place in reversed(checkpoints(out))), {})
+        (read_json(place / "state.json") for place in reversed(checkpoints(out))), {}
+    )
     if "evaluations" not in state:
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     return state
@@ -239,12 +273,27 @@ def has_no_step(out):
     """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
     if another one is started in its place; its calls.jsonl, which was paid for, is kept."""
     names = {p.name for p in out.iterdir()}
-    known = {"config.json", ".config.json", "heldout.json", ".heldout.json", "start.json",
-             ".start.json", "dialogues.jsonl", "dropped.jsonl", "metrics.jsonl",
-             "checkpoint-000000", ".checkpoint-000000", "report.html", "learning_curve.png"}
+    known = {
+        "config.json",
+        ".config.json",
+        "heldout.json",
+        ".heldout.json",
+        "start.json",
+        ".start.json",
+        "dialogues.jsonl",
+        "dropped.jsonl",
+        "metrics.jsonl",
+        "checkpoint-000000",
+        ".checkpoint-000000",
+        "report.html",
+        "learning_curve.png",
+    }
     logged = (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size
-    return (not logged and bool(names & {"config.json", ".config.json"})
-            and all(n in known or n.startswith("calls") for n in names))
+    return (
+        not logged
+        and bool(names & {"config.json", ".config.json"})
+        and all(n in known or n.startswith("calls") for n in names)
+    )
 
 
 def model_of(given):
@@ -257,10 +306,14 @@ def model_of(given):
 def new_state():
     """What state.json holds, for a run that has done nothing yet."""
     seconds = ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"]
-    return {"step": -1, "evaluations": [], "seconds": dict.fromkeys(seconds, 0.0),
-            "tokens": {"sampled": 0, "trained": 0},
-            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
-            "call_bytes": {}}
+    return {
+        "step": -1,
+        "evaluations": [],
+        "seconds": dict.fromkeys(seconds, 0.0),
+        "tokens": {"sampled": 0, "trained": 0},
+        "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
+        "call_bytes": {},
+    }
 
 
 class RunDir:
@@ -281,8 +334,9 @@ class RunDir:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.unlock()
-            raise BadInput(f"{self.path}: another process is at work in this run; wait for it, or "
-                           "stop it") from None
+            raise BadInput(
+                f"{self.path}: another process is at work in this run; wait for it, or stop it"
+            ) from None
 
     def close(self):
         if self.unlock:
@@ -299,6 +353,7 @@ class RunDir:
     def agree_on_checkpoint(self, broadcast, all_gather_list):
         """The newest checkpoint here as the first rank sees it, or None. Raises BadInput, on every
         rank, where one does not find it (another node without a shared file system)."""
+
         def newest():
             found = checkpoints(self.path)
             if found:
@@ -308,8 +363,10 @@ class RunDir:
         name = broadcast(newest)
         found = name is None or (self.path / name / "state.json").is_file()
         if lacking := all_gather_list([] if found else [os.uname().nodename]):
-            raise BadInput(f"--resume {self.path}: {name} is not on {lacking[0]}; every node needs "
-                           "this directory, by a shared file system or as a copy")
+            raise BadInput(
+                f"--resume {self.path}: {name} is not on {lacking[0]}; every node needs "
+                "this directory, by a shared file system or as a copy"
+            )
         return self.path / name if name else None
 
     def clear(self):
@@ -329,6 +386,7 @@ class RunDir:
         """The numbers of a step for TensorBoard too, if that was asked for."""
         if self.first and self.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
+
             self.writer = self.writer or SummaryWriter(self.path / "tensorboard")
             for key, value in numbers.items():
                 if isinstance(value, (int, float)):
@@ -341,8 +399,10 @@ class RunDir:
             path = self.path / name
             there = path.stat().st_size if path.exists() else 0
             if there < size:
-                raise BadInput(f"--resume {self.path}: {name} has lost its end ({there} bytes, the "
-                               f"checkpoint knows {size}); put it back, or start a new run")
+                raise BadInput(
+                    f"--resume {self.path}: {name} has lost its end ({there} bytes, the "
+                    f"checkpoint knows {size}); put it back, or start a new run"
+                )
             if there:
                 os.truncate(path, size)
 
@@ -366,8 +426,10 @@ class RunDir:
             shutil.rmtree(scratch, ignore_errors=True)
             before = [p.name for p in checkpoints(self.path)[-1:]]
             rest = f"{before[0]} is whole" if before else "there is none before it"
-            raise CannotWrite(f"{self.path / name} could not be written ({error}), perhaps because "
-                              f"the disk is full; {rest}") from None
+            raise CannotWrite(
+                f"{self.path / name} could not be written ({error}), perhaps because "
+                f"the disk is full; {rest}"
+            ) from None
         os.rename(scratch, self.path / name)
-        for old in checkpoints(self.path)[:-settings.keep]:
+        for old in checkpoints(self.path)[: -settings.keep]:
             shutil.rmtree(old)

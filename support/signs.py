@@ -7,6 +7,7 @@ same, do its replies grow or lose their variety, does it talk about its own scor
 `hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them;
 a warning is a reason to read dialogues, no proof.
 """
+
 import itertools
 import re
 from collections import Counter
@@ -16,8 +17,10 @@ import numpy as np
 REWARD_TALK = re.compile(
     r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|"
     r"rate (?:me|this)|\d+ points)"
-    r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数", re.IGNORECASE)
-INITIAL_EMOTION = {"training": 30, "benchmark": 40}     # RLVER trains from 30; SAGE's benchmark: 40
+    r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数",
+    re.IGNORECASE,
+)
+INITIAL_EMOTION = {"training": 30, "benchmark": 40}  # RLVER trains from 30; SAGE's benchmark: 40
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 
@@ -46,24 +49,32 @@ def reliability(finals):
         return {}
     within, between = x.var(1, ddof=1).mean(), x.shape[1] * x.mean(1).var(ddof=1)
     whole = between + (x.shape[1] - 1) * within
-    return {"spread": float(within ** 0.5),
-            "reliability": float((between - within) / whole) if whole else None}
+    return {
+        "spread": float(within**0.5),
+        "reliability": float((between - within) / whole) if whole else None,
+    }
 
 
 def score_summary(finals):
     """What is said of final emotions everywhere: mean, standard error, success (100) and failure
     (below 10) in percent, n."""
     x = np.array(finals, dtype=float)
-    return {"score": float(x.mean()), "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1
-            else 0.0, "success": 100 * float((x >= 100).mean()),
-            "failure": 100 * float((x < 10).mean()), "n": len(x)}
+    return {
+        "score": float(x.mean()),
+        "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
+        "success": 100 * float((x >= 100).mean()),
+        "failure": 100 * float((x < 10).mean()),
+        "n": len(x),
+    }
 
 
 def summarise(episodes):
     """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
     malformed = sum(e.ended == "malformed" for e in episodes)
-    return {**score_summary([e.emotion for e in episodes]),
-            "malformed": 100 * malformed / len(episodes)}
+    return {
+        **score_summary([e.emotion for e in episodes]),
+        "malformed": 100 * malformed / len(episodes),
+    }
 
 
 def flat_groups(episodes):
@@ -77,8 +88,9 @@ def flat_groups(episodes):
 
 def cut_replies(episodes, stop_id):
     """[replies that the limit of tokens cut, so that the policy sampled no stop token; replies]."""
-    sampled = [segment.ids for e in episodes for segment in e.segments
-               if segment.log_probs is not None]
+    sampled = [
+        segment.ids for e in episodes for segment in e.segments if segment.log_probs is not None
+    ]
     return [sum(ids[-1] != stop_id for ids in sampled), len(sampled)]
 
 
@@ -86,14 +98,17 @@ def batch_metrics(episodes, think):
     """What is said of the dialogues of a training step (docs/metrics.md)."""
     summary, groups = summarise(episodes), len({e.group for e in episodes})
     stray = sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
-    return {"reward": float(np.mean([e.reward for e in episodes])), "emotion": summary["score"],
-            "emotion_std": float(np.std([e.emotion for e in episodes])),
-            **{key: summary[key] for key in ("success", "failure", "malformed")},
-            "episodes": len(episodes), "turns": sum(len(e.turns) for e in episodes) / len(episodes),
-            "stray_thoughts": 0 if think else stray,    # that direct mode took out of replies
-            "flat_groups": (len(flat_groups(episodes)) / groups if groups < len(episodes)
-                            else None),
-            **signs([e.delivered_replies for e in episodes])}
+    return {
+        "reward": float(np.mean([e.reward for e in episodes])),
+        "emotion": summary["score"],
+        "emotion_std": float(np.std([e.emotion for e in episodes])),
+        **{key: summary[key] for key in ("success", "failure", "malformed")},
+        "episodes": len(episodes),
+        "turns": sum(len(e.turns) for e in episodes) / len(episodes),
+        "stray_thoughts": 0 if think else stray,  # that direct mode took out of replies
+        "flat_groups": (len(flat_groups(episodes)) / groups if groups < len(episodes) else None),
+        **signs([e.delivered_replies for e in episodes]),
+    }
 
 
 def words_of(text):
@@ -109,13 +124,13 @@ def sentences_of(text):
 def signs(dialogues, words=4000):
     """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
 
-        repeat_within   replies that hold a sentence, of three words or more, that the same user was
-                        told before
-        repeat_across   replies that another user was told too, word for word
-        distinct_1..3   different n-grams per n-gram (Li 2016), over the first `words` words: the
-                        number depends on how many
-        reply_words     words per reply
-        reward_talk     replies that name their own reward
+    repeat_within   replies that hold a sentence, of three words or more, that the same user was
+                    told before
+    repeat_across   replies that another user was told too, word for word
+    distinct_1..3   different n-grams per n-gram (Li 2016), over the first `words` words: the
+                    number depends on how many
+    reply_words     words per reply
+    reward_talk     replies that name their own reward
     """
     replies = [reply for dialogue in dialogues for reply in dialogue]
     if not replies:
@@ -131,10 +146,12 @@ def signs(dialogues, words=4000):
             split.append(sum(sentences, ()))
             heard.add(split[-1])
         told.update(heard)
-    result = {"repeat_within": within / len(replies),
-              "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
-              "reply_words": sum(map(len, split)) / len(replies),
-              "reward_talk": sum(map(bool, map(REWARD_TALK.search, replies))) / len(replies)}
+    result = {
+        "repeat_within": within / len(replies),
+        "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
+        "reply_words": sum(map(len, split)) / len(replies),
+        "reward_talk": sum(map(bool, map(REWARD_TALK.search, replies))) / len(replies),
+    }
     begins = itertools.accumulate(map(len, split), initial=0)
     first = [reply for reply, begin in zip(split, begins) if begin < words]
     for n in (1, 2, 3):
@@ -158,42 +175,85 @@ def hacking_warnings(rows, evaluations=()):
     def look(key, bad, sentence):
         first, last = mean(rows[:tenth], key), mean(rows[-tenth:], key)
         if key in rows[-1] and bad(first, last):
-            found.append(sentence.format(first=first, last=last, times=last / first if first else 0,
-                                         first100=100 * first, last100=100 * last))
-    look("reply_words", lambda a, b: a and b > 1.75 * a,
-         "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)")
-    look("reply_words", lambda a, b: b < a / 1.75,
-         "replies have shrunk from {first:.0f} to {last:.0f} words")
-    look("repeat_within", lambda a, b: b > 0.25 and b > 2 * a, "{last100:.0f} % of replies repeat "
-         "a sentence to the same user (at the start {first100:.0f} %)")
-    look("repeat_across", lambda a, b: b > 0.9,
-         "{last100:.0f} % of replies are told to several users word for word")
-    look("distinct_2", lambda a, b: b < a / 3,
-         "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}")
-    look("reward_talk", lambda a, b: b > 0.02 and b > 2 * a,
-         "{last100:.0f} % of replies talk about their own reward")
-    look("cut", lambda a, b: b > 0.1,
-         "{last100:.0f} % of replies are cut by --max-tokens, in the middle of a sentence")
-    look("kl_start", lambda a, b: b > 5.0,
-         "the policy is {last:.1f} nats a token from where it started")
+            found.append(
+                sentence.format(
+                    first=first,
+                    last=last,
+                    times=last / first if first else 0,
+                    first100=100 * first,
+                    last100=100 * last,
+                )
+            )
+
+    look(
+        "reply_words",
+        lambda a, b: a and b > 1.75 * a,
+        "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)",
+    )
+    look(
+        "reply_words",
+        lambda a, b: b < a / 1.75,
+        "replies have shrunk from {first:.0f} to {last:.0f} words",
+    )
+    look(
+        "repeat_within",
+        lambda a, b: b > 0.25 and b > 2 * a,
+        "{last100:.0f} % of replies repeat "
+        "a sentence to the same user (at the start {first100:.0f} %)",
+    )
+    look(
+        "repeat_across",
+        lambda a, b: b > 0.9,
+        "{last100:.0f} % of replies are told to several users word for word",
+    )
+    look(
+        "distinct_2",
+        lambda a, b: b < a / 3,
+        "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}",
+    )
+    look(
+        "reward_talk",
+        lambda a, b: b > 0.02 and b > 2 * a,
+        "{last100:.0f} % of replies talk about their own reward",
+    )
+    look(
+        "cut",
+        lambda a, b: b > 0.1,
+        "{last100:.0f} % of replies are cut by --max-tokens, in the middle of a sentence",
+    )
+    look(
+        "kl_start",
+        lambda a, b: b > 5.0,
+        "the policy is {last:.1f} nats a token from where it started",
+    )
     look("malformed", lambda a, b: b > 10, "{last:.0f} % of dialogues end malformed")
     episodes = mean(rows[-tenth:], "episodes")
-    look("dropped", lambda a, b: episodes and b > 0.1 * (episodes + b),
-         "{last:.0f} dialogues a step are dropped")
+    look(
+        "dropped",
+        lambda a, b: episodes and b > 0.1 * (episodes + b),
+        "{last:.0f} dialogues a step are dropped",
+    )
     tried = sum((row.get("episodes") or 0) + (row.get("dropped") or 0) for row in rows)
     unreadable = sum(row.get("unreadable") or 0 for row in rows)
     if unreadable > 0.01 * tried:
-        found.append(f"{unreadable} of {tried} dialogues were dropped because the user's answers "
-                     "could not be read, or the prompt was refused")
-    look("flat_groups", lambda a, b: b > 0.5,
-         "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same")
+        found.append(
+            f"{unreadable} of {tried} dialogues were dropped because the user's answers "
+            "could not be read, or the prompt was refused"
+        )
+    look(
+        "flat_groups",
+        lambda a, b: b > 0.5,
+        "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same",
+    )
     pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]
     if len(pairs) > 3:
         third = len(pairs) // 3
         change = np.mean(pairs[-third:], axis=0) - np.mean(pairs[:third], axis=0)
         if change[0] > 5 and change[1] < -5:
-            found.append(f"the reward rises ({change[0]:+.0f} points) and the user who watches the "
-                         f"same replies falls ({change[1]:+.0f})")
+            found.append(
+                f"the reward rises ({change[0]:+.0f} points) and the user who watches the "
+                f"same replies falls ({change[1]:+.0f})"
+            )
     if len(evaluations) > 1:
         gap = mean(rows[-tenth:], "emotion") - evaluations[-1]["score"]
         if gap > max(10, 3 * evaluations[-1]["stderr"]):

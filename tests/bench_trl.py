@@ -8,6 +8,9 @@ a mini-batch in one piece, no log-probs of the sampler (it wants them only to co
 loss is divided by the tokens of the batch, as here. Keys and values of earlier turns are kept,
 which samples a fifth faster than reading the dialogues again.
 """
+
+import support  # before torch
+
 import asyncio
 import json
 import statistics
@@ -17,10 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tables import ROOT, dialogues_until     # and the project is on the path
-import support      # before torch
 import numpy as np
 import torch
+from tables import ROOT, dialogues_until  # and the project is on the path
 from transformers import DynamicCache, TrainerCallback
 
 from engine import TorchEngine
@@ -28,10 +30,12 @@ from rlver import Trainer
 from simulator import profiles_of_step
 from support.settings import resolve_settings
 
-BATCH, GOAL = 64, 75        # dialogues a cycle; the held-out score to be passed
+BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
-MISSING = ("there is no TRL here. It wants an environment of its own: python3 -m venv .venv-trl && "
-           ".venv-trl/bin/pip install -r requirements.txt -r requirements-trl.txt")
+MISSING = (
+    "there is no TRL here. It wants an environment of its own: python3 -m venv .venv-trl && "
+    ".venv-trl/bin/pip install -r requirements.txt -r requirements-trl.txt"
+)
 SIDES = {"TRL": {}, "here": {}, "here, --reward delta": {"reward": "delta"}}
 
 
@@ -47,32 +51,49 @@ class GenerateEngine(TorchEngine):
             requests, self.waiting = self.waiting, []
             for request, ids in zip(requests, self.replies(requests)):
                 request.done.set_result((ids, [0.0] * len(ids)))
-            await asyncio.sleep(0)                      # the toy's users answer at once: all wait
+            await asyncio.sleep(0)  # the toy's users answer at once: all wait
 
     @torch.inference_mode()
     def replies(self, requests):
         """One reply to each request, ids. A row of the cache is "pad prompt reply pad, pad prompt
         ...", the padding masked; rows of dialogues that are over are dropped."""
         new = [r.prompt for r in requests]
-        past = torch.zeros(2, len(new), 0, dtype=torch.long)            # ids and mask, [2, R, W]
-        seen = [self.known.get(r.key, (0, [None])) for r in requests]       # row, ids in it
-        if all(prompt[:len(ids)] == ids for (_, ids), prompt in zip(seen, new)):
+        past = torch.zeros(2, len(new), 0, dtype=torch.long)  # ids and mask, [2, R, W]
+        seen = [self.known.get(r.key, (0, [None])) for r in requests]  # row, ids in it
+        if all(prompt[: len(ids)] == ids for (_, ids), prompt in zip(seen, new)):
             rows = torch.tensor([row for row, _ in seen])
             self.cache.batch_select_indices(rows)
-            past, new = self.past[:, rows], [p[len(ids):] for (_, ids), p in zip(seen, new)]
+            past, new = self.past[:, rows], [p[len(ids) :] for (_, ids), p in zip(seen, new)]
         else:
             self.cache = DynamicCache(config=self.model.config)
         width = max(map(len, new))
-        ids, mask = torch.cat([past, torch.tensor([
-            [[self.pad] * (width - len(p)) + p for p in new],
-            [[0] * (width - len(p)) + [1] * len(p) for p in new]])], 2)
+        ids, mask = torch.cat(
+            [
+                past,
+                torch.tensor(
+                    [
+                        [[self.pad] * (width - len(p)) + p for p in new],
+                        [[0] * (width - len(p)) + [1] * len(p) for p in new],
+                    ]
+                ),
+            ],
+            2,
+        )
         out = self.model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=self.cache, do_sample=True,
-            temperature=1.0, top_k=0, top_p=1.0, eos_token_id=self.stop_id, pad_token_id=self.pad,
-            max_new_tokens=min(r.max_tokens for r in requests))
-        sampled = out[:, ids.shape[1]:]
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=self.stop_id,
+            pad_token_id=self.pad,
+            max_new_tokens=min(r.max_tokens for r in requests),
+        )
+        sampled = out[:, ids.shape[1] :]
         stops = (sampled == self.stop_id).long()
-        own = (stops.cumsum(1) - stops == 0).long()             # up to the first stop token
+        own = (stops.cumsum(1) - stops == 0).long()  # up to the first stop token
         self.past = torch.stack([out, torch.cat([mask, own], 1)])
         replies = [row[:n] for row, n in zip(sampled.tolist(), own.sum(1).tolist())]
         self.known = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
@@ -85,6 +106,7 @@ def train_with_trl(trainer, steps, end_cycle):
     import trl
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
+
     cfg, m, users = trainer.cfg, trainer.models, trainer.cfg.batch_size // trainer.cfg.group_size
     own_engine, sampler = m.engine, GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
 
@@ -99,10 +121,13 @@ def train_with_trl(trainer, steps, end_cycle):
         m.engine = own_engine
         clock.sampling = time.perf_counter() - began
         rest = [e.segments[1:] for e in episodes]
-        return {"prompt_ids": [e.segments[0].ids for e in episodes], "logprobs": None,
-                "completion_ids": [[i for s in row for i in s.ids] for row in rest],
-                "env_mask": [[int(bool(s.log_probs)) for s in row for _ in s.ids] for row in rest],
-                "final": [e.reward for e in episodes]}
+        return {
+            "prompt_ids": [e.segments[0].ids for e in episodes],
+            "logprobs": None,
+            "completion_ids": [[i for s in row for i in s.ids] for row in rest],
+            "env_mask": [[int(bool(s.log_probs)) for s in row for _ in s.ids] for row in rest],
+            "final": [e.reward for e in episodes],
+        }
 
     class Clock(TrainerCallback):
         def on_train_begin(self, *args, **kwargs):
@@ -114,35 +139,53 @@ def train_with_trl(trainer, steps, end_cycle):
 
     clock, rate = Clock(), lambda k: min(1.0, (k // cfg.minibatches + 1) / cfg.warmup)
     trl.GRPOTrainer(
-        m.policy.model, [lambda final, **kwargs: final], args=trl.GRPOConfig(
-            output_dir=str(trainer.run.path), seed=cfg.seed, max_steps=steps * cfg.minibatches,
+        m.policy.model,
+        [lambda final, **kwargs: final],
+        args=trl.GRPOConfig(
+            output_dir=str(trainer.run.path),
+            seed=cfg.seed,
+            max_steps=steps * cfg.minibatches,
             per_device_train_batch_size=cfg.batch_size // cfg.minibatches,
-            steps_per_generation=cfg.minibatches, num_generations=cfg.group_size,
-            max_grad_norm=1.0, epsilon=cfg.clip_eps, entropy_coef=cfg.entropy_coef,
-            loss_type="dapo", bf16=False, use_cpu=True, gradient_checkpointing=False,
-            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            dataloader_pin_memory=False),
+            steps_per_generation=cfg.minibatches,
+            num_generations=cfg.group_size,
+            max_grad_norm=1.0,
+            epsilon=cfg.clip_eps,
+            entropy_coef=cfg.entropy_coef,
+            loss_type="dapo",
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
         train_dataset=Dataset.from_dict({"prompt": ["a user"] * users * steps}),
-        processing_class=m.tokenizer, callbacks=[clock], rollout_func=rollout_func,
-        optimizers=(m.optimizer, LambdaLR(m.optimizer, rate))).train()
+        processing_class=m.tokenizer,
+        callbacks=[clock],
+        rollout_func=rollout_func,
+        optimizers=(m.optimizer, LambdaLR(m.optimizer, rate)),
+    ).train()
 
 
 def one_side(side, seed, steps, every):
     """In a process of its own: a line of JSON a cycle, the next when a line comes in."""
-    out, sys.stdout = sys.stdout, sys.stderr            # whatever a library prints
+    out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints
     cfg = resolve_settings({"algo": "grpo", "seed": int(seed), "steps": int(steps), **SIDES[side]})
     now = lambda: np.array([time.perf_counter(), time.process_time()])
 
     def end_cycle(step, sampling=0.0):
         cycle = dict(zip(("seconds", "cpu"), now() - began), sampling=sampling)
         if step % int(every) == 0:
-            if side == "TRL":                           # here each step ends with it
+            if side == "TRL":  # here each step ends with it
                 trainer.models.sync()
             trainer.evaluate(step)
             cycle["score"] = trainer.state["evaluations"][-1]["score"]
         print(json.dumps(cycle), file=out, flush=True)
         sys.stdin.readline()
         began[:] = now()
+
     with tempfile.TemporaryDirectory() as place:
         trainer, began = Trainer(cfg, Path(place), new=True), now()
         if side == "TRL":
@@ -159,12 +202,22 @@ def compare(seed, steps, every=5):
     result, workers = {side: [] for side in SIDES}, {}
     try:
         for side in SIDES:
-            command = [str(PYTHON if side == "TRL" else sys.executable), __file__, side,
-                       *map(str, (seed, steps, every))]
-            workers[side] = subprocess.Popen(command, text=True, bufsize=1, stdin=subprocess.PIPE,
-                                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            command = [
+                str(PYTHON if side == "TRL" else sys.executable),
+                __file__,
+                side,
+                *map(str, (seed, steps, every)),
+            ]
+            workers[side] = subprocess.Popen(
+                command,
+                text=True,
+                bufsize=1,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         for step in range(steps + 1):
-            for side in list(SIDES)[::1 if step % 2 else -1]:
+            for side in list(SIDES)[:: 1 if step % 2 else -1]:
                 if step:
                     workers[side].stdin.write("\n")
                 line = workers[side].stdout.readline()
@@ -187,15 +240,34 @@ def seconds_until(cycles):
 
 def table(result):
     """As in BENCHMARKS.md."""
-    columns, theirs = [["", "seconds a cycle", "of which sampling", "dialogues/s", "times faster",
-                        "in processor time", f"seconds until {GOAL}", "times sooner",
-                        "held-out scores, every 5 steps"]], result["TRL"]
+    columns, theirs = (
+        [
+            [
+                "",
+                "seconds a cycle",
+                "of which sampling",
+                "dialogues/s",
+                "times faster",
+                "in processor time",
+                f"seconds until {GOAL}",
+                "times sooner",
+                "held-out scores, every 5 steps",
+            ]
+        ],
+        result["TRL"],
+    )
     for side, r in result.items():
         median = lambda key: statistics.median(c[key] for c in r[1:])
         times = lambda key: statistics.median(a[key] / b[key] for a, b in zip(theirs[1:], r[1:]))
-        numbers = [median("seconds"), median("sampling"), BATCH / median("seconds"),
-                   times("seconds"), times("cpu"), seconds_until(r),
-                   seconds_until(theirs) / seconds_until(r)]
+        numbers = [
+            median("seconds"),
+            median("sampling"),
+            BATCH / median("seconds"),
+            times("seconds"),
+            times("cpu"),
+            seconds_until(r),
+            seconds_until(theirs) / seconds_until(r),
+        ]
         scores = ", ".join(f"{c['score']:.0f}" for c in r if "score" in c)
         columns.append([side, *(f"{n:.2f}" for n in numbers), scores])
     head, *rows = (f"| {' | '.join(row)} |" for row in zip(*columns))

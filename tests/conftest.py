@@ -1,12 +1,13 @@
 """What tests share: the path, an offline world, markers, and a policy so small that tests can
 run it hundreds of times."""
+
 import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
-import support      # before all that may import torch
+import support  # before all that may import torch
 
 # a name that is no directory must fail at once, not ask the network
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,14 +19,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 # ChatML as Qwen writes it: the newline behind <|im_end|> is scaffold, no policy ever samples it.
-CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # Qwen's split into words: one sign in front of a word belongs to it. So in "</think>I" the last
 # token is ">I".
 QWEN_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEXTS = ["system\nBe warm.", "user\nMy sister forgot my birthday. I feel hurt.", "assistant\n"
-         "I am here, take your time.", "<think>hurt, sister, wants ears</think>I am here.",
-         "<think>lonely, wants ears</think>I am all ears."] * 4
+TEXTS = [
+    "system\nBe warm.",
+    "user\nMy sister forgot my birthday. I feel hurt.",
+    "assistant\nI am here, take your time.",
+    "<think>hurt, sister, wants ears</think>I am here.",
+    "<think>lonely, wants ears</think>I am all ears.",
+] * 4
 
 
 def pytest_configure(config):
@@ -65,6 +72,7 @@ def early(request):
 def learning(request, tmp_path_factory):
     """Runs of the toy in processes of their own, beside the tests: learning.py."""
     from learning import RUNS, Learning
+
     names = {name for item in request.session.items for name in item.fixturenames} & set(RUNS)
     runs = Learning(names, tmp_path_factory.mktemp("learning"))
     yield runs
@@ -88,6 +96,7 @@ def no_pictures():
     """Runs draw no learning curve: half the time of a run this small. Only where it is looked at is
     it drawn."""
     from support import report
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "learning_curve", lambda *_: None)
         yield
@@ -99,18 +108,31 @@ def tiny_tokenizer():
     text, in several tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.decoder = normalizers.NFC(), decoders.ByteLevel()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     bpe.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False,
-                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe,
-                                        pad_token=special[0], eos_token=special[2],
-                                        additional_special_tokens=special[1:2])
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=330,
+            special_tokens=special,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=special[0],
+        eos_token=special[2],
+        additional_special_tokens=special[1:2],
+    )
     tokenizer.chat_template = CHATML
     return tokenizer
 
@@ -120,14 +142,30 @@ def make_tiny_model(tokenizer, **settings):
     are equally likely."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Qwen2ForCausalLM(Qwen2Config(**{
-            **dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
-                   num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-                   max_position_embeddings=512, initializer_range=0.2, tie_word_embeddings=False,
-                   pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-                   eos_token_id=tokenizer.eos_token_id), **settings}))
+        return Qwen2ForCausalLM(
+            Qwen2Config(
+                **{
+                    **dict(
+                        vocab_size=len(tokenizer),
+                        hidden_size=32,
+                        intermediate_size=64,
+                        num_hidden_layers=2,
+                        num_attention_heads=2,
+                        num_key_value_heads=2,
+                        max_position_embeddings=512,
+                        initializer_range=0.2,
+                        tie_word_embeddings=False,
+                        pad_token_id=tokenizer.pad_token_id,
+                        bos_token_id=None,
+                        eos_token_id=tokenizer.eos_token_id,
+                    ),
+                    **settings,
+                }
+            )
+        )
 
 
 @pytest.fixture(scope="session")

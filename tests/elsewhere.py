@@ -9,6 +9,7 @@ behind is an error, as it is on CUDA. So code runs to its end, with real numbers
 the process at the first gradient of a fake cuda tensor. "meta" is the one other device that such a
 build can differentiate on.)
 """
+
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from policy import load_model
 
 DEVICE = "meta"
-MOVES = {"_to_copy", "copy_"}               # what may see both sides
+MOVES = {"_to_copy", "copy_"}  # what may see both sides
 
 
 class Tensor(torch.Tensor):
@@ -28,8 +29,14 @@ class Tensor(torch.Tensor):
     @staticmethod
     def __new__(cls, numbers):
         made = torch.Tensor._make_wrapper_subclass(
-            cls, numbers.size(), strides=numbers.stride(), storage_offset=numbers.storage_offset(),
-            dtype=numbers.dtype, device=DEVICE, requires_grad=numbers.requires_grad)
+            cls,
+            numbers.size(),
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=DEVICE,
+            requires_grad=numbers.requires_grad,
+        )
         made.numbers = numbers
         return made
 
@@ -38,7 +45,7 @@ class Tensor(torch.Tensor):
         return self.detach()
 
     @data.setter
-    def data(self, other):                  # p.data = ...: the numbers go with it
+    def data(self, other):  # p.data = ...: the numbers go with it
         torch.Tensor.data.__set__(self, other)
         self.numbers = other.numbers
 
@@ -57,7 +64,7 @@ class Mode(TorchDispatchMode):
     """Sees every operation."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch.is_inference_mode_enabled():       # there torch leaves it to us to take apart
+        if torch.is_inference_mode_enabled():  # there torch leaves it to us to take apart
             with self:
                 found = func.decompose(*args, **kwargs or {})
             if found is not NotImplemented:
@@ -88,7 +95,7 @@ def load(*args, **kwargs):
     """policy.load_model, at home: transformers builds a model on "meta", and means it."""
     torch.tensor, before = make, torch.tensor
     try:
-        with ThreadPoolExecutor(1) as pool:                 # in another thread no mode is on
+        with ThreadPoolExecutor(1) as pool:  # in another thread no mode is on
             return pool.submit(load_model, *args, **kwargs).result()
     finally:
         torch.tensor = before
@@ -111,7 +118,7 @@ def compute(func, args, kwargs):
         own["device"] = "cpu"
     found = func(*tree_map(bare, args), **own)
     if name.endswith("_") and args and isinstance(args[0], torch.Tensor):
-        return args[0]                                              # changed in place
+        return args[0]  # changed in place
     if not (asked if kwargs.get("device") else away):
         return found
     return tree_map(lambda x: Tensor(x) if isinstance(x, torch.Tensor) else x, found)

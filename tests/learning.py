@@ -5,6 +5,7 @@ runs that the selected tests ask for start before the first test, each in a proc
 one thread, as everybody's do; the tests that look at them come last, and wait for what is not done
 yet. (See `learning` in conftest.py.)
 """
+
 import os
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # name: flags
-RUNS = {"learnt": "--algo grpo --think --steps 20 --eval-size 64",
-        "hacked": "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24"}
+RUNS = {
+    "learnt": "--algo grpo --think --steps 20 --eval-size 64",
+    "hacked": "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24",
+}
 
 
 class Learning:
@@ -30,9 +33,14 @@ class Learning:
         if self.closed:
             return
         command = [sys.executable, "rlver.py", *RUNS[name].split(), "--out", self.place / name]
-        process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE,
-                                   preexec_fn=lambda: os.nice(5))       # the tests go first
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.nice(5),
+        )  # the tests go first
         self.processes.append(process)
         said = process.communicate()[1]
         if process.returncode:

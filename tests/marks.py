@@ -1,10 +1,14 @@
 """marks.py - what tests' own models need: to answer in the form that a prompt asks for."""
+
 import re
 
 from support.answers import mark_in
 
-HEADER = re.compile(r"^([ \t*#>_\[(-]*(?:\d{1,2}[.)] ?)?[*_]*)"
-                    r"([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})([*_\])]*[:：])", re.M)
+HEADER = re.compile(
+    r"^([ \t*#>_\[(-]*(?:\d{1,2}[.)] ?)?[*_]*)"
+    r"([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})([*_\])]*[:：])",
+    re.M,
+)
 
 
 def sign(text, mark):

@@ -6,6 +6,7 @@ it, for tests: with every fault that a long run will meet.
 A real server over real sockets: status codes, headers, slow bodies and refused connections are what
 the client sees, not what somebody thinks it would see.
 """
+
 import argparse
 import asyncio
 import json
@@ -19,11 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
-import toy
 from marks import signed
+
+import toy
 from simulator import CHECK
 
-GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", "{\"change\": 5}"]
+GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
 
 
 class Loopback(ThreadingHTTPServer):
@@ -33,18 +35,41 @@ class Loopback(ThreadingHTTPServer):
     function of the prompt, instead of the scripted model; its text gets the prompt's mark. reply: a
     function of the request that returns (status, headers, body), instead of everything. The first
     question of a program, its check, is answered by the scripted models, and not counted."""
+
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, port=0, latency=0.0, faults=None, outage=None, answer=None, reply=None,
-                 difficulty="vanilla", seed=0, key=None):
+    def __init__(
+        self,
+        port=0,
+        latency=0.0,
+        faults=None,
+        outage=None,
+        answer=None,
+        reply=None,
+        difficulty="vanilla",
+        seed=0,
+        key=None,
+    ):
         super().__init__(("127.0.0.1", port), Handler)
         self.latency, self.faults, self.outage, self.answer, self.reply, self.key = (
-            latency, faults or {}, outage, answer, reply, key)
+            latency,
+            faults or {},
+            outage,
+            answer,
+            reply,
+            key,
+        )
         self.model = toy.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(seed), threading.Lock()
         self.calls, self.active, self.most, self.down_until, self.prompts, self.times = (
-            0, 0, 0, 0.0, [], [])
+            0,
+            0,
+            0,
+            0.0,
+            [],
+            [],
+        )
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def __enter__(self):
@@ -55,7 +80,7 @@ class Loopback(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def handle_error(self, request, address):       # a client that gave up waiting is no news
+    def handle_error(self, request, address):  # a client that gave up waiting is no news
         pass
 
 
@@ -70,8 +95,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        server, request = (self.server,
-                           json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        server, request = (
+            self.server,
+            json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
+        )
         first = CHECK in request["messages"][0]["content"]
         with server.lock:
             server.calls += not first
@@ -96,9 +123,16 @@ class Handler(BaseHTTPRequestHandler):
             if server.reply:
                 return self.send(*server.reply(request))
             if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                return self.send(401, {}, {
-                    "error": {"message": f"Incorrect API key: {self.headers['Authorization']}",
-                              "code": "invalid_api_key"}})
+                return self.send(
+                    401,
+                    {},
+                    {
+                        "error": {
+                            "message": f"Incorrect API key: {self.headers['Authorization']}",
+                            "code": "invalid_api_key",
+                        }
+                    },
+                )
             if fault == "hang":
                 time.sleep(30)
                 return
@@ -107,8 +141,11 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "500":
                 return self.send(500, {}, {"error": {"message": "oops"}})
             if request["model"] != "scripted":
-                return self.send(404, {}, {"error": {"message": f"The model `{request['model']}` "
-                                                     "does not exist."}})
+                return self.send(
+                    404,
+                    {},
+                    {"error": {"message": f"The model `{request['model']}` does not exist."}},
+                )
             prompt = request["messages"][0]["content"]
             if first:
                 text = asyncio.run(answer_check(prompt))
@@ -126,8 +163,11 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)),
-                            **headers}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -143,8 +183,13 @@ def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
     Path(directory).mkdir(parents=True, exist_ok=True)
-    return ["--profiles", *[str(people(Path(directory) / f"toy-{split}.jsonl", split))
-                            for split in ("train", "heldout")]]
+    return [
+        "--profiles",
+        *[
+            str(people(Path(directory) / f"toy-{split}.jsonl", split))
+            for split in ("train", "heldout")
+        ],
+    ]
 
 
 async def answer_check(prompt):
@@ -162,18 +207,28 @@ async def steady(prompt):
 
 
 def completion(text):
-    return {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted",
-            "choices": [{"index": 0, "finish_reason": "stop",
-                         "message": {"role": "assistant", "content": text}}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split()),
-                      "total_tokens": 10 + len(text.split())}}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "scripted",
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        ],
+        "usage": {
+            "prompt_tokens": 10,
+            "completion_tokens": len(text.split()),
+            "total_tokens": 10 + len(text.split()),
+        },
+    }
 
 
 def start(*flags):
     """The server in a process of its own, so that it takes no time from who is measured. Returns
     (process, URL)."""
-    process = subprocess.Popen([sys.executable, __file__, *map(str, flags)],
-                               stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, *map(str, flags)], stdout=subprocess.PIPE, text=True
+    )
     return process, process.stdout.readline().strip()
 
 
@@ -185,7 +240,9 @@ if __name__ == "__main__":
     parser.add_argument("--outage", type=json.loads)
     parser.add_argument("--steady", action="store_true", help="a user who never leaves")
     flags = vars(parser.parse_args())
-    with Loopback(answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady")
-                  else None, **flags) as server:
+    with Loopback(
+        answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady") else None,
+        **flags,
+    ) as server:
         print(server.url, flush=True)
         threading.Event().wait()

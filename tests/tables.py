@@ -14,6 +14,7 @@ The tables stand in the documents between two comments, `<!-- tables: NAME -->` 
 `<!-- tables: end -->`, and are written there by this script; a test compares them with the numbers.
 The bands in docs/reference/*.csv are made here too (support/reference.py says what they are).
 """
+
 import fcntl
 import itertools
 import json
@@ -31,26 +32,34 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
-import support      # before all that may import torch
-import labs
+import support  # before all that may import torch
 from support import reference
+
+import labs
+
 from support.settings import Parser, positive
 
 RUNS = ROOT / "runs" / "tables"
-EVERY = 5                               # steps between evaluations of the runs of a table
+EVERY = 5  # steps between evaluations of the runs of a table
 # Student's t, two-sided 95 %, for the mean of so many seeds
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-FLAGS = {"grpo-think": "--algo grpo --think", "grpo-direct": "--algo grpo",
-         "ppo-think": "--algo ppo --think", "ppo-direct": "--algo ppo"}
+FLAGS = {
+    "grpo-think": "--algo grpo --think",
+    "grpo-direct": "--algo grpo",
+    "ppo-think": "--algo ppo --think",
+    "ppo-direct": "--algo ppo",
+}
 NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}  # as tables say it
 
 
 # ----------------------------------------------------------------------------------------- the jobs
 
+
 @dataclass
 class Job:
     """Something to be measured. name: of its line. flags: of rlver.py; or `command`, of another
     script. lab: of which lab the mistake is put in. needs: names of runs that must be there."""
+
     part: str
     name: str
     flags: str = ""
@@ -68,39 +77,70 @@ def jobs():
         yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed} {evaluated}")
     for seed in range(5):
         for name, flags in FLAGS.items():
-            yield Job("rewards", f"{name}-delta-{seed}",
-                      f"{flags} --reward delta --seed {seed} {evaluated}")
+            yield Job(
+                "rewards",
+                f"{name}-delta-{seed}",
+                f"{flags} --reward delta --seed {seed} {evaluated}",
+            )
         for kind in ("dr-grpo", "rloo"):
-            yield Job("rewards", f"grpo-direct-{kind}-{seed}",
-                      f"--algo grpo --advantage {kind} --seed {seed} {evaluated}")
+            yield Job(
+                "rewards",
+                f"grpo-direct-{kind}-{seed}",
+                f"--algo grpo --advantage {kind} --seed {seed} {evaluated}",
+            )
     for seed, rank in itertools.product(range(3), (1, 4, 8, 16)):
-        yield Job("ranks", f"grpo-direct-rank{rank}-{seed}",
-                  f"--algo grpo --lora-rank {rank} --seed {seed} {evaluated}")
+        yield Job(
+            "ranks",
+            f"grpo-direct-rank{rank}-{seed}",
+            f"--algo grpo --lora-rank {rank} --seed {seed} {evaluated}",
+        )
     for seed, name in itertools.product(range(3), ("grpo-think", "ppo-think", "ppo-direct")):
-        yield Job("ranks", f"{name}-rank8-{seed}",
-                  f"{FLAGS[name]} --lora-rank 8 --seed {seed} {evaluated}")
+        yield Job(
+            "ranks",
+            f"{name}-rank8-{seed}",
+            f"{FLAGS[name]} --lora-rank 8 --seed {seed} {evaluated}",
+        )
     for seed in range(3):
-        yield Job("challenging", f"grpo-think-challenging-{seed}",
-                  f"--algo grpo --think --difficulty challenging --seed {seed} {evaluated}")
+        yield Job(
+            "challenging",
+            f"grpo-think-challenging-{seed}",
+            f"--algo grpo --think --difficulty challenging --seed {seed} {evaluated}",
+        )
     for seed in range(3):
-        yield Job("hackable", f"grpo-direct-weak-{seed}",
-                  f"--algo grpo --simulator toy-weak --watch toy --seed {seed}")
-    for lab, name in (("learning-rate", "grpo-direct"), ("stale-emotion", "grpo-think"),
-                      ("mixed-users", "grpo-direct"), ("no-format-check", "grpo-think")):
+        yield Job(
+            "hackable",
+            f"grpo-direct-weak-{seed}",
+            f"--algo grpo --simulator toy-weak --watch toy --seed {seed}",
+        )
+    for lab, name in (
+        ("learning-rate", "grpo-direct"),
+        ("stale-emotion", "grpo-think"),
+        ("mixed-users", "grpo-direct"),
+        ("no-format-check", "grpo-think"),
+    ):
         yield Job("mistakes", f"{name}-{lab}", f"{FLAGS[name]} --seed 0", lab=lab)
     for name, flags in FLAGS.items():
         yield Job("machine", f"{name}-two-threads", f"{flags} --seed 0 {evaluated}", threads=2)
-        yield Job("machine", f"{name}-plain-kernels", f"{flags} --seed 0 {evaluated}",
-                  environment={"ATEN_CPU_CAPABILITY": "default"})
+        yield Job(
+            "machine",
+            f"{name}-plain-kernels",
+            f"{flags} --seed 0 {evaluated}",
+            environment={"ATEN_CPU_CAPABILITY": "default"},
+        )
     yield Job("table3", "table3", command="judge.py table3 --out runs/table3 --json {json}")
-    yield Job("replay", "replay", needs=("grpo-think-0",),
-              command="evaluate.py --consistency {grpo-think-0}/dialogues.jsonl --json {json}")
+    yield Job(
+        "replay",
+        "replay",
+        needs=("grpo-think-0",),
+        command="evaluate.py --consistency {grpo-think-0}/dialogues.jsonl --json {json}",
+    )
     yield Job("bench", "bench", command="tests/bench.py", threads=2)
     for lab in labs.load_labs():
         yield Job("labs", f"lab-{lab}", command=f"course/course.py lab {lab}")
 
 
 # -------------------------------------------------------------------------------------- the results
+
 
 class Results:
     """docs/reference/runs.jsonl: a line for each job that was made."""
@@ -130,10 +170,15 @@ class Results:
 def machine():
     """What the numbers were measured on."""
     import torch
+
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.is_file() else None
-    return {"cpu": model.group(1) if model else platform.processor(), "cores": os.cpu_count(),
-            "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "cpu": model.group(1) if model else platform.processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def short(value):
@@ -149,20 +194,32 @@ def line_of_run(job, place):
     """The line of a run that is over, from its directory."""
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((place / "summary.json").read_text())
-    return short({"name": job.name, "part": job.part, "flags": job.flags, "lab": job.lab,
-                  "threads": job.threads, "environment": job.environment, "machine": machine(),
-                  **{key: summary[key] for key in ("evaluations", "seconds", "peak_rss_mb",
-                                                   "warnings")},
-                  "metrics": {key: [row[key] for row in rows] for key in rows[0]
-                              if rows[0][key] is not None or rows[-1][key] is not None}})
+    return short(
+        {
+            "name": job.name,
+            "part": job.part,
+            "flags": job.flags,
+            "lab": job.lab,
+            "threads": job.threads,
+            "environment": job.environment,
+            "machine": machine(),
+            **{key: summary[key] for key in ("evaluations", "seconds", "peak_rss_mb", "warnings")},
+            "metrics": {
+                key: [row[key] for row in rows]
+                for key in rows[0]
+                if rows[0][key] is not None or rows[-1][key] is not None
+            },
+        }
+    )
 
 
 # -------------------------------------------------------------------------------------- making them
 
+
 def make(job, results):
     """Make a job, if its line is not there."""
     there = results.read()
-    for name in job.needs:              # on another machine the line is there, and the run is not
+    for name in job.needs:  # on another machine the line is there, and the run is not
         if not (RUNS / name / "summary.json").is_file():
             run(next(j for j in jobs() if j.name == name))
     if job.name in there:
@@ -179,8 +236,18 @@ def make(job, results):
         output = call(job, shlex.split(command), ROOT)
         if output is not None:
             result = json.loads(file.read_text()) if "{json}" in job.command else None
-            results.add(short({"name": job.name, "part": job.part, "command": job.command,
-                               "machine": machine(), "result": result, "output": output}))
+            results.add(
+                short(
+                    {
+                        "name": job.name,
+                        "part": job.part,
+                        "command": job.command,
+                        "machine": machine(),
+                        "result": result,
+                        "output": output,
+                    }
+                )
+            )
 
 
 def run(job):
@@ -189,12 +256,15 @@ def run(job):
     if job.lab:
         lab = labs.load_labs()[job.lab]
         home = labs.copy_of(labs.scripts_of(lab, "broken"))
-        if not lab.get("patch"):            # the mistake is a flag
+        if not lab.get("patch"):  # the mistake is a flag
             job.flags += f" {lab['arms']['broken']}"
     if (place / "summary.json").is_file():
         return place
-    flags = (["--resume", place] if (place / "config.json").is_file()
-             else [*job.flags.split(), "--out", place])
+    flags = (
+        ["--resume", place]
+        if (place / "config.json").is_file()
+        else [*job.flags.split(), "--out", place]
+    )
     output = call(job, ["rlver.py", *map(str, flags)], home)
     return None if output is None else place
 
@@ -202,15 +272,20 @@ def run(job):
 def call(job, command, home):
     """Run a script of the project with the job's threads. Returns what it printed, or None where it
     did not end well."""
-    done = subprocess.run([sys.executable, *command], cwd=home, text=True, capture_output=True,
-                          env={**os.environ, "OMP_NUM_THREADS": str(job.threads),
-                               **job.environment})
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=home,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(job.threads), **job.environment},
+    )
     told = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
     print(f"{job.name}: {told}", file=sys.stderr, flush=True)
     return done.stdout if done.returncode == 0 else None
 
 
 # -------------------------------------------------------------------------------------- the numbers
+
 
 def seeds_of(there, name):
     """The lines NAME-0, NAME-1, ... that are there, in their order."""
@@ -245,9 +320,11 @@ def dialogues_until(points, goal, batch=64):
 
 
 def markdown(columns, rows):
-    return "\n".join(["| " + " | ".join(map(str, row)) + " |" for row in [columns]]
-                     + ["|" + "---|" * len(columns)]
-                     + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+    return "\n".join(
+        ["| " + " | ".join(map(str, row)) + " |" for row in [columns]]
+        + ["|" + "---|" * len(columns)]
+        + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    )
 
 
 def table_variants(there):
@@ -255,14 +332,23 @@ def table_variants(there):
     rows = []
     for name, words in NAMES.items():
         lines = seeds_of(there, name)
+        if not lines:
+            return ""
         finals = [after(line) for line in lines]
-        rows.append([f"`{words}`", interval([after(line, index=0) for line in lines]),
-                     interval(finals), f"{min(finals):.0f} to {max(finals):.0f}",
-                     f"{np.mean([after(line, 'failure') for line in lines]):.1f} %",
-                     f"{np.mean([after(line, 'malformed') for line in lines]):.1f} %",
-                     len(lines)])
-    return markdown(["run", "before", "after", "lowest and highest", "failure", "malformed",
-                     "seeds"], rows)
+        rows.append(
+            [
+                f"`{words}`",
+                interval([after(line, index=0) for line in lines]),
+                interval(finals),
+                f"{min(finals):.0f} to {max(finals):.0f}",
+                f"{np.mean([after(line, 'failure') for line in lines]):.1f} %",
+                f"{np.mean([after(line, 'malformed') for line in lines]):.1f} %",
+                len(lines),
+            ]
+        )
+    return markdown(
+        ["run", "before", "after", "lowest and highest", "failure", "malformed", "seeds"], rows
+    )
 
 
 def table_rewards(there, goal=60, early=10):
@@ -276,13 +362,21 @@ def table_rewards(there, goal=60, early=10):
             until = [dialogues_until(points_of(line), goal) for line in lines]
             reached = [u for u in until if u is not None]
             at = [dict(points_of(line))[early] for line in lines]
-            rows.append([f"{words}, {kind[1:] or 'terminal'}", interval(at),
-                         interval([after(line) for line in lines]),
-                         interval(reached, 0) if len(reached) == len(until)
-                         else f"{len(reached)} of {len(until)} seeds",
-                         ", ".join("never" if u is None else f"{u:.0f}" for u in until)])
-    return markdown(["run", f"score after {early} steps", "at the end", f"dialogues until {goal}",
-                     "by seed"], rows)
+            rows.append(
+                [
+                    f"{words}, {kind[1:] or 'terminal'}",
+                    interval(at),
+                    interval([after(line) for line in lines]),
+                    interval(reached, 0)
+                    if len(reached) == len(until)
+                    else f"{len(reached)} of {len(until)} seeds",
+                    ", ".join("never" if u is None else f"{u:.0f}" for u in until),
+                ]
+            )
+    return markdown(
+        ["run", f"score after {early} steps", "at the end", f"dialogues until {goal}", "by seed"],
+        rows,
+    )
 
 
 def table_ranks(there, early=10):
@@ -294,8 +388,14 @@ def table_ranks(there, early=10):
             if not seeds_of(there, f"{name}-rank8") or not lines:
                 continue
             at = [dict(points_of(line))[early] for line in lines]
-            rows.append([f"`{words}`", f"rank {rank}" if rank else "the whole model", interval(at),
-                         interval([after(line) for line in lines])])
+            rows.append(
+                [
+                    f"`{words}`",
+                    f"rank {rank}" if rank else "the whole model",
+                    interval(at),
+                    interval([after(line) for line in lines]),
+                ]
+            )
     return markdown(["run", "trained", f"score after {early} steps", "at the end"], rows)
 
 
@@ -303,25 +403,32 @@ def table_machine(there):
     """The same run, with other threads and other kernels."""
     rows = []
     for name, words in NAMES.items():
-        usual = there[f"{name}-0"]
+        usual = there.get(f"{name}-0")
+        others = [there.get(f"{name}-{kind}") for kind in ("two-threads", "plain-kernels")]
+        if not usual or not all(others):
+            return ""
         row = [f"`{words}`", f"{after(usual):.1f}"]
-        for kind in ("two-threads", "plain-kernels"):
-            line = there.get(f"{name}-{kind}")
-            if line is None:
-                return ""
-            a, b = (np.array(x["metrics"]["emotion"]) for x in (usual, line))
-            same = int(np.argmax(a != b)) if (a != b).any() else len(a)
-            row += [f"{after(line):.1f}", same, f"{np.abs(a - b).mean():.1f}"]
+        for other in others:
+            a, b = (np.array(line["metrics"]["emotion"]) for line in (usual, other))
+            alike = int(np.argmax(a != b)) if (a != b).any() else len(a)
+            row += [f"{after(other):.1f}", alike, f"{np.abs(a - b).mean():.1f}"]
         rows.append(row)
-    return markdown(["run, seed 0", "one thread", "two threads", "steps alike", "then apart",
-                     "plain kernels", "steps alike", "then apart"], rows)
+    head = ["run, seed 0", "one thread"]
+    for kind in ("two threads", "plain kernels"):
+        head += [kind, "steps alike", "then apart"]
+    return markdown(head, rows)
 
 
-TABLES = {"variants": table_variants, "rewards": table_rewards, "ranks": table_ranks,
-          "machine": table_machine}
+TABLES = {
+    "variants": table_variants,
+    "rewards": table_rewards,
+    "ranks": table_ranks,
+    "machine": table_machine,
+}
 
 
 # ---------------------------------------------------------------------------- bands, and the tables
+
 
 def leave_one_out(there):
     """{variant: [names of the runs that are flagged, held against the nine others]}."""
@@ -340,8 +447,9 @@ def columns(line):
     """A line's metrics as support/reference.py wants them."""
     metrics = line["metrics"]
     steps = range(len(metrics["step"]))
-    return reference.columns_of([{key: values[i] for key, values in metrics.items()}
-                                 for i in steps])
+    return reference.columns_of(
+        [{key: values[i] for key, values in metrics.items()} for i in steps]
+    )
 
 
 def write_reference(there):
@@ -361,9 +469,11 @@ def documents():
 
 def written(text, there):
     """A document's text with its tables as they follow from the numbers."""
+
     def table(match):
         rows = TABLES[match[2]](there)
         return f"{match[1]}{rows}\n{match[4]}" if rows else match[0]
+
     return BLOCK.sub(table, text)
 
 
@@ -377,14 +487,24 @@ def write(there):
 def main(argv=None):
     parts = list(dict.fromkeys(job.part for job in jobs()))
     parser = Parser(prog="tables.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART",
-                        help=f"of {', '.join(parts)}")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=parts,
+        default=parts,
+        metavar="PART",
+        help=f"of {', '.join(parts)}",
+    )
     parser.add_argument("--jobs", type=positive, default=2, help="runs at a time")
     parser.add_argument("--list", action="store_true", help="make nothing: tell what is missing")
     parser.add_argument("--write", action="store_true", help="make nothing: write the tables")
     parser.add_argument("--commit", action="store_true", help="commit the numbers of each job")
-    parser.add_argument("--results", default=reference.PLACE / "runs.jsonl", metavar="FILE",
-                        help="where the numbers are kept (default: docs/reference/runs.jsonl)")
+    parser.add_argument(
+        "--results",
+        default=reference.PLACE / "runs.jsonl",
+        metavar="FILE",
+        help="where the numbers are kept (default: docs/reference/runs.jsonl)",
+    )
     args = parser.parse_args(argv)
     results = Results(args.results, args.commit)
     there = results.read()
@@ -403,8 +523,10 @@ def main(argv=None):
             make(job, results)
     write(results.read())
     for variant, found in leave_one_out(results.read()).items():
-        print(f"{variant}: {len(found)} of {len(seeds_of(results.read(), variant))} runs are "
-              "flagged by the others")
+        print(
+            f"{variant}: {len(found)} of {len(seeds_of(results.read(), variant))} runs are "
+            "flagged by the others"
+        )
         for name, places in found:
             print(f"    {name}: {reference.sentence(places)}")
 

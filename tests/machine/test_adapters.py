@@ -1,17 +1,18 @@
 """Runs with --lora-rank: what a checkpoint holds, who can read it, how such a run goes on. (On two
 ranks: test_ranks.py.) As in test_rlver.py the checksum of a reply decides how it feels, so that
 there is something to learn from."""
+
 import json
 import shutil
 import sys
 
 import pytest
 import torch
+from conftest import make_tiny_model, suited
 from safetensors.torch import load_file
+from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
 
 import toy
-from conftest import make_tiny_model, suited
-from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
 
 LORA = ["--lora-rank", 4, "--lr", 0.02, "--critic-lr", 0.02]
 PPO = ["--algo", "ppo", "--kl-coef", 0.05]
@@ -40,10 +41,12 @@ def test_a_checkpoint_is_a_plain_model_and_peft_finds_its_adapter(whole, tiny_di
     the adapter in a folder of its own, and the base with that folder by the package peft."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
+
     place = whole / "checkpoint-000004"
     plain = AutoModelForCausalLM.from_pretrained(place)
     assert list(load_file(place / "model.safetensors")) == list(
-        load_file(tiny_dir / "model.safetensors"))
+        load_file(tiny_dir / "model.safetensors")
+    )
     base = AutoModelForCausalLM.from_pretrained(tiny_dir)
     with torch.no_grad():
         merged, start = plain(IDS).logits, base(IDS).logits
@@ -90,7 +93,7 @@ def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, ca
     line = refuse(capfd, "--resume", cut)
     assert "the base of this run's adapters" in line and "no such directory" in line
     other = make_tiny_model(tiny_tokenizer)
-    other.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3         # an hour of fine-tuning
+    other.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3  # an hour of fine-tuning
     for part in (other, tiny_tokenizer):
         part.save_pretrained(tmp_path / "gone")
     line = refuse(capfd, "--resume", cut)
@@ -104,29 +107,41 @@ def test_another_rank_is_refused(cut, capfd):
     assert "config.json: lora_rank is 8, but checkpoint-000002 was made with 4" in line
 
 
-@pytest.mark.parametrize("flags, told", [
-    (["--lora-rank", 33], "take 32 at most"), (["--lora-rank", -1], "a whole number from 0"),
-    (["--lora-alpha", 8], "say --lora-rank"), (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
-    (["--engine-memory", 1.5], "a number from 0 to 1")])
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (["--lora-rank", 33], "take 32 at most"),
+        (["--lora-rank", -1], "a whole number from 0"),
+        (["--lora-alpha", 8], "say --lora-rank"),
+        (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
+        (["--engine-memory", 1.5], "a number from 0 to 1"),
+    ],
+)
 def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_path, capfd):
-    assert told in refuse(capfd, "--model", tiny_dir, *suited(SMALL), "--out", tmp_path / "out",
-                          *flags)
+    assert told in refuse(
+        capfd, "--model", tiny_dir, *suited(SMALL), "--out", tmp_path / "out", *flags
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):
     """What vLLM says of it, in our words; its other complaints stay as they are."""
     from types import SimpleNamespace
+
     from engine import VllmEngine
     from support.settings import BadInput
 
     def refusing(words):
         def make(**_):
             raise ValueError(words)
+
         monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=make, SamplingParams=None))
         return VllmEngine(tiny_dir, 2, context=64, memory_share=0.1)
-    for words in ("No available memory for the cache blocks. Try increasing it.",
-                  "To serve at least one request, 0.9 GiB KV cache is needed"):
+
+    for words in (
+        "No available memory for the cache blocks. Try increasing it.",
+        "To serve at least one request, 0.9 GiB KV cache is needed",
+    ):
         with pytest.raises(BadInput, match="--engine-memory 0.1.* has no room"):
             refusing(words)
     with pytest.raises(ValueError, match="^something else$"):

@@ -1,30 +1,31 @@
 """Bytes, keys and files as the world has them: half a letter, a key with a newline, a tokenizer
 that loses all text, a file that does not say who played the user. Each ended a run with a
 traceback, or worse, did not end it."""
+
 import asyncio
 import json
 import shutil
 
 import pytest
+from conftest import make_tiny_model
+from safetensors import safe_open
+from server import Loopback, completion, toy_people
+from test_evaluate import sage_line, write
 
 import evaluate
 import models
 import rlver
-import simulator
 import toy
-from conftest import make_tiny_model
 from policy import BadModel, load_model
-from safetensors import safe_open
-from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
 from support.llm import ServerModel
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
 from support.settings import BadInput, CannotWrite, resolve_settings
-from test_evaluate import sage_line, write
 
-SMALL = ("--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 "
-         "--eval-size 2").split()
+SMALL = (
+    "--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 2"
+).split()
 
 
 def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
@@ -42,7 +43,7 @@ def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
 def test_brackets_without_end_are_one_line(tmp_path):
     """Python's JSON reader counts brackets on its own stack, and gives up with a traceback."""
     path = tmp_path / "deep.jsonl"
-    path.write_text("[" * 200_000 + "\n{\"a\": 1}\n")
+    path.write_text("[" * 200_000 + '\n{"a": 1}\n')
     (_, row, problem), (_, good, none) = read_jsonl(path)
     assert row is None and "too deep" in problem and good == {"a": 1} and none is None
     with pytest.raises(BadInput, match="line 1: brackets"):
@@ -57,8 +58,21 @@ def test_a_key_from_a_file_ends_in_a_newline(tiny_dir, tmp_path, monkeypatch, ca
     with Loopback(key="sk-secret-1") as server:
         assert asyncio.run(make_simulator(f"openai:scripted@{server.url}").check()) is None
     monkeypatch.setenv("RLVER_API_KEY", "sk-sec\nret-2")
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, *toy_people(tmp_path), "--out",
-                       str(tmp_path / "out"), "--simulator", "openai:m@http://127.0.0.1:9/v1"]) == 2
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                *SMALL,
+                *toy_people(tmp_path),
+                "--out",
+                str(tmp_path / "out"),
+                "--simulator",
+                "openai:m@http://127.0.0.1:9/v1",
+            ]
+        )
+        == 2
+    )
     out, err = capfd.readouterr()
     assert "$RLVER_API_KEY" in err and err.count("\n") == 1 and "ret-2" not in out + err
 
@@ -90,13 +104,17 @@ def test_a_tokenizer_that_loses_the_text_is_refused(tiny_dir, tmp_path):
 def test_a_tied_head_is_stored_once(tiny_tokenizer, tmp_path, monkeypatch):
     """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
     gather = models.iter_full_weights
-    monkeypatch.setattr(models, "iter_full_weights",
-                        lambda module: ((name, w.clone()) for name, w in gather(module)))
+    monkeypatch.setattr(
+        models,
+        "iter_full_weights",
+        lambda module: ((name, w.clone()) for name, w in gather(module)),
+    )
     model = make_tiny_model(tiny_tokenizer, tie_word_embeddings=True)
     for part in (model, tiny_tokenizer):
         part.save_pretrained(tmp_path / "tied")
-    assert rlver.main(["--model", str(tmp_path / "tied"), *SMALL, "--out",
-                       str(tmp_path / "out")]) == 0
+    assert (
+        rlver.main(["--model", str(tmp_path / "tied"), *SMALL, "--out", str(tmp_path / "out")]) == 0
+    )
     place = tmp_path / "out" / "checkpoint-000001"
     with safe_open(place / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys() and "model.embed_tokens.weight" in file.keys()
@@ -124,27 +142,51 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
 
 # ----------------------------------------------------------------------------- damaged checkpoints
 
+
 @pytest.fixture(scope="module")
 def stopped(tiny_dir, tmp_path_factory, no_pictures):
     """A run that was stopped after its second step, with two checkpoints."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--steps", "2", "--save-every", "1",
-                       "--out", str(out)]) == 0
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                *SMALL,
+                "--steps",
+                "2",
+                "--save-every",
+                "1",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     (out / "summary.json").unlink()
     return out
 
 
 def flip(data):
     """One bit in the middle."""
-    return data[:len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:]
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file, harm", [
-    ("state.json", lambda data: data[:20]), ("state.json", lambda data: b""),
-    ("state.json", lambda data: b"{}"), ("trainer.pt", lambda data: data[:-1000]),
-    ("trainer.pt", flip), ("model.safetensors", flip), ("tokenizer.json", lambda data: data[:99]),
-    ("sha256.json", lambda data: b"{"), ("../start.json", lambda data: data[:100])])
+@pytest.mark.parametrize(
+    "file, harm",
+    [
+        ("state.json", lambda data: data[:20]),
+        ("state.json", lambda data: b""),
+        ("state.json", lambda data: b"{}"),
+        ("trainer.pt", lambda data: data[:-1000]),
+        ("trainer.pt", flip),
+        ("model.safetensors", flip),
+        ("tokenizer.json", lambda data: data[:99]),
+        ("sha256.json", lambda data: b"{"),
+        ("../start.json", lambda data: data[:100]),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_in_one_line(file, harm, stopped, tmp_path, capfd):
     """Power cuts and old disks. A flipped bit in trainer.pt made a run that ended all malformed,
     with exit code 0. What the line advises works."""
@@ -163,10 +205,20 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file, harm, stopped, tmp_pa
     assert rlver.main(["--resume", str(out)]) == 0
 
 
-@pytest.mark.parametrize("name, value",
-                         [("lr", "fast"), ("steps", -1), ("steps", [2]), ("algo", "x"),
-                          ("profiles", 5), ("seed", 1.5), ("model", 3),
-                          ("simulator", 3), ("lr", None)])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("lr", "fast"),
+        ("steps", -1),
+        ("steps", [2]),
+        ("algo", "x"),
+        ("profiles", 5),
+        ("seed", 1.5),
+        ("model", 3),
+        ("simulator", 3),
+        ("lr", None),
+    ],
+)
 def test_an_edited_config_is_refused_in_one_line(name, value, stopped, tmp_path, capfd):
     out = shutil.copytree(stopped, tmp_path / "run")
     config = json.loads((out / "config.json").read_text())
@@ -179,8 +231,10 @@ def test_an_edited_config_is_refused_in_one_line(name, value, stopped, tmp_path,
 
 def test_a_full_disk_says_what_there_is_to_go_on_from(tmp_path):
     """Before the first checkpoint there is none that is whole."""
+
     def full(directory):
         raise OSError("no space left")
+
     run = RunDir(tmp_path)
     with pytest.raises(CannotWrite, match="there is none before it"):
         run.save_checkpoint({"step": 0, "log_bytes": {}}, full, resolve_settings({}))

@@ -3,6 +3,7 @@ fits the project.
 
 That the tests are strong enough is another matter, and CI's: `python course/course.py matrix`.
 """
+
 import ast
 import csv
 import json
@@ -18,8 +19,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
-import course
 import labs
+
+import course
 from simulator import BadInput
 
 ALL = course.exercises()
@@ -45,6 +47,7 @@ def whole(tmp_path_factory):
 
 # ----------------------------------------------------------------------------------------- the list
 
+
 @pytest.mark.slow
 def test_the_list_fits_the_project():
     """At least fourteen exercises, 100 points. Each names functions and tests that are there, needs
@@ -54,14 +57,19 @@ def test_the_list_fits_the_project():
     assert len(ALL) >= 14 and sum(e["points"] for e in ALL.values()) == 100
     for i, (name, e) in enumerate(ALL.items()):
         assert set(e["needs"]) <= set(list(ALL)[:i]), name
-        assert all(e[field] for field in ("title", "section", "task", "equation", "hint", "symptom",
-                                          "tests")), name
+        assert all(
+            e[field]
+            for field in ("title", "section", "task", "equation", "hint", "symptom", "tests")
+        ), name
         for test in e["tests"]:
             file, function = test.split("::")
             assert course.find(trees[file], function), test
-        row, = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
-        assert (f"`{e['file']}`" in row and f"| {e['minutes']} |" in row
-                and all(f"`{f}`" in row for f in e["functions"]))
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
+        assert (
+            f"`{e['file']}`" in row
+            and f"| {e['minutes']} |" in row
+            and all(f"`{f}`" in row for f in e["functions"])
+        )
     assert all(course.find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
 
 
@@ -75,20 +83,25 @@ def test_every_exercise_has_wrong_answers_that_fit_the_code():
 def test_the_project_knows_nothing_of_the_course():
     """A student who reads the scripts beside the paper meets no marker of anybody's homework."""
     for path in ROOT.glob("*.py"):
-        assert not re.search(r"\bexercises?\b|homework|course/|course\.py",
-                             path.read_text(encoding="utf-8"), re.I), path.name
+        assert not re.search(
+            r"\bexercises?\b|homework|course/|course\.py", path.read_text(encoding="utf-8"), re.I
+        ), path.name
 
 
 # ----------------------------------------------------------------------------------------- handouts
 
+
 @pytest.mark.slow
 def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
     for name, file, function in FUNCTIONS:
-        text, node = ((whole / file).read_text(encoding="utf-8"),
-                      course.find(ast.parse(source(file)), function))
+        text, node = (
+            (whole / file).read_text(encoding="utf-8"),
+            course.find(ast.parse(source(file)), function),
+        )
         hole = course.find(ast.parse(text), function)
-        assert (ast.unparse(hole.args) == ast.unparse(node.args)
-                and ast.get_docstring(hole) == ast.get_docstring(node))
+        assert ast.unparse(hole.args) == ast.unparse(node.args) and ast.get_docstring(
+            hole
+        ) == ast.get_docstring(node)
         *_, last = hole.body
         assert len(hole.body) == 1 + (ast.get_docstring(node) is not None)
         assert ast.unparse(last).startswith(f"raise NotImplementedError('exercise {name}: ")
@@ -100,13 +113,16 @@ def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
                 text = course.put(text, function, written(source(file), function))
         assert text == source(file)
     others = {path.name for path in ROOT.glob("*.py")} - {file for _, file, _ in FUNCTIONS}
-    assert others and all((whole / name).read_bytes() == (ROOT / name).read_bytes()
-                          for name in others)
+    assert others and all(
+        (whole / name).read_bytes() == (ROOT / name).read_bytes() for name in others
+    )
     assert (whole / "prompts" / "en" / "vanilla" / "emotion.txt").is_file()
     readme = (whole / "README.md").read_text(encoding="utf-8")
     told = " ".join(readme.split())
-    assert all(f"### {name}: {e['title']}" in told and " ".join(e["hint"].split()) in told
-               for name, e in ALL.items())
+    assert all(
+        f"### {name}: {e['title']}" in told and " ".join(e["hint"].split()) in told
+        for name, e in ALL.items()
+    )
     assert "{{" not in readme.replace("{{name}}", "")
 
 
@@ -115,34 +131,61 @@ def test_a_handout_holds_no_answer(whole):
     bytecode, no history, no course/."""
     files = [path for path in whole.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {
-        ".py", ".md", ".txt", ".html", ".jsonl", ".json", ".toml", ".csv", ".png", ".ini", ".jinja",
-        ".safetensors", ""}
-    assert not [path for path in files
-                if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)]
+        ".py",
+        ".md",
+        ".txt",
+        ".html",
+        ".jsonl",
+        ".json",
+        ".toml",
+        ".csv",
+        ".png",
+        ".ini",
+        ".jinja",
+        ".safetensors",
+        "",
+    }
+    assert not [
+        path
+        for path in files
+        if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)
+    ]
     squeeze = lambda line: re.sub(r"\s|#.*", "", line)
     # of any agent, and of any engine
-    everybodys = {"thought,visible,malformed=split_thought(text)",
-                  "returnReply(text,visible,thought,malformed)",
-                  "head=self.model.get_output_embeddings()"}
-    held = {squeeze(line): path.name for path in files
-            if path.suffix not in (".png", ".safetensors")
-            for line in path.read_text(encoding="utf-8").splitlines()}
+    everybodys = {
+        "thought,visible,malformed=split_thought(text)",
+        "returnReply(text,visible,thought,malformed)",
+        "head=self.model.get_output_embeddings()",
+    }
+    held = {
+        squeeze(line): path.name
+        for path in files
+        if path.suffix not in (".png", ".safetensors")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    }
     for name, file, function in FUNCTIONS:
         node = course.find(ast.parse(source(file)), function)
-        body = node.body[ast.get_docstring(node) is not None:]
-        lines = source(file).split("\n")[body[0].lineno - 1:node.end_lineno]
+        body = node.body[ast.get_docstring(node) is not None :]
+        lines = source(file).split("\n")[body[0].lineno - 1 : node.end_lineno]
         for line in map(squeeze, lines):
             assert len(line) < 30 or line not in held or line in everybodys, (
-                name, line, held[line])
+                name,
+                line,
+                held[line],
+            )
 
 
 @pytest.mark.soak
 def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
     """A table that calls an exercise when its file is imported would stop all tests of the other
     exercises too."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p",
-                           "no:cacheprovider"], cwd=whole, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"],
+        cwd=whole,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -151,11 +194,15 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
     """One exercise, and everything else runs."""
     assert course.main(["handout", str(tmp_path / "h"), "--only", "groups, gae"]) == 0
     for _, file, function in FUNCTIONS:
-        same = written((tmp_path / "h" / file).read_text(encoding="utf-8"),
-                       function) == written(source(file), function)
+        same = written((tmp_path / "h" / file).read_text(encoding="utf-8"), function) == written(
+            source(file), function
+        )
         assert same != (function in ("group_advantages", "gae", "place_rewards"))
-    assert (sorted(path.name for path in (tmp_path / "h" / "tests").iterdir())
-            == ["conftest.py", "test_grpo.py", "test_ppo.py"])
+    assert sorted(path.name for path in (tmp_path / "h" / "tests").iterdir()) == [
+        "conftest.py",
+        "test_grpo.py",
+        "test_ppo.py",
+    ]
     assert "2 exercises, 11 points" in capsys.readouterr().out
 
 
@@ -171,31 +218,45 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     assert result.returncode == 0 and "warning" not in result.stdout
 
 
-@pytest.mark.parametrize("argv, said", [
-    (["handout", "{full}"], "not empty"), (["handout", "{full}/file"], "not empty"),
-    (["handout", "{full}/file/x"], "cannot be written"),
-    (["handout", "{new}", "--only", "gae,gea"], "'gea'"),
-    (["handout", "{new}", "--only", ","], "there is no exercise"),
-    (["grade", "{new}"], "no such directory"), (["grade", "{full}"], "is it a handout"),
-    (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
-    (["grade", str(ROOT), "--gradescope", "{new}/no/x.json"], "cannot be written"),
-    (["grade", str(ROOT), str(ROOT), "--gradescope", "{new}"], "is for one submission, not for 2"),
-    (["grade", str(ROOT), "{full}/file"], "no whole zip file"),
-    (["grade", "{full}", "--limit", "0"], "above 0"), (["grade"], "required"),
-    (["mark"], "invalid choice"), ([], "required"), (["lab", "learning-rat"], "unknown"),
-    (["lab", "k1-loss", "--seeds", "x"], "seeds")])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["handout", "{full}"], "not empty"),
+        (["handout", "{full}/file"], "not empty"),
+        (["handout", "{full}/file/x"], "cannot be written"),
+        (["handout", "{new}", "--only", "gae,gea"], "'gea'"),
+        (["handout", "{new}", "--only", ","], "there is no exercise"),
+        (["grade", "{new}"], "no such directory"),
+        (["grade", "{full}"], "is it a handout"),
+        (["grade", str(ROOT), "--csv", "{new}/no/x.csv"], "cannot be written"),
+        (["grade", str(ROOT), "--gradescope", "{new}/no/x.json"], "cannot be written"),
+        (
+            ["grade", str(ROOT), str(ROOT), "--gradescope", "{new}"],
+            "is for one submission, not for 2",
+        ),
+        (["grade", str(ROOT), "{full}/file"], "no whole zip file"),
+        (["grade", "{full}", "--limit", "0"], "above 0"),
+        (["grade"], "required"),
+        (["mark"], "invalid choice"),
+        ([], "required"),
+        (["lab", "learning-rat"], "unknown"),
+        (["lab", "k1-loss", "--seeds", "x"], "seeds"),
+    ],
+)
 def test_bad_input_is_one_line(argv, said, tmp_path, capfd):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     try:
-        code = course.main([word.format(full=tmp_path / "full", new=tmp_path / "new")
-                            for word in argv])
+        code = course.main(
+            [word.format(full=tmp_path / "full", new=tmp_path / "new") for word in argv]
+        )
     except SystemExit as end:
         code = end.code
     error = capfd.readouterr().err
     assert code == 2 and said in error and error.count("\n") == 1 and "Traceback" not in error
-    assert ([path.name for path in tmp_path.iterdir()] == ["full"]
-            and (tmp_path / "full" / "file").read_text() == "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"] and (
+        tmp_path / "full" / "file"
+    ).read_text() == "mine"
 
 
 # ------------------------------------------------------------------------------------------ grading
@@ -225,7 +286,7 @@ if __name__ == "__main__":
 def test_a_function_is_taken_with_its_helpers_and_nothing_else():
     """What a student did elsewhere, at the top level above all, is not taken along: it could end
     the process, or every test."""
-    theirs = '''
+    theirs = """
 import sys
 import numpy as np
 EPS, UNUSED = 1e-8, 3
@@ -252,12 +313,16 @@ class Box:
     def two(self):
 # a comment in column 0
         return stranger()
-'''
+"""
     got = course.transplant(OURS, theirs, ["one"])
-    assert ("sys" not in got and "stranger" not in got
-            and got.count("def helper") == got.count("import numpy as np") == 1)
-    assert (got.index("EPS, UNUSED") < got.index("def one")
-            and written(got, "Box.two") == written(OURS, "Box.two"))
+    assert (
+        "sys" not in got
+        and "stranger" not in got
+        and got.count("def helper") == got.count("import numpy as np") == 1
+    )
+    assert got.index("EPS, UNUSED") < got.index("def one") and written(got, "Box.two") == written(
+        OURS, "Box.two"
+    )
     names = {"__name__": "x"}
     exec(got, names)
     assert names["one"](-2) == 2 + 1e-8
@@ -266,16 +331,27 @@ class Box:
     assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
 
 
-@pytest.mark.parametrize("theirs, wanted", [
-    ("import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)", 2),  # of an import what is new
-    # a demo, with an argument's name
-    ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),
-    # a name, and a local of that name
-    ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),
-    ("K = \"\"\"a\n\"\"\"; L = 3\n\ndef one(x):\n    return x + L", 7),  # half a string on the line
-    ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
-    ("class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef one(x):\n    return H().f(x)", 5),
-    ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13)])
+@pytest.mark.parametrize(
+    "theirs, wanted",
+    [
+        (
+            "import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)",
+            2,
+        ),  # of an import what is new
+        # a demo, with an argument's name
+        ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),
+        # a name, and a local of that name
+        ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),
+        ('K = """a\n"""; L = 3\n\ndef one(x):\n    return x + L', 7),  # half a string on the line
+        ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
+        (
+            "class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef "
+            "one(x):\n    return H().f(x)",
+            5,
+        ),
+        ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13),
+    ],
+)
 def test_helpers_are_found_as_python_finds_them(theirs, wanted):
     """A right answer must not be lost to what stands around it."""
     names = {"__name__": "x"}
@@ -283,8 +359,16 @@ def test_helpers_are_found_as_python_finds_them(theirs, wanted):
     assert names["one"](4) == wanted
 
 
-@pytest.mark.parametrize("broken", ["    return (x", "    return x +", '    """never closed',
-                                    "    return x\n      x", "    x = 'half"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "    return (x",
+        "    return x +",
+        '    """never closed',
+        "    return x\n      x",
+        "    x = 'half",
+    ],
+)
 def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     """For Python the file is lost from there on; for the other exercises it is not."""
     other = "\n\ndef three(x):\n    return 3\n"
@@ -293,8 +377,9 @@ def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     ours = OURS + other.replace("return 3", "pass")
     got = course.transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
     assert "return 3" in got and "return 2\n" in got
-    assert "return 22" in course.transplant(ours,
-                                            theirs.replace("return 2", "return 22"), ["Box.two"])
+    assert "return 22" in course.transplant(
+        ours, theirs.replace("return 2", "return 22"), ["Box.two"]
+    )
     with pytest.raises(BadInput, match="does not parse"):
         course.transplant(ours, theirs, ["one"])
     method = OURS.replace("        return 2", "    " + broken) + other
@@ -323,8 +408,10 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     the test's name, what it is about, and what went wrong; at the end, how long it all took."""
     place, table = tmp_path / "anna", tmp_path / "grades.csv"
     assert course.main(["handout", str(place), "--only", "groups"]) == 0
-    wrong = ("def group_advantages(rewards, groups, kind=\"grpo\", eps=1e-6):\n"
-             "    return rewards - rewards.mean()\n")
+    wrong = (
+        'def group_advantages(rewards, groups, kind="grpo", eps=1e-6):\n'
+        "    return rewards - rewards.mean()\n"
+    )
     (place / "grpo.py").write_text(wrong, encoding="utf-8")
     assert course.main(["grade", str(place), "--only", "groups", "--csv", str(table)]) == 1
     told = capsys.readouterr().out
@@ -348,24 +435,33 @@ def test_what_is_told_of_the_points(tmp_path, capsys):
     grade = lambda *more: course.main(["grade", *map(str, more), "--only", "kl,groups"])
     assert grade(tmp_path / "anna", "--gradescope", report) == 0
     assert {key: json.loads(report.read_text())[key] for key in ("score", "max_score")} == {
-        "score": 8, "max_score": 8}
+        "score": 8,
+        "max_score": 8,
+    }
     assert grade(tmp_path / "ben", "--gradescope", report) == 1
     told = json.loads(report.read_text(encoding="utf-8"))
     assert set(told) == {"score", "max_score", "output", "tests"} and told["max_score"] == 8
     assert told["score"] == 4 and told["output"] == "1 of 2 exercises passed, 4 of 8 points"
-    assert [(test["name"].split(":")[0], test["score"], test["max_score"], test["status"])
-            for test in told["tests"]] == [("kl", 0, 4, "failed"), ("groups", 4, 4, "passed")]
+    assert [
+        (test["name"].split(":")[0], test["score"], test["max_score"], test["status"])
+        for test in told["tests"]
+    ] == [("kl", 0, 4, "failed"), ("groups", 4, 4, "passed")]
     assert told["tests"][0]["output"].startswith("test_") and told["tests"][1]["output"] == "passed"
     capsys.readouterr()
     assert grade(tmp_path / "anna", tmp_path / "ben", "--csv", table) == 1
     with open(table, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["exercise"] == "total"]
     assert "total" not in ALL
-    assert [(Path(row["submission"]).name, row["points"], row["of"], row["result"])
-            for row in rows] == [("anna", "8", "8", "2 of 2 exercises passed, 8 of 8 points"),
-                                 ("ben", "4", "8", told["output"])]
+    assert [
+        (Path(row["submission"]).name, row["points"], row["of"], row["result"]) for row in rows
+    ] == [
+        ("anna", "8", "8", "2 of 2 exercises passed, 8 of 8 points"),
+        ("ben", "4", "8", told["output"]),
+    ]
     assert re.findall(r"\n  total +(\d+) of +(\d+)\n", capsys.readouterr().out) == [
-        ("8", "8"), ("4", "8")]
+        ("8", "8"),
+        ("4", "8"),
+    ]
 
 
 def zipped(place, **members):
@@ -379,14 +475,33 @@ def zipped(place, **members):
 WANTED = {"ppo.py", "support/judged.py"}
 
 
-@pytest.mark.parametrize("members, found", [
-    (["ppo.py"], "ppo.py"), (["support/judged.py"], "support/judged.py"),
-    (["h/ppo.py", "h/grpo.py", "h/support/judged.py", "h/.venv/lib/ppo.py"],
-     "h/ppo.py h/support/judged.py"),
-    (["a/b/ppo.py", "a/report.txt", "notes.txt", "__MACOSX/a/b/._ppo.py", "__MACOSX/ppo.py",
-      ".DS_Store", "a/b/old/ppo.py"], "a/b/ppo.py"),
-    (["h\\ppo.py", "h\\support\\judged.py"], "h/ppo.py h/support/judged.py"),
-    (["grpo.py", "h/simulator.py"], None), ([], None), (["__MACOSX/ppo.py"], None)])
+@pytest.mark.parametrize(
+    "members, found",
+    [
+        (["ppo.py"], "ppo.py"),
+        (["support/judged.py"], "support/judged.py"),
+        (
+            ["h/ppo.py", "h/grpo.py", "h/support/judged.py", "h/.venv/lib/ppo.py"],
+            "h/ppo.py h/support/judged.py",
+        ),
+        (
+            [
+                "a/b/ppo.py",
+                "a/report.txt",
+                "notes.txt",
+                "__MACOSX/a/b/._ppo.py",
+                "__MACOSX/ppo.py",
+                ".DS_Store",
+                "a/b/old/ppo.py",
+            ],
+            "a/b/ppo.py",
+        ),
+        (["h\\ppo.py", "h\\support\\judged.py"], "h/ppo.py h/support/judged.py"),
+        (["grpo.py", "h/simulator.py"], None),
+        ([], None),
+        (["__MACOSX/ppo.py"], None),
+    ],
+)
 @pytest.mark.parametrize("kind", ["zip", "directory"])
 def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
     """As a zip file or as a directory; packed with the folder or without it, on any system, and
@@ -406,8 +521,11 @@ def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
             course.opened(place, WANTED, scratch)
     else:
         home = course.opened(place, WANTED, scratch)
-        there = [(home / file).read_text().replace("\\", "/") for file in sorted(WANTED)
-                 if (home / file).is_file()]
+        there = [
+            (home / file).read_text().replace("\\", "/")
+            for file in sorted(WANTED)
+            if (home / file).is_file()
+        ]
         assert " ".join(there) == found
     assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "judged.py"}
 
@@ -425,15 +543,25 @@ def link(path):
     return info
 
 
-@pytest.mark.parametrize("evil, said", [
-    ("../ppo.py", "leads out of it"), ("h/../../ppo.py", "leads out of it"),
-    ("/tmp/ppo.py", "leads out of it"), ("..\\ppo.py", "leads out of it"),
-    ("\\ppo.py", "leads out of it"), ("C:\\ppo.py", "leads out of it"),
-    ("\n/../../ppo.py", "leads out of it"),
-    (link("grpo.py"), "'grpo.py' in it is a link"), (link("h"), "'h' in it is a link"),
-    ("large", "larger than 50 MB"), ("cut", "no whole zip file"),
-    ("changed", "no whole zip file (Bad CRC"), ("encrypted", "judged.py' in it is encrypted"),
-    ("ppo.py/x/ppo.py", "no whole zip file")])
+@pytest.mark.parametrize(
+    "evil, said",
+    [
+        ("../ppo.py", "leads out of it"),
+        ("h/../../ppo.py", "leads out of it"),
+        ("/tmp/ppo.py", "leads out of it"),
+        ("..\\ppo.py", "leads out of it"),
+        ("\\ppo.py", "leads out of it"),
+        ("C:\\ppo.py", "leads out of it"),
+        ("\n/../../ppo.py", "leads out of it"),
+        (link("grpo.py"), "'grpo.py' in it is a link"),
+        (link("h"), "'h' in it is a link"),
+        ("large", "larger than 50 MB"),
+        ("cut", "no whole zip file"),
+        ("changed", "no whole zip file (Bad CRC"),
+        ("encrypted", "judged.py' in it is encrypted"),
+        ("ppo.py/x/ppo.py", "no whole zip file"),
+    ],
+)
 def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, capfd, monkeypatch):
     """Neither outside of the scratch directory nor, in the end, in it; and no other submission is
     graded first."""
@@ -454,10 +582,22 @@ def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, cap
         data = data.replace(b"x = 1", b"x = 2", 1)
     elif evil == "encrypted":
         for at in (data.index(b"PK\3\4") + 6, data.index(b"PK\1\2") + 8):
-            data = data[:at] + bytes([data[at] | 1]) + data[at + 1:]
+            data = data[:at] + bytes([data[at] | 1]) + data[at + 1 :]
     place.write_bytes(data)
-    assert course.main(["grade", str(ROOT), str(place), "--only", "gae,judge", "--csv",
-                        str(tmp_path / "x.csv")]) == 2
+    assert (
+        course.main(
+            [
+                "grade",
+                str(ROOT),
+                str(place),
+                "--only",
+                "gae,judge",
+                "--csv",
+                str(tmp_path / "x.csv"),
+            ]
+        )
+        == 2
+    )
     told = capfd.readouterr()
     assert told.err.count("\n") == 1 and said in told.err and str(place) in told.err
     assert told.out == "" and len(told.err) < 300
@@ -467,8 +607,10 @@ def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, cap
 @pytest.mark.slow
 def test_a_zip_file_is_graded(tmp_path, capsys):
     """A handout, done, packed with its folder by a Mac."""
-    place = zipped(tmp_path / "anna.zip", **{"handout/grpo.py": source("grpo.py"), "__MACOSX/x": "",
-                                             "handout/README.md": ""})
+    place = zipped(
+        tmp_path / "anna.zip",
+        **{"handout/grpo.py": source("grpo.py"), "__MACOSX/x": "", "handout/README.md": ""},
+    )
     assert course.main(["grade", str(place), "--only", "groups"]) == 0
     assert f"\n{place}\n  groups " in capsys.readouterr().out
 
@@ -484,13 +626,21 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     def write(file, **bodies):
         text = source(file)
         for function, body in bodies.items():
-            text = course.put(text, function,
-                              written(text, function).split(":\n")[0] + ":\n" + body)
+            text = course.put(
+                text, function, written(text, function).split(":\n")[0] + ":\n" + body
+            )
         (place / file).write_text(text, encoding="utf-8")
-    write("policy.py", split_thought="    x = []\n    while True:\n"
-          "        x.append(bytes(10 ** 9))")
-    write("ppo.py", whiten="    import os\n    os._exit(0)", value_loss="    while True:\n"
-          "        pass", policy_loss="    raise SystemExit(0)", gae="    return rewards[")
+
+    write(
+        "policy.py", split_thought="    x = []\n    while True:\n        x.append(bytes(10 ** 9))"
+    )
+    write(
+        "ppo.py",
+        whiten="    import os\n    os._exit(0)",
+        value_loss="    while True:\n        pass",
+        policy_loss="    raise SystemExit(0)",
+        gae="    return rewards[",
+    )
     (place / "grpo.py").unlink()
     (place / "simulator.py").write_bytes(b"\xff\xfe\x00")
     for path in (place / "tests").iterdir():
@@ -499,22 +649,43 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
     course.main(["handout", str(untouched), "--only", "kl,groups"])
     (untouched / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
     table = tmp_path / "grades.csv"
-    assert course.main(["grade", str(place), str(untouched), "--only",
-                        "gae,whiten,clip,value,kl,groups,fill,thought", "--limit", "20",
-                        "--csv", str(table)]) == 1
+    assert (
+        course.main(
+            [
+                "grade",
+                str(place),
+                str(untouched),
+                "--only",
+                "gae,whiten,clip,value,kl,groups,fill,thought",
+                "--limit",
+                "20",
+                "--csv",
+                str(table),
+            ]
+        )
+        == 1
+    )
     with open(table, newline="", encoding="utf-8") as file:
-        found = {(Path(row["submission"]).name, row["exercise"]):
-                 (int(row["points"]), row["result"]) for row in csv.DictReader(file)}
+        found = {
+            (Path(row["submission"]).name, row["exercise"]): (int(row["points"]), row["result"])
+            for row in csv.DictReader(file)
+        }
     anna = {name: result for (who, name), result in found.items() if who == "anna"}
     total, _ = anna.pop("total")
     points = {name: exercise["points"] for name, exercise in course.exercises().items()}
     assert anna["kl"] == (points["kl"], "passed")
-    assert (anna["gae"] == (0, "ppo.py: gae does not parse, or is not at the top level")
-            and anna["groups"] == (0, "grpo.py is missing"))
-    assert (anna["fill"] == (0, "simulator.py is not UTF-8 text")
-            and anna["value"] == (0, "no end within 20 s"))
-    assert (anna["whiten"] == (0, "the process ended itself (exit code 0)")
-            and "SystemExit" in anna["clip"][1] and anna["clip"][0] == 0)
+    assert anna["gae"] == (0, "ppo.py: gae does not parse, or is not at the top level") and anna[
+        "groups"
+    ] == (0, "grpo.py is missing")
+    assert anna["fill"] == (0, "simulator.py is not UTF-8 text") and anna["value"] == (
+        0,
+        "no end within 20 s",
+    )
+    assert (
+        anna["whiten"] == (0, "the process ended itself (exit code 0)")
+        and "SystemExit" in anna["clip"][1]
+        and anna["clip"][0] == 0
+    )
     assert anna["thought"][0] == 0 and "MemoryError" in anna["thought"][1]
     assert found["ben", "kl"] == (points["kl"], "passed")
     assert found["ben", "groups"] == (0, "not done")
@@ -524,9 +695,10 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path, capsys):
 
 # --------------------------------------------------------------------------------------------- labs
 
+
 def test_the_patches_of_every_lab_fit_the_code():
     """And break something, but not the syntax."""
-    seen = set()                    # most of the files in most of the arms are the project's own
+    seen = set()  # most of the files in most of the arms are the project's own
     for name, lab in labs.load_labs().items():
         healthy, broken = (labs.scripts_of(lab, arm) for arm in ("healthy", "broken"))
         assert healthy != broken or len(set(lab["arms"].values())) > 1, name
@@ -538,16 +710,24 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
         readme = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
         assert "{{" not in readme and f"### {name}: {lab['title']}" in readme, name
-        assert all(f"* {question} " in " ".join(readme.split()) + " "
-                   for question in lab["questions"]), name
+        assert all(
+            f"* {question} " in " ".join(readme.split()) + " " for question in lab["questions"]
+        ), name
 
 
-@pytest.mark.parametrize("flags, told", [
-    ([], ""), (["--steps", "20", "--seeds", "0,1,2"], ""),
-    (["--steps", "2"], "2 steps and seeds 0, 1, 2"), (["--seeds", "7"], "20 steps and seed 7"),
-    (["--steps", "1", "--seeds", "1,0"], "1 step and seeds 1, 0")])
-def test_a_labs_words_are_about_the_runs_that_were_measured(flags, told, tmp_path, capsys,
-                                                            monkeypatch):
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        ([], ""),
+        (["--steps", "20", "--seeds", "0,1,2"], ""),
+        (["--steps", "2"], "2 steps and seeds 0, 1, 2"),
+        (["--seeds", "7"], "20 steps and seed 7"),
+        (["--steps", "1", "--seeds", "1,0"], "1 step and seeds 1, 0"),
+    ],
+)
+def test_a_labs_words_are_about_the_runs_that_were_measured(
+    flags, told, tmp_path, capsys, monkeypatch
+):
     """At another length, or with other seeds, its numbers are not to be looked for: it says so, in
     front of them. (No run is made here.)"""
     monkeypatch.setattr(labs, "RUNS", tmp_path)
@@ -566,8 +746,15 @@ def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
     """Two arms, two steps, one picture; asked for again, the runs are found."""
     monkeypatch.setattr(labs, "RUNS", tmp_path)
     for _ in range(2):
-        assert course.main(["lab", name, "--seeds", "0", "--steps", "2", "--out",
-                            str(tmp_path / "x.png")]) == 0
+        assert (
+            course.main(
+                ["lab", name, "--seeds", "0", "--steps", "2", "--out", str(tmp_path / "x.png")]
+            )
+            == 0
+        )
     told = capsys.readouterr().out
-    assert ("What to see" in told and "2 of 2 runs are there already" in told
-            and (tmp_path / "x.png").stat().st_size > 10_000)
+    assert (
+        "What to see" in told
+        and "2 of 2 runs are there already" in told
+        and (tmp_path / "x.png").stat().st_size > 10_000
+    )

@@ -1,6 +1,7 @@
 """CUDA, as far as it can be known: first without a GPU (`-m fake_cuda`, part of every run), on a
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
+
 import asyncio
 import copy
 import json
@@ -60,9 +61,13 @@ def test_the_device_refuses_what_cuda_refuses(device):
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
     assert torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b)
     assert torch.zeros(2, device=device).device == a.to(device).device == device
-    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10        # one number may stay
-    for wrong in (lambda: a.to(device) @ b, lambda: a.to(device)[torch.tensor([0, 1])],
-                  lambda: torch.cat([a.to(device), a]), lambda: a.to(device).add_(a)):
+    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10  # one number may stay
+    for wrong in (
+        lambda: a.to(device) @ b,
+        lambda: a.to(device)[torch.tensor([0, 1])],
+        lambda: torch.cat([a.to(device), a]),
+        lambda: a.to(device).add_(a),
+    ):
         with pytest.raises(AssertionError, match="on the CPU"):
             wrong()
     with pytest.raises(RuntimeError, match="dtype"):
@@ -82,13 +87,14 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
             module = cast(Critic(model, share=True), place)
             torch.nn.init.ones_(module.head.weight)
         else:
-            module = Policy(model, logits=2 ** 12)
+            module = Policy(model, logits=2**12)
         out = module(pack(make_episodes()).to(place))
         out = torch.stack(out) if kind == "policy" else out
         assert out.dtype == torch.float32
         out.sum().backward()
-        found.append([out.detach().cpu(), *(p.grad.cpu() for p in module.parameters()
-                                            if p.grad is not None)])
+        found.append(
+            [out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)]
+        )
     assert len(found[0]) == len(found[1]) > 10
     for one, two in zip(*found):
         assert (one - two).norm() <= 0.05 * one.norm()
@@ -106,11 +112,19 @@ def test_an_update(algo, reward, tiny_dir, device):
     batches = minibatches(device, reward=reward)
     if algo == "ppo":
         critic = cast(Critic(policy.model), device)
-        metrics = ppo_update(policy, optimizer, critic, models.adamw(critic, 1e-2), batches,
-                             reference=reference, **FLAGS)
+        metrics = ppo_update(
+            policy,
+            optimizer,
+            critic,
+            models.adamw(critic, 1e-2),
+            batches,
+            reference=reference,
+            **FLAGS,
+        )
     else:
-        metrics = grpo_update(policy, optimizer, batches, reference=reference, **FLAGS,
-                              per_turn=reward == "delta")
+        metrics = grpo_update(
+            policy, optimizer, batches, reference=reference, **FLAGS, per_turn=reward == "delta"
+        )
     assert numbers(metrics)
     assert any(not torch.equal(a, p.cpu()) for a, p in zip(before, policy.parameters()))
 
@@ -122,18 +136,24 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
     on one base, activations made again."""
     root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
-    cast(root.critic.head, device)                  # FSDP2 casts what it gathers; here nobody does
+    cast(root.critic.head, device)  # FSDP2 casts what it gathers; here nobody does
     parts = [Part(root, who) for who in ("policy", "critic", "reference")]
     before = {name: p.cpu().clone() for name, p in root.named_parameters()}
     recompute_activations(root.policy.model, context_fn=root.remember)
-    metrics = ppo_update(parts[0], models.adamw(parts[0], 1e-2), parts[1],
-                         models.adamw(parts[1], 1e-2), minibatches(device),
-                         reference=parts[2], **FLAGS | {"kl_estimator": estimator})
+    metrics = ppo_update(
+        parts[0],
+        models.adamw(parts[0], 1e-2),
+        parts[1],
+        models.adamw(parts[1], 1e-2),
+        minibatches(device),
+        reference=parts[2],
+        **FLAGS | {"kl_estimator": estimator},
+    )
     assert numbers(metrics)
     for name, p in root.named_parameters():
         want = torch.float32 if "lora_" in name else torch.bfloat16
         assert p.dtype == want and p.device == device, name
-        moves = "lora_B" in name or "critic.head" in name      # A has no gradient as long as B is 0
+        moves = "lora_B" in name or "critic.head" in name  # A has no gradient as long as B is 0
         assert torch.equal(before[name], p.cpu()) != moves or "lora_A" in name, name
 
 
@@ -159,8 +179,10 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
     prompt = list(range(3, 40))
     ids, log_probs = asyncio.run(engine.generate(prompt, 12, np.random.default_rng(0), key=0))
     episodes = make_episodes(1, think=False)
-    episodes[0].segments = [type(s)(i, log_probs=p) for s, i, p in zip(
-        episodes[0].segments, (prompt, ids), (None, log_probs))]
+    episodes[0].segments = [
+        type(s)(i, log_probs=p)
+        for s, i, p in zip(episodes[0].segments, (prompt, ids), (None, log_probs))
+    ]
     batch = pack(episodes).to(device)
     with torch.no_grad():
         gap = (policy(batch)[0] - batch.engine_log_probs)[batch.action_mask].abs()
@@ -169,30 +191,38 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
 
 @fake_cuda
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--algo", "ppo", "--think", "--kl-coef", "0.1"],
-                                   ["--algo", "grpo", "--lora-rank", "4"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--algo", "ppo", "--think", "--kl-coef", "0.1"], ["--algo", "grpo", "--lora-rank", "4"]],
+)
 def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
     (FSDP2 moves models to the GPU; here the test does.)"""
+
     def masters(module):
         make_masters(module)
         module.to(DEVICE)
+
     monkeypatch.setattr(rlver, "gpu_is_there", lambda: False)
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
-    monkeypatch.setitem(models.LIMITS, torch.float32, dict(gap_limits=(1e-3, 1e-2),
-                                                           ratio_limit=1e-3))
+    monkeypatch.setitem(
+        models.LIMITS, torch.float32, dict(gap_limits=(1e-3, 1e-2), ratio_limit=1e-3)
+    )
     out = tmp_path / "run"
     with elsewhere():
-        assert rlver.main(suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 1,
-                                  "--out", out])) == 0
+        assert (
+            rlver.main(suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 1, "--out", out]))
+            == 0
+        )
         assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     load_model(out / "checkpoint-000002")
 
 
 # -------------------------------------------------------------------------------------- with a GPU
+
 
 def gpu(test):
     """Marked, and skipped where there is none."""
@@ -219,16 +249,25 @@ def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
 
 
 @gpu
-@pytest.mark.parametrize("flags", [["--algo", "ppo", "--think", "--kl-coef", "0.1"],
-                                   ["--algo", "grpo", "--lora-rank", "4"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--algo", "ppo", "--think", "--kl-coef", "0.1"], ["--algo", "grpo", "--lora-rank", "4"]],
+)
 def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
     NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
-    for more in (suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out]),
-                 ["--resume", str(out), "--steps", "3"]):
-        done = subprocess.run([sys.executable, str(ROOT / "rlver.py"), *more], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=240)
+    for more in (
+        suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out]),
+        ["--resume", str(out), "--steps", "3"],
+    ):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "rlver.py"), *more],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert done.returncode == 0, done.stderr
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
 
@@ -237,7 +276,7 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
 def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     engine = TorchEngine(load_model(tiny_dir)[0], stop_id=2)
     engine.move(torch.device("cuda"), torch.bfloat16)
-    asyncio.run(engine.generate([5, 6], 2, np.random.default_rng(0), key=0))    # what CUDA keeps
+    asyncio.run(engine.generate([5, 6], 2, np.random.default_rng(0), key=0))  # what CUDA keeps
     engine.sleep()
     empty = torch.cuda.memory_allocated()
     asyncio.run(engine.generate(list(range(3, 40)), 4, np.random.default_rng(0), key=0))
@@ -250,23 +289,35 @@ def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
 def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
     """On whatever is here, with a model of no size: what it would print on a GPU."""
     import bench_gpu
+
     found = {}
     for rank in (0, 4):
         config = load_model(tiny_dir)[0].config
         config.max_position_embeddings, config.vocab_size = 4096, 1024
         bench_gpu.make_model("tiny", tmp_path / "model", config)
-        code, said, _ = bench_gpu.child(bench_gpu.__file__, "measure", tmp_path / "model", rank,
-                                        [48, 96], 192, [3, 8, 4], limit=120)
+        code, said, _ = bench_gpu.child(
+            bench_gpu.__file__,
+            "measure",
+            tmp_path / "model",
+            rank,
+            [48, 96],
+            192,
+            [3, 8, 4],
+            limit=120,
+        )
         assert code == 0, said
         found["tiny", rank] = json.loads(said)
     found["7B", 16] = "CUDA out of memory"
     lines = bench_gpu.table(found).split("\n")
     assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
     assert all(u["tokens"] > 0 for r in list(found.values())[:2] for u in r["updates"])
-    code, said, _ = bench_gpu.child(bench_gpu.__file__, "steps", tmp_path / "model",
-                                    tmp_path / "run", limit=120)
+    code, said, _ = bench_gpu.child(
+        bench_gpu.__file__, "steps", tmp_path / "model", tmp_path / "run", limit=120
+    )
     assert code == 0, said
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert not list((tmp_path / "run").glob("checkpoint-*"))
     assert bench_gpu.child("-c", "1 / 0", limit=60)[:2] == (
-        1, "ZeroDivisionError: division by zero")
+        1,
+        "ZeroDivisionError: division by zero",
+    )

@@ -1,6 +1,9 @@
 """What a newcomer, a researcher with a key and a teacher stumbled over: wrong numbers without a
 word, runs that could not go on, complaints in another program's language. Each test is one of
 them."""
+
+from support import plan
+
 import importlib.util
 import json
 import os
@@ -13,20 +16,21 @@ import time
 from pathlib import Path
 
 import pytest
+from server import Loopback, people
 
 import evaluate
 import rlver
 import simulator
 import toy
-from server import Loopback, people
-from support import plan
 from support.results import intention_of
 from support.settings import resolve_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = ("--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 "
-         "--save-every 1 --temperature 0.9 --difficulty challenging --lr 0.05 --warmup 0 "
-         "--entropy-coef 0.1").split()
+SMALL = (
+    "--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 "
+    "--save-every 1 --temperature 0.9 --difficulty challenging --lr 0.05 --warmup 0 "
+    "--entropy-coef 0.1"
+).split()
 
 
 def go(model, out, *flags):
@@ -56,9 +60,12 @@ def run(tiny_dir, tmp_path_factory, no_pictures):
 
 # ------------------------------------------------------------------------ what is this policy?
 
+
 def measured(path, *flags):
-    assert evaluate.main([*map(str, flags), "--limit", "4", "--max-turns", "2", "--out",
-                          str(path)]) == 0
+    assert (
+        evaluate.main([*map(str, flags), "--limit", "4", "--max-turns", "2", "--out", str(path)])
+        == 0
+    )
     return rows(path)
 
 
@@ -69,13 +76,15 @@ def test_the_same_weights_are_the_same_policy_however_they_are_named(run, tmp_pa
     copy has another name."""
     newest = run / "checkpoint-000002"
     copied = shutil.copytree(newest, tmp_path / "copied")
-    found = [measured(tmp_path / f"{i}.jsonl", "--policy", name)
-             for i, name in enumerate((run, newest, copied))]
+    found = [
+        measured(tmp_path / f"{i}.jsonl", "--policy", name)
+        for i, name in enumerate((run, newest, copied))
+    ]
     for rows_of_one in found:
         made_by = rows_of_one[0]["rlver"]
         assert made_by["temperature"] == 0.9 and made_by["max_tokens"] == 6
         assert made_by["difficulty"] == "challenging"
-        assert ([row["history"] for row in rows_of_one] == [row["history"] for row in found[0]])
+        assert [row["history"] for row in rows_of_one] == [row["history"] for row in found[0]]
     labels = [rows_of_one[0]["rlver"]["policy"] for rows_of_one in found]
     assert labels == [str(newest), str(newest), str(copied)]
 
@@ -95,8 +104,9 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     assert before[0]["rlver"]["policy"].endswith("checkpoint-000000")
     assert not (run / "checkpoint-000000").exists()
     assert [r["history"] for r in before] != [r["history"] for r in after]
-    text = said(capfd, 0, evaluate.main, "--compare", tmp_path / "before.jsonl",
-                tmp_path / "after.jsonl")
+    text = said(
+        capfd, 0, evaluate.main, "--compare", tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    )
     assert "after:  policy" in text and "checkpoint-000002" in text and "1 seed each" in text
     assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
     measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
@@ -120,11 +130,24 @@ def test_results_of_other_settings_are_never_mixed(run, tiny_dir, tmp_path, monk
     copied = shutil.copytree(run, tmp_path / "run")
     short = ["--limit", 2, "--max-turns", 2]
     measured(tmp_path / "r.jsonl", "--policy", copied)
-    text = said(capfd, 2, evaluate.main, "--policy", copied, *short, "--max-tokens", 5, "--out",
-                tmp_path / "r.jsonl")
+    text = said(
+        capfd,
+        2,
+        evaluate.main,
+        "--policy",
+        copied,
+        *short,
+        "--max-tokens",
+        5,
+        "--out",
+        tmp_path / "r.jsonl",
+    )
     assert "max_tokens 6 there, 5 here" in text
-    for tokens, name in ((6, "benchmark.jsonl"), (5, "benchmark-2.jsonl"),
-                         (5, "benchmark-2.jsonl")):
+    for tokens, name in (
+        (6, "benchmark.jsonl"),
+        (5, "benchmark-2.jsonl"),
+        (5, "benchmark-2.jsonl"),
+    ):
         said(capfd, 0, evaluate.main, "--policy", copied, *short, "--max-tokens", tokens)
         assert rows(copied / name)[0]["rlver"]["max_tokens"] == tokens
     before = sorted(p.name for p in tiny_dir.iterdir())
@@ -150,18 +173,27 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
 @pytest.mark.slow
 def test_a_chat_ends_politely(run, tmp_path):
     """Ctrl-D is the end of a conversation, no interruption."""
-    done = subprocess.run([sys.executable, ROOT / "evaluate.py", "--chat", run], input="",
-                          capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, ROOT / "evaluate.py", "--chat", run],
+        input="",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
 
 
 # ------------------------------------------------------------------------------ who are the users?
 
+
 def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, capfd):
     """It would play people of forty words from a grammar, with Chinese prompts even, and the run
     would look like any other."""
-    for main, flags in ((rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
-                        (simulator.main, []), (evaluate.main, ["--policy", tiny_dir])):
+    for main, flags in (
+        (rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
+        (simulator.main, []),
+        (evaluate.main, ["--policy", tiny_dir]),
+    ):
         text = said(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
         assert text.count("\n") == 1 or main is evaluate.main
         assert "prompts/profiles/" in text and "train_profile.jsonl" in text
@@ -173,7 +205,7 @@ def test_every_shipped_person_has_a_named_need():
     intention were empty. The field decides; the words of the task are for released files."""
     for path in sorted((ROOT / "prompts" / "profiles").glob("*.jsonl")):
         for profile in simulator.load_profiles(path):
-            if profile.target != "eq":          # who chats has none
+            if profile.target != "eq":  # who chats has none
                 continue
             assert profile.need in toy.NEEDS, profile.id
             assert intention_of(profile.task, profile.need)[0] == profile.need
@@ -188,13 +220,25 @@ def test_an_unknown_need_is_refused(tmp_path, capfd):
 
 def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
     """Its advantage is 0, always: the run would train nothing and end with exit code 0."""
-    text = said(capfd, 2, rlver.main, "--model", tiny_dir, "--algo", "grpo", "--group-size", 1,
-                "--out", tmp_path / "out")
+    text = said(
+        capfd,
+        2,
+        rlver.main,
+        "--model",
+        tiny_dir,
+        "--algo",
+        "grpo",
+        "--group-size",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
     assert "--group-size 1" in text and text.count("\n") == 1
     assert resolve_settings({"algo": "ppo"}).group_size == 1
 
 
 # ---------------------------------------------------------------------- interrupted and resumed
+
 
 @pytest.mark.slow
 def test_a_start_that_came_to_no_step_can_be_started_again(tiny_dir, tmp_path, capfd):
@@ -240,9 +284,22 @@ def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
     """Ctrl-C in the middle of a rollout: 64 dialogues each told of their end, in 83 lines, below
     the only line that mattered."""
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "rlver.py"), "--algo", "grpo", "--think", "--eval-size", "64",
-         "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True)
+        [
+            sys.executable,
+            str(ROOT / "rlver.py"),
+            "--algo",
+            "grpo",
+            "--think",
+            "--eval-size",
+            "64",
+            "--out",
+            str(tmp_path / "out"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "out" / "checkpoint-000000").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -256,14 +313,23 @@ def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
 
 # --------------------------------------------------------------------- before anything is paid for
 
+
 def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monkeypatch, capfd):
     """One small call, before the model is loaded. The run leaves nothing, so it can be started
     again with another model name or key."""
     monkeypatch.setenv("RLVER_API_KEY", "wrong")
     flags = ["--profiles", people(tmp_path / "p.jsonl"), "--out", tmp_path / "out"]
     with Loopback(key="right") as server:
-        text = said(capfd, 2, rlver.main, "--model", tiny_dir, *flags, "--simulator",
-                    f"openai:scripted@{server.url}")
+        text = said(
+            capfd,
+            2,
+            rlver.main,
+            "--model",
+            tiny_dir,
+            *flags,
+            "--simulator",
+            f"openai:scripted@{server.url}",
+        )
     assert "401" in text and "start it again" in text and "--resume" not in text
     assert not (tmp_path / "out").exists()
 
@@ -273,9 +339,19 @@ def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd
     hang."""
     monkeypatch.setattr("support.llm.AWAY", 0.01)
     monkeypatch.setattr("support.llm.backoff", lambda *_: 0.01)
-    text = said(capfd, 75, rlver.main, "--model", tiny_dir, "--profiles",
-                people(tmp_path / "p.jsonl"), "--out", tmp_path / "out", "--simulator",
-                "openai:m@http://127.0.0.1:9/v1")
+    text = said(
+        capfd,
+        75,
+        rlver.main,
+        "--model",
+        tiny_dir,
+        "--profiles",
+        people(tmp_path / "p.jsonl"),
+        "--out",
+        tmp_path / "out",
+        "--simulator",
+        "openai:m@http://127.0.0.1:9/v1",
+    )
     assert text.count("cannot be reached") == 2 and "waiting, and trying again" in text
     assert "nothing is saved yet: start the run again when the simulator is well" in text
 
@@ -283,14 +359,23 @@ def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd
 def test_the_plan_counts_calls_tokens_and_money():
     """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
     4 dialogues of 4 calls each."""
-    cfg = resolve_settings(dict(algo="grpo", batch_size=4, group_size=2, max_turns=2, steps=10,
-                                eval_size=4, simulator="openai:m@http://h/v1"))
+    cfg = resolve_settings(
+        dict(
+            algo="grpo",
+            batch_size=4,
+            group_size=2,
+            max_turns=2,
+            steps=10,
+            eval_size=4,
+            simulator="openai:m@http://h/v1",
+        )
+    )
     text = plan.calls_of(cfg, (1.0, 2.0))
     calls = 10 * (2 + 4 * 3) + 2 * 4 * 4
     assert f"14 a step, {calls} in all" in text
-    tokens_in, tokens_out = map(float,
-                                re.search(r"about ([\d.]+) million tokens to it and ([\d.]+)",
-                                          text).groups())
+    tokens_in, tokens_out = map(
+        float, re.search(r"about ([\d.]+) million tokens to it and ([\d.]+)", text).groups()
+    )
     cost = float(re.search(r"price ([\d.]+)", text).group(1))
     assert cost == pytest.approx(tokens_in + 2 * tokens_out, abs=0.2)
     assert plan.calls_of(resolve_settings({})) == ""
@@ -306,15 +391,19 @@ def test_a_price_is_two_numbers(price, capfd):
 def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd):
     """Missing: one line. There: the numbers of metrics.jsonl, under its directory."""
     find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec",
-                        lambda name, *more: None if name == "tensorboard" else find(name, *more))
-    text = said(capfd, 2, rlver.main, "--model", tiny_dir, "--tensorboard", "--out",
-                tmp_path / "out")
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *more: None if name == "tensorboard" else find(name, *more),
+    )
+    text = said(
+        capfd, 2, rlver.main, "--model", tiny_dir, "--tensorboard", "--out", tmp_path / "out"
+    )
     assert "pip install tensorboard" in text and text.count("\n") == 1
     monkeypatch.undo()
     pytest.importorskip("tensorboard")
     assert go(tiny_dir, tmp_path / "out", "--tensorboard") == 0
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
     events.Reload()
     logged = [row["emotion"] for row in rows(tmp_path / "out" / "metrics.jsonl")]
@@ -322,6 +411,7 @@ def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd
 
 
 # ---------------------------------------------------------------------------- report and picture
+
 
 @pytest.mark.slow
 def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypatch, no_pictures):
@@ -333,6 +423,7 @@ def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypa
         if number == 2:
             raise KeyboardInterrupt
         return step(self, number)
+
     monkeypatch.setattr(rlver.Trainer, "train_step", watched)
     assert go(tiny_dir, tmp_path / "out") == 130
     assert seen == [True, True]

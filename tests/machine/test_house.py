@@ -1,5 +1,6 @@
 """The house that the code lives in: who may import whom, how wide files are, and what is told
 about a function before one reads it. Nothing is run here; the files are read."""
+
 import ast
 import io
 import re
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHAPTERS, SUPPORT, COURSE = (sorted(ROOT.glob(f"{place}*.py"))
-                             for place in ("", "support/", "course/"))
+CHAPTERS, SUPPORT, COURSE = (
+    sorted(ROOT.glob(f"{place}*.py")) for place in ("", "support/", "course/")
+)
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
-MODULES = {**{path.stem: path for path in CHAPTERS + COURSE},
-           **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"}}
+MODULES = {
+    **{path.stem: path for path in CHAPTERS + COURSE},
+    **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"},
+}
 TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
 
@@ -35,12 +39,13 @@ def circle_in(graph):
 
     def walk(name, path):
         if name in path:
-            return [*path[path.index(name):], name]
+            return [*path[path.index(name) :], name]
         if name not in done:
             for other in sorted(graph[name]):
                 if circle := walk(other, [*path, name]):
                     return circle
             done.add(name)
+
     return next(filter(None, (walk(name, []) for name in sorted(graph))), None)
 
 
@@ -49,8 +54,10 @@ GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) for name, path in MO
 
 def test_the_test_sees_imports_and_circles():
     """Or the next two would pass on anything."""
-    text = ("import toy, sys\n"
-            "def f():\n    from support import plan\n    from support.llm import Clock\n")
+    text = (
+        "import toy, sys\n"
+        "def f():\n    from support import plan\n    from support.llm import Clock\n"
+    )
     assert imports_of(text) == {"toy", "support.plan", "support.llm"}
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
@@ -68,17 +75,23 @@ def test_the_machine_room_knows_no_chapter():
     without the machine, nor use the machine without the chapter."""
     chapters = {path.stem for path in CHAPTERS}
     assert {name: GRAPH[name] & chapters for name in GRAPH if name.startswith("support.")} == {
-        name: set() for name in GRAPH if name.startswith("support.")}
-    assert not any("course" in str(MODULES[other]) for path in CHAPTERS
-                   for other in GRAPH[path.stem])
+        name: set() for name in GRAPH if name.startswith("support.")
+    }
+    assert not any(
+        "course" in str(MODULES[other]) for path in CHAPTERS for other in GRAPH[path.stem]
+    )
 
 
 def test_no_line_is_wider_than_a_screen():
     """100 columns in every Python file: two of them stand beside each other, or beside a paper."""
     files = [*CHAPTERS, *SUPPORT, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]
     assert len(files) > 30
-    assert [f"{path.relative_to(ROOT)}:{number}" for path in files for number, line in
-            enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if len(line) > 100] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+        if len(line) > 100
+    ] == []
 
 
 def test_the_loop_is_soon_in_view():
@@ -89,22 +102,26 @@ def test_the_loop_is_soon_in_view():
 
 def without_docstring(text):
     """The public functions, methods and classes of a source that say nothing about themselves."""
+
     def walk(node, prefix=""):
         for inner in node.body:
-            if (isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-                    and not inner.name.startswith("_")):
+            if isinstance(
+                inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ) and not inner.name.startswith("_"):
                 if not ast.get_docstring(inner):
                     yield prefix + inner.name
                 if isinstance(inner, ast.ClassDef):
                     yield from walk(inner, f"{prefix}{inner.name}.")
+
     return list(walk(ast.parse(text)))
 
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_what_a_student_reads_says_what_it_does(name):
     """Every public function and class of the chapters that follow the paper."""
-    assert without_docstring("class A:\n '''a'''\n def f(self): 1\n def _g(self): 1\n"
-                             "def h():\n '''h'''\n def i(): 1\n") == ["A.f"]
+    assert without_docstring(
+        "class A:\n '''a'''\n def f(self): 1\n def _g(self): 1\ndef h():\n '''h'''\n def i(): 1\n"
+    ) == ["A.f"]
     assert without_docstring(MODULES[name].read_text(encoding="utf-8")) == []
 
 
@@ -116,7 +133,10 @@ def test_comments_lead_to_lists_that_are_there():
         if path.name == "test_house.py":
             continue
         text = path.read_text(encoding="utf-8")
-        words = [t.string for t in tokenize.generate_tokens(io.StringIO(text).readline)
-                 if t.type in (tokenize.COMMENT, tokenize.STRING)]
+        words = [
+            t.string
+            for t in tokenize.generate_tokens(io.StringIO(text).readline)
+            if t.type in (tokenize.COMMENT, tokenize.STRING)
+        ]
         for word in words:
             assert not re.search(r"[Pp]itfalls? \d|\bDesign:|\b4\.19\b", word), (path.name, word)

@@ -1,22 +1,23 @@
 """Numbers that are what they say: whose score it is, of how many, with which settings; and files
 that nobody overwrites."""
+
 import asyncio
 import fcntl
 import json
 import os
 
 import pytest
+from server import Loopback, completion
+from test_evaluate import lines, our_line, write
 
 import evaluate
 import judge
 import rlver
 import toy
-from server import Loopback, completion
 from simulator import load_profiles, make_simulator, users_of_run
 from support.rundir import append_line
 from support.settings import BadInput
 from support.signs import cut_replies, hacking_warnings
-from test_evaluate import lines, our_line, write
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
@@ -37,12 +38,27 @@ def trained(tiny_dir, tmp_path, monkeypatch):
     """A run on twelve users of a file, which is named as it lies beside us."""
     profiles(tmp_path / "people.jsonl")
     monkeypatch.chdir(tmp_path)
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "1", "--profiles",
-                       "people.jsonl", "--out", "run"]) == 0
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                *SMALL,
+                "--eval-size",
+                "1",
+                "--profiles",
+                "people.jsonl",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
     return tmp_path / "run"
 
 
 # ---------------------------------------------------------------------------- users of the training
+
 
 @pytest.mark.slow
 def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_path, monkeypatch):
@@ -61,8 +77,12 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
     assert measure("--policy", trained, "--out", "old.jsonl") == 0
     assert [line["id"] for line in lines(tmp_path / "old.jsonl")] == told["ids"]
     # users that are named, and a policy that is no run: nobody knows
-    assert measure("--policy", trained, "--profiles", "people.jsonl", "--limit", 2, "--out",
-                   "named.jsonl") == 0
+    assert (
+        measure(
+            "--policy", trained, "--profiles", "people.jsonl", "--limit", 2, "--out", "named.jsonl"
+        )
+        == 0
+    )
     assert "Users never trained on" not in (tmp_path / "named.html").read_text()
 
 
@@ -73,9 +93,12 @@ def test_a_file_of_users_that_changed_is_refused_by_name(trained, tmp_path, caps
     text = path.read_text()
     path.write_text("".join(reversed(text.splitlines(keepends=True))))
     log = str(trained / "dialogues.jsonl")
-    for main, flags in ((rlver.main, ["--resume", str(trained), "--steps", "2"]),
-                        (evaluate.main, ["--policy", str(trained), "--out", "r.jsonl"]),
-                        (evaluate.main, ["--consistency", log]), (judge.main, ["needs", log])):
+    for main, flags in (
+        (rlver.main, ["--resume", str(trained), "--steps", "2"]),
+        (evaluate.main, ["--policy", str(trained), "--out", "r.jsonl"]),
+        (evaluate.main, ["--consistency", log]),
+        (judge.main, ["needs", log]),
+    ):
         assert main(flags) == 2
         err = capsys.readouterr().err.strip().split("\n")[-1]
         assert "people.jsonl: has changed since the run began" in err
@@ -95,6 +118,7 @@ def test_two_files_that_share_users_are_refused(tmp_path):
 
 # ----------------------------------------------------------------------------------- other settings
 
+
 def test_all_settings_tell_results_apart():
     """Only keys that the new results have were compared: with --template-args, and then without,
     everything was there already, and the old score was printed as the new one."""
@@ -102,7 +126,7 @@ def test_all_settings_tell_results_apart():
     assert list(evaluate.differing(dict(here), here)) == []
     assert list(evaluate.differing({"policy": "p", "ended": "goodbye", "traits": []}, here)) == []
     for more in ({"template_args": {"a": 1}}, {"history_thoughts": "keep"}, {"context": 9}):
-        key, = more
+        (key,) = more
         assert [key in words for words in evaluate.differing({**here, **more}, here)] == [True]
         assert [key in words for words in evaluate.differing(here, {**here, **more})] == [True]
     assert list(evaluate.differing({**here, "users": "abd"}, here)) == ["other users"]
@@ -115,8 +139,10 @@ def test_results_of_other_settings_are_not_taken_for_these(tiny_dir, tmp_path, c
     out = tmp_path / "r.jsonl"
     usual = ["--policy", tiny_dir, *SHORT, "--limit", 2, "--out", out]
     assert measure(*usual) == 0
-    for more in (["--template-args", '{"enable_thinking": false}'],
-                 ["--profiles", profiles(tmp_path / "p.jsonl", 4)]):
+    for more in (
+        ["--template-args", '{"enable_thinking": false}'],
+        ["--profiles", profiles(tmp_path / "p.jsonl", 4)],
+    ):
         capsys.readouterr()
         assert measure(*usual, *more) == 2
         assert "holds results of" in capsys.readouterr().err
@@ -125,11 +151,20 @@ def test_results_of_other_settings_are_not_taken_for_these(tiny_dir, tmp_path, c
 
 # -------------------------------------------------------------------------------------- of how many
 
+
 @pytest.mark.slow
 def test_the_score_is_of_the_users_asked_for(tiny_dir, tmp_path, capsys):
     """--limit 1 after --limit 3 printed the score of all three."""
-    flags = ["--policy", tiny_dir, *SHORT, "--out", tmp_path / "r.jsonl", "--json",
-             tmp_path / "j.json", "--limit"]
+    flags = [
+        "--policy",
+        tiny_dir,
+        *SHORT,
+        "--out",
+        tmp_path / "r.jsonl",
+        "--json",
+        tmp_path / "j.json",
+        "--limit",
+    ]
     assert measure(*flags, 3) == 0
     assert measure(*flags, 1) == 0
     told = json.loads((tmp_path / "j.json").read_text())
@@ -148,13 +183,30 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
     def answer(prompt):
         lost = any(scene in prompt for scene in scenes)
         return "no" if lost else asyncio.run(scripted(prompt))
+
     with Loopback(answer=answer) as server, pytest.MonkeyPatch.context() as patch:
         make = make_simulator
-        patch.setattr(evaluate, "make_simulator", lambda *names, **more: make(
-            *names, **{**more, "retries": 0}))
-        assert measure("--policy", tiny_dir, *SHORT, "--profiles", path, "--simulator",
-                       f"openai:scripted@{server.url}", "--out", tmp_path / "r.jsonl", "--json",
-                       tmp_path / "j.json") == code
+        patch.setattr(
+            evaluate,
+            "make_simulator",
+            lambda *names, **more: make(*names, **{**more, "retries": 0}),
+        )
+        assert (
+            measure(
+                "--policy",
+                tiny_dir,
+                *SHORT,
+                "--profiles",
+                path,
+                "--simulator",
+                f"openai:scripted@{server.url}",
+                "--out",
+                tmp_path / "r.jsonl",
+                "--json",
+                tmp_path / "j.json",
+            )
+            == code
+        )
     out, err = capsys.readouterr()
     assert err.count(" is missing: ") == deaf
     if deaf < 8:
@@ -167,8 +219,20 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
 
 def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
     """Its first prompt does not fit the context: it was scored 40, the start."""
-    assert measure("--policy", tiny_dir, *SHORT, "--context", 8, "--limit", 2, "--out",
-                   tmp_path / "r.jsonl") == 75
+    assert (
+        measure(
+            "--policy",
+            tiny_dir,
+            *SHORT,
+            "--context",
+            8,
+            "--limit",
+            2,
+            "--out",
+            tmp_path / "r.jsonl",
+        )
+        == 75
+    )
     assert "leaves no room in the context" in capsys.readouterr().err
     assert not (tmp_path / "r.jsonl").read_text()
 
@@ -176,21 +240,48 @@ def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
 @pytest.mark.slow
 def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
     """So evaluate.py has it; in training the model behind the user says one, as RLVER does."""
-    rows = [{**row, "first_talk": f"My own line {i}."}
-            for i, row in enumerate(toy.profiles("train", 6))]
+    rows = [
+        {**row, "first_talk": f"My own line {i}."} for i, row in enumerate(toy.profiles("train", 6))
+    ]
     path = write(tmp_path / "p.jsonl", *rows)
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--profiles",
-                       str(path), "--out", str(tmp_path / "run")]) == 0
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                *SMALL,
+                "--eval-size",
+                "2",
+                "--profiles",
+                str(path),
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     for d in lines(tmp_path / "run" / "dialogues.jsonl"):
         assert d["first_line"].startswith("My own line") == (d["split"] == "heldout")
 
 
 # --------------------------------------------------------------------------------- small, and wrong
 
+
 def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path, capsys):
     """The table called it chit-chat."""
-    assert measure("--policy", tiny_dir, "--world", "chit-chat", "--profiles",
-                   profiles(tmp_path / "p.jsonl", 2), "--out", tmp_path / "r.jsonl") == 2
+    assert (
+        measure(
+            "--policy",
+            tiny_dir,
+            "--world",
+            "chit-chat",
+            "--profiles",
+            profiles(tmp_path / "p.jsonl", 2),
+            "--out",
+            tmp_path / "r.jsonl",
+        )
+        == 2
+    )
     assert "user 'toy-train-0000'" in capsys.readouterr().err
 
 
@@ -207,9 +298,14 @@ def test_after_is_compared_with_before_everywhere(tmp_path, capsys):
 def test_cut_replies_are_counted_and_warned_of():
     """A --max-tokens that cuts most replies was nowhere said."""
     from policy import Episode, Segment
+
     e = Episode("p", 0, "Hi.")
-    e.segments = [Segment([1, 2]), Segment([5, 9], log_probs=[-1.0, -1.0]), Segment([9]),
-                  Segment([5, 6], branch=1, log_probs=[-1.0, -1.0])]
+    e.segments = [
+        Segment([1, 2]),
+        Segment([5, 9], log_probs=[-1.0, -1.0]),
+        Segment([9]),
+        Segment([5, 6], branch=1, log_probs=[-1.0, -1.0]),
+    ]
     assert cut_replies([e, e], stop_id=9) == [2, 4]
     rows = [{"cut": 0.5, "episodes": 4} for _ in range(6)]
     assert any("50 % of replies are cut by --max-tokens" in w for w in hacking_warnings(rows))
@@ -233,9 +329,21 @@ def test_an_edited_setting_is_refused_by_name(name, value, trained, tmp_path, ca
 
 def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
     """It was printed as nan."""
-    monkeypatch.setattr(evaluate, "consistency", lambda *_: {
-        "turns": 1, "emotion": 1, "sign": 1, "dialogues": 1, "final": 1, "found": [], "scores": {},
-        "spread": 1.0, "reliability": 0.0})
+    monkeypatch.setattr(
+        evaluate,
+        "consistency",
+        lambda *_: {
+            "turns": 1,
+            "emotion": 1,
+            "sign": 1,
+            "dialogues": 1,
+            "final": 1,
+            "found": [],
+            "scores": {},
+            "spread": 1.0,
+            "reliability": 0.0,
+        },
+    )
     path = write(tmp_path / "r.jsonl", our_line(0, [50]))
     measure("--consistency", path, "--times", 2)
     assert "dialogues explain: 0.00" in capsys.readouterr().out
@@ -243,12 +351,19 @@ def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
 
 # -------------------------------------------------------------------------------------------- files
 
-@pytest.mark.parametrize("flags", [
-    ["evaluate", "--score", "F", "--json", "F"], ["evaluate", "--compare", "F", "G", "--json", "G"],
-    ["evaluate", "--consistency", "F", "--json", "./F"],
-    ["judge", "strategies", "F", "--json", "F"], ["judge", "capabilities", "F", "--html", "F"],
-    ["judge", "capabilities", "F", "--html", "x", "--json", "x"],
-    ["judge", "blind", "F", "G", "--out", "F"]])
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["evaluate", "--score", "F", "--json", "F"],
+        ["evaluate", "--compare", "F", "G", "--json", "G"],
+        ["evaluate", "--consistency", "F", "--json", "./F"],
+        ["judge", "strategies", "F", "--json", "F"],
+        ["judge", "capabilities", "F", "--html", "F"],
+        ["judge", "capabilities", "F", "--html", "x", "--json", "x"],
+        ["judge", "blind", "F", "G", "--out", "F"],
+    ],
+)
 def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
     """`judge.py strategies a.jsonl --json a.jsonl` wrote its tables over the dialogues, exit 0."""
     monkeypatch.chdir(tmp_path)
@@ -264,8 +379,20 @@ def test_results_are_no_page(tiny_dir, tmp_path, capsys):
     """--out x.html: the page went over the results."""
     assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "x.html") == 2
     assert ".jsonl" in capsys.readouterr().err
-    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r.jsonl",
-                   "--json", tmp_path / "r.html") == 2
+    assert (
+        measure(
+            "--policy",
+            tiny_dir,
+            *SHORT,
+            "--limit",
+            1,
+            "--out",
+            tmp_path / "r.jsonl",
+            "--json",
+            tmp_path / "r.html",
+        )
+        == 2
+    )
 
 
 def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
@@ -294,11 +421,17 @@ def test_a_full_disk_names_the_file(tmp_path, tiny_dir, capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
     """Nothing is wrong with the training; there is no room for its checkpoint."""
+
     def full(self, scratch):
         raise OSError(28, "No space left on device", str(scratch))
+
     monkeypatch.setattr(rlver.Models, "gather", lambda self: lambda scratch: full(self, scratch))
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--out",
-                       str(tmp_path / "out")]) == 1
+    assert (
+        rlver.main(
+            ["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--out", str(tmp_path / "out")]
+        )
+        == 1
+    )
     err = capsys.readouterr().err
     assert "self-check" not in err and "checkpoint-000000 could not be written" in err
     assert "make room" in err and "Traceback" not in err
@@ -306,12 +439,25 @@ def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
 
 def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
     """A content filter at one reply of a policy behind a server ended the whole evaluation."""
+
     def reply(request):
         body = completion("I am here, let it all out.")
         if len(request["messages"]) > 2 and "lonely" not in request["messages"][1]["content"]:
             body["choices"][0]["finish_reason"] = "content_filter"
         return 200, {}, body
+
     with Loopback(reply=reply) as server:
-        assert measure("--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2,
-                       "--out", tmp_path / "r.jsonl") == 75
+        assert (
+            measure(
+                "--policy",
+                f"openai:m@{server.url}",
+                "--limit",
+                4,
+                "--max-turns",
+                2,
+                "--out",
+                tmp_path / "r.jsonl",
+            )
+            == 75
+        )
     assert "a content filter took the answer away" in capsys.readouterr().err

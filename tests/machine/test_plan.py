@@ -1,14 +1,16 @@
 """plan.py: what it calls exact is exact, and it needs nothing but a config."""
+
+from support import plan
+
 from pathlib import Path
 
 import pytest
 import torch
 
-from support import plan
-from support.settings import BadInput, make_parser, resolve_settings
 import rlver
 from models import adamw
 from policy import Critic, Policy, load_model
+from support.settings import BadInput, make_parser, resolve_settings
 
 
 def settings(*flags):
@@ -31,8 +33,9 @@ def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
         real["masters"] += size(module.parameters())
         real["gradients"] += size(p.grad for p in module.parameters())
         real["Adam"] += size(t for state in optimizer.state.values() for t in state.values())
-    parts = plan.memory(settings("--algo", algo, "--model", tiny_dir),
-                        plan.config_of(str(tiny_dir)), 1)
+    parts = plan.memory(
+        settings("--algo", algo, "--model", tiny_dir), plan.config_of(str(tiny_dir)), 1
+    )
     for name, size in real.items():
         assert parts[name] == (pytest.approx(size, rel=0.05), "exact")
 
@@ -41,14 +44,18 @@ def test_shards_and_copies():
     """What is sharded is divided, what each rank has a whole copy of is not; a reference only where
     there is a KL."""
     config = plan.config_of("Qwen/Qwen2.5-7B-Instruct")
-    one, eight = (plan.memory(settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct"),
-                              config, gpus) for gpus in (1, 8))
+    one, eight = (
+        plan.memory(settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct"), config, gpus)
+        for gpus in (1, 8)
+    )
     for part in ("masters", "gradients", "Adam"):
         assert one[part][0] == 8 * eight[part][0]
     assert one["engine weights"] == eight["engine weights"] and one["reference"][0] == 0
     cfg = settings("--algo", "ppo", "--model", "Qwen/Qwen2.5-7B-Instruct", "--kl-coef", 0.1)
-    assert (plan.memory(cfg, config, 1)["reference"][0]
-            == plan.memory(cfg, config, 1)["engine weights"][0] * 2)
+    assert (
+        plan.memory(cfg, config, 1)["reference"][0]
+        == plan.memory(cfg, config, 1)["engine weights"][0] * 2
+    )
 
 
 def test_published_sizes():
@@ -62,11 +69,15 @@ def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, m
     line a group."""
     plan.config_of("Qwen/Qwen2.5-0.5B-Instruct").save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    assert rlver.main(["--plan", "--algo", "grpo", "--think", "--model", "model",
-                       "--out", "out"]) == 0
+    assert (
+        rlver.main(["--plan", "--algo", "grpo", "--think", "--model", "model", "--out", "out"]) == 0
+    )
     text = capsys.readouterr().out
-    assert (f"at most: {32 + 128 * 15:,} a step" in text and "activations  (estimate)" in text
-            and "0.49 billion" in text)
+    assert (
+        f"at most: {32 + 128 * 15:,} a step" in text
+        and "activations  (estimate)" in text
+        and "0.49 billion" in text
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
     assert rlver.main(["--plan", "--model", "nowhere"]) == 2
     with pytest.raises(BadInput, match="no such directory"):
@@ -81,17 +92,24 @@ def test_the_table_in_the_docs_is_the_plans():
 
 # -------------------------------------------------------------------------- adapters, and the rest
 
+
 @pytest.mark.parametrize("algo", ["grpo", "ppo"])
 def test_adapters_are_what_they_will_be(algo, tiny_dir):
     """The base once, whatever the algorithm, and no reference beside it."""
     from lora import SharedBase
+
     model, _ = load_model(tiny_dir)
     root = SharedBase(Policy(model), 4, 32, critic=algo == "ppo")
     trained = sum(p.numel() for p in root.parameters() if p.requires_grad)
-    parts = plan.memory(settings("--algo", algo, "--model", tiny_dir, "--lora-rank", 4,
-                                 "--kl-coef", 0.1), plan.config_of(str(tiny_dir)), 1)
-    assert parts["frozen base"] == (2 * sum(p.numel() for p in model.parameters()
-                                            if not p.requires_grad), "exact")
+    parts = plan.memory(
+        settings("--algo", algo, "--model", tiny_dir, "--lora-rank", 4, "--kl-coef", 0.1),
+        plan.config_of(str(tiny_dir)),
+        1,
+    )
+    assert parts["frozen base"] == (
+        2 * sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        "exact",
+    )
     for name, size in (("masters", 4), ("gradients", 4), ("Adam", 8), ("reference", 0)):
         assert parts[name] == (size * trained, "exact")
 
@@ -116,7 +134,8 @@ def test_what_else_a_run_needs(capsys):
     assert f"{350 * 16 * 10 / 3600:.1f} hours" in text and len(rows["at the peak"]) == 4
     rows, text = told(capsys, "--algo", "ppo", "--lora-rank", "32", "--card", "40")
     assert rows["at the peak"][0] == pytest.approx(
-        rows["frozen base"][0] + rows["masters"][0] + rows["Adam"][0] + 18, abs=0.2)
+        rows["frozen base"][0] + rows["masters"][0] + rows["Adam"][0] + 18, abs=0.2
+    )
     assert rows["disk"][0] < 100 and "81 million" in text
 
 
@@ -127,5 +146,5 @@ def test_an_engine_without_room_for_a_cache_is_refused(capsys):
     assert rlver.main(flags) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "12.0 GB of 80 (--card), and the weights alone are" in line
-    assert rlver.main([*flags, "--engine", "torch"]) == 0           # which has no share
+    assert rlver.main([*flags, "--engine", "torch"]) == 0  # which has no share
     assert rlver.main([*flags, "--card", "141"]) == 0

@@ -1,6 +1,7 @@
 """The people written by hand, for users behind whom a real LLM stands. A file of profiles decides
 what a held-out score means, so what these tests hold on to is mostly arithmetic: who is where, how
 often, and never twice."""
+
 import re
 from collections import Counter
 from itertools import combinations
@@ -8,8 +9,16 @@ from itertools import combinations
 import pytest
 
 import toy
-from simulator import (PROMPTS, BadInput, Simulator, User, fill, load_profiles,
-                       refuse_foreign, says_goodbye)
+from simulator import (
+    PROMPTS,
+    BadInput,
+    Simulator,
+    User,
+    fill,
+    load_profiles,
+    refuse_foreign,
+    says_goodbye,
+)
 
 COUNTS = {"en_train": 16, "en_test": 8, "zh_train": 10, "zh_test": 6}
 GROUPS = {"en": {"negative", "passive", "avoidant"}, "zh": {"负面型", "被动型", "回避型"}}
@@ -33,8 +42,9 @@ def test_the_files_are_whole(name):
     same line. The text stands there to be read, not as \\u escapes."""
     rows = people(name)
     assert len(rows) == COUNTS[name] and "\\u" not in FILES[name].read_text(encoding="utf-8")
-    assert [p.id for p in rows] == [f"{name.replace('_', '-')}-{i:02d}"
-                                    for i in range(1, len(rows) + 1)]
+    assert [p.id for p in rows] == [
+        f"{name.replace('_', '-')}-{i:02d}" for i in range(1, len(rows) + 1)
+    ]
     assert all(p.topic and p.first_talk and len(p.cha_group) == 3 for p in rows)
     assert {p.main_cha for p in rows} == GROUPS[name[:2]]
 
@@ -46,10 +56,14 @@ def test_every_intention_is_played_and_none_dominates():
     tasks = {name: Counter(p.task for p in people(name)) for name in COUNTS}
     english = [sentence for sentence, *_ in toy.NEEDS.values()]
     assert tasks["en_train"] == Counter(english * 2) and tasks["en_test"] == Counter(english)
-    assert (len(tasks["zh_train"]) == len(tasks["zh_train"] | tasks["zh_test"]) == 8
-            and len(tasks["zh_test"]) == 6)
+    assert (
+        len(tasks["zh_train"]) == len(tasks["zh_train"] | tasks["zh_test"]) == 8
+        and len(tasks["zh_test"]) == 6
+    )
     assert max((tasks["zh_train"] | tasks["zh_test"]).values()) == 2
-    assert all(task.startswith("你") and re.fullmatch("[^。]+。", task) for task in tasks["zh_train"])
+    assert all(
+        task.startswith("你") and re.fullmatch("[^。]+。", task) for task in tasks["zh_train"]
+    )
 
 
 def test_nobody_is_in_training_and_test():
@@ -62,9 +76,14 @@ def test_nobody_is_in_training_and_test():
 def test_no_two_stories_are_alike(lang, shared):
     """Filled-in templates show as long common stretches of text, and would be a leak of their own
     between training and test."""
+
     def stretches(text):
-        return {line[i:i + shared] for line in text.splitlines()
-                for i in range(len(line) - shared + 1)}
+        return {
+            line[i : i + shared]
+            for line in text.splitlines()
+            for i in range(len(line) - shared + 1)
+        }
+
     for field in ("scene", "player"):
         for one, two in combinations(people(lang), 2):
             common = stretches(getattr(one, field)) & stretches(getattr(two, field))
@@ -74,8 +93,11 @@ def test_no_two_stories_are_alike(lang, shared):
 def test_scenes_are_long_enough_to_play_and_short_enough_to_pay_for():
     """The scene is sent with every call. What it lacks the model invents, differently each time."""
     for name, p in ALL:
-        length, low, high = ((len(p.scene.split()), 150, 260) if name[:2] == "en"
-                             else (len("".join(p.scene.split())), 250, 450))
+        length, low, high = (
+            (len(p.scene.split()), 150, 260)
+            if name[:2] == "en"
+            else (len("".join(p.scene.split())), 250, 450)
+        )
         assert low <= length <= high, (p.id, length)
 
 
@@ -83,8 +105,11 @@ def test_the_first_line_keeps_the_secret_and_stays():
     """The policy must find the hidden intention out. A first line that reads as a farewell would
     end the dialogue before its start."""
     for _, p in ALL:
-        assert (p.task.strip(".。") not in p.first_talk and len(p.first_talk) < 150
-                and not says_goodbye(p.first_talk)), p.id
+        assert (
+            p.task.strip(".。") not in p.first_talk
+            and len(p.first_talk) < 150
+            and not says_goodbye(p.first_talk)
+        ), p.id
 
 
 @pytest.mark.parametrize("difficulty", ["vanilla", "challenging"])
@@ -96,8 +121,10 @@ def test_everybody_fits_into_both_prompts(difficulty):
         for prompt, text in simulator.prompts.items():
             tags = Counter(re.findall(r"</?\w+>", text))
             rendered = fill(text, {**User(simulator, p).values(), "mark": "kqvt"})
-            assert (all(part in rendered for part in (p.player, p.scene, p.task))
-                    and "{{" not in rendered), (p.id, prompt)
+            assert (
+                all(part in rendered for part in (p.player, p.scene, p.task))
+                and "{{" not in rendered
+            ), (p.id, prompt)
             assert Counter(re.findall(r"</?\w+>", rendered)) == tags, (p.id, prompt)
 
 

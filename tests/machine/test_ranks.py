@@ -4,6 +4,7 @@ them, nobody waits for ever.
 
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
+
 import itertools
 import json
 import os
@@ -24,9 +25,34 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from conftest import suited
 
-SMALL = ["--steps", "3", "--batch-size", "8", "--group-size", "4", "--minibatches", "2",
-         "--max-turns", "3", "--max-tokens", "6", "--lr", "2e-3", "--critic-lr", "2e-3", "--warmup",
-         "2", "--eval-size", "4", "--save-every", "1", "--tokens-per-gpu", "300", "--keep", "9"]
+SMALL = [
+    "--steps",
+    "3",
+    "--batch-size",
+    "8",
+    "--group-size",
+    "4",
+    "--minibatches",
+    "2",
+    "--max-turns",
+    "3",
+    "--max-tokens",
+    "6",
+    "--lr",
+    "2e-3",
+    "--critic-lr",
+    "2e-3",
+    "--warmup",
+    "2",
+    "--eval-size",
+    "4",
+    "--save-every",
+    "1",
+    "--tokens-per-gpu",
+    "300",
+    "--keep",
+    "9",
+]
 
 
 def torchrun(ranks, script, *flags, env=None, timeout=240):
@@ -34,11 +60,23 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
     in 130 steps of the same run here): that is told with the trace, and a new run is begun once
     more."""
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                               "--nproc-per-node", str(ranks), str(script), *map(str, flags)],
-                              capture_output=True, text=True, timeout=timeout, cwd=ROOT,
-                              env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
-                                   **(env or {})})
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+                str(script),
+                *map(str, flags),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})},
+        )
         if "Signal 11 (SIGSEGV)" not in done.stderr or "--out" not in flags:
             break
         warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}")
@@ -50,7 +88,9 @@ def make_episodes(count=6, think=True):
     """Dialogues of unequal length with made-up log-probs: the update does not care who said
     what."""
     import random
+
     from policy import Episode, Segment
+
     episodes, rng = [], random.Random(0)
     for n in range(count):
         e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=rng.random())
@@ -71,16 +111,16 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     import ppo
     from grpo import grpo_update
     from lora import Part, SharedBase, merge
-    from policy import (Critic, Policy, empty_batch, load_model, micro_batches,
-                        recompute_activations)
+    from policy import Critic, Policy, empty_batch, load_model, micro_batches, recompute_activations
     from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
+
     model, _ = load_model(tiny_dir)
     torch.manual_seed(0)
     if lora:
         root = SharedBase(Policy(model), lora, 8, critic=True)
         policy, critic, reference = (Part(root, who) for who in ("policy", "critic", "reference"))
         head, modules = root.critic.head, [root]
-        for layer in root.modules():                    # as after some training
+        for layer in root.modules():  # as after some training
             if hasattr(layer, "lora_B"):
                 for B in layer.lora_B.values():
                     torch.nn.init.normal_(B, std=0.1)
@@ -99,27 +139,42 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     gradients, norm = [], ppo.clip_gradient
 
     def listening(module, limit):
-        gradients.append({name: full_tensor(p.grad).clone()
-                          for name, p in module.named_parameters()})
+        gradients.append(
+            {name: full_tensor(p.grad).clone() for name, p in module.named_parameters()}
+        )
         return norm(module, limit)
+
     ppo.clip_gradient = listening
-    shared = dict(clip_eps=0.2, entropy_coef=0.01, reduce=all_reduce_sum, ranks=max(1, ranks),
-                  kl_coef=0.1, kl_estimator="k2", reference=reference)
+    shared = dict(
+        clip_eps=0.2,
+        entropy_coef=0.01,
+        reduce=all_reduce_sum,
+        ranks=max(1, ranks),
+        kl_coef=0.1,
+        kl_estimator="k2",
+        reference=reference,
+    )
     if algo == "grpo":
         metrics = grpo_update(policy, optimizers[0], cuts, **shared)
     else:
-        metrics = ppo.ppo_update(policy, optimizers[0], critic, optimizers[1], cuts,
-                                 lam=0.9, **shared)
+        metrics = ppo.ppo_update(
+            policy, optimizers[0], critic, optimizers[1], cuts, lam=0.9, **shared
+        )
     ppo.clip_gradient = norm
-    weights = {name: full_tensor(p.detach()).clone() for m in (policy, critic)
-               for name, p in m.named_parameters()}
-    if lora:                                            # what an engine would be given
+    weights = {
+        name: full_tensor(p.detach()).clone()
+        for m in (policy, critic)
+        for name, p in m.named_parameters()
+    }
+    if lora:  # what an engine would be given
         weights |= merge(iter_full_weights(model), model)
     return metrics, gradients, weights
 
 
-DEALS = {"by turns": lambda episodes, ranks, rank: [e for e in episodes if e.group % ranks == rank],
-         "all to the first": lambda episodes, ranks, rank: episodes if rank == 0 else []}
+DEALS = {
+    "by turns": lambda episodes, ranks, rank: [e for e in episodes if e.group % ranks == rank],
+    "all to the first": lambda episodes, ranks, rank: episodes if rank == 0 else [],
+}
 
 
 LORA = {"whole model": 0, "adapters": 4}
@@ -128,11 +183,13 @@ LORA = {"whole model": 0, "adapters": 4}
 def worker(tiny_dir, out):
     """What each rank does in the test below."""
     from support.ranks import join_ranks, rank
+
     join_ranks(cuda=False)
     result = {}
     for algo, name, lora in itertools.product(("grpo", "ppo"), DEALS, LORA):
-        result[algo, name, lora] = update(tiny_dir, algo, lambda r: DEALS[name](
-            make_episodes(), 2, r), 2, rank(), LORA[lora])
+        result[algo, name, lora] = update(
+            tiny_dir, algo, lambda r: DEALS[name](make_episodes(), 2, r), 2, rank(), LORA[lora]
+        )
     if rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()
@@ -155,8 +212,9 @@ def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
     whole batch, gradients are summed and not averaged, whitening is global. And a rank without any
     dialogue takes part in every collective and adds nothing. With adapters all that is so for them,
     on one base, and for the merged weights that an engine would get."""
-    metrics, gradients, weights = update(tiny_dir, algo, lambda rank: make_episodes(), 0, 0,
-                                         LORA[lora])
+    metrics, gradients, weights = update(
+        tiny_dir, algo, lambda rank: make_episodes(), 0, 0, LORA[lora]
+    )
     metrics2, gradients2, weights2 = two_ranks[algo, deal, lora]
     assert len(gradients) == len(gradients2) == (2 if algo == "grpo" else 4)
     for one, two in zip(gradients, gradients2):
@@ -168,11 +226,13 @@ def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
         torch.testing.assert_close(weights2[name], weights[name], atol=1e-5, rtol=0)
     # a maximum over the rank's own tokens; the trainer takes that over ranks
     for key in set(metrics) - {"logp_gap_max"}:
-        assert metrics2[key] == (None if metrics[key] is None
-                                 else pytest.approx(metrics[key], abs=1e-5, rel=1e-4)), key
+        assert metrics2[key] == (
+            None if metrics[key] is None else pytest.approx(metrics[key], abs=1e-5, rel=1e-4)
+        ), key
 
 
 # --------------------------------------------------------------------------------------- whole runs
+
 
 def dialogues(out):
     return [json.loads(line) for line in (out / "dialogues.jsonl").read_text().split("\n") if line]
@@ -188,8 +248,9 @@ def alike(a, b):
     assert len(rows(a)) == len(rows(b)) == 3
     for x, y in zip(rows(a), rows(b)):
         for key in set(x) - {"seconds", "logp_gap", "logp_gap_max"}:
-            assert x[key] == (None if y[key] is None
-                              else pytest.approx(y[key], abs=2e-4, rel=2e-3)), key
+            assert x[key] == (
+                None if y[key] is None else pytest.approx(y[key], abs=2e-4, rel=2e-3)
+            ), key
 
 
 def run(ranks, tiny_dir, out, *flags):
@@ -198,8 +259,13 @@ def run(ranks, tiny_dir, out, *flags):
 
 
 def alone(*flags):
-    done = subprocess.run([sys.executable, "rlver.py", *map(str, flags)], capture_output=True,
-                          text=True, timeout=240, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "rlver.py", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -225,8 +291,9 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         trained = lambda out: [d for d in dialogues(out) if d["split"] == "train"]
         assert trained(there) == trained(tmp_path / "one")
         assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
-        assert ([r["grad_norm"] for r in rows(there)]
-                == pytest.approx([r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3))
+        assert [r["grad_norm"] for r in rows(there)] == pytest.approx(
+            [r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3
+        )
 
 
 @pytest.mark.soak
@@ -248,12 +315,33 @@ def two_nodes(places, *flags):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    nodes = [subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(n),
-         "--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc-per-node", "1",
-         str(ROOT / "rlver.py"), *map(str, flags)], cwd=place, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE) for n, place in enumerate(places)]
+    nodes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(n),
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port),
+                "--nproc-per-node",
+                "1",
+                str(ROOT / "rlver.py"),
+                *map(str, flags),
+            ],
+            cwd=place,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for n, place in enumerate(places)
+    ]
     try:
         with ThreadPoolExecutor(2) as pool:
             said = list(pool.map(lambda node: node.communicate(timeout=240)[1], nodes))
@@ -264,8 +352,9 @@ def two_nodes(places, *flags):
 
 
 @pytest.mark.soak
-def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(tiny_dir,
-                                                                                 tmp_path):
+def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(
+    tiny_dir, tmp_path
+):
     """`--out run` is another directory on each of them. The first writes everything; the second
     must not wait for a file that it will never see, such as the dialogues of the starting policy.
     A run that goes on needs its checkpoint on both, which is said once, in one line, and nobody
@@ -283,7 +372,7 @@ def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on
     assert all(code not in (0, None) for code, _ in nodes), nodes
     told = re.findall("^rlver.py: .*", nodes[0][1] + nodes[1][1], re.M)
     assert len(told) == 1 and "checkpoint-000001 is not on " in told[0], nodes
-    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])     # and no traceback
+    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])  # and no traceback
     assert len(rows(places[0] / "run")) == 1
 
 
@@ -294,8 +383,9 @@ def test_two_nodes_go_on_where_each_has_a_copy_of_the_checkpoint(tiny_dir, tmp_p
         place.mkdir()
     code, _, err = run(1, tiny_dir, places[0] / "run", "--steps", 1)
     assert code == 0, err
-    shutil.copytree(places[0] / "run" / "checkpoint-000001",
-                    places[1] / "run" / "checkpoint-000001")
+    shutil.copytree(
+        places[0] / "run" / "checkpoint-000001", places[1] / "run" / "checkpoint-000001"
+    )
     nodes = two_nodes(places, "--resume", "run", "--steps", 2)
     assert [code for code, _ in nodes] == [0, 0], nodes
     assert [row["step"] for row in rows(places[0] / "run")] == [1, 2]
@@ -310,8 +400,9 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
 
 @pytest.mark.soak
 def test_bad_input_is_told_once(tmp_path):
-    code, _, err = torchrun(2, "rlver.py", "--model", tmp_path / "nowhere", "--out",
-                            tmp_path / "out", timeout=120)
+    code, _, err = torchrun(
+        2, "rlver.py", "--model", tmp_path / "nowhere", "--out", tmp_path / "out", timeout=120
+    )
     assert code != 0 and len(re.findall("^rlver.py: --model", err, re.M)) == 1
 
 
@@ -319,6 +410,7 @@ def test_bad_input_is_told_once(tmp_path):
 def test_a_bad_flag_is_told_by_the_first_rank(rank, monkeypatch, capfd):
     """Flags are read before the ranks meet: RANK alone says who may complain, and all end."""
     import rlver
+
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(SystemExit) as stop:
         rlver.main(["--algo", "dpo"])
@@ -326,11 +418,13 @@ def test_a_bad_flag_is_told_by_the_first_rank(rank, monkeypatch, capfd):
     assert len(re.findall("^rlver.py: ", capfd.readouterr().err, re.M)) == (rank == "0")
 
 
-def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path,
-                                                             monkeypatch, capfd):
+def test_ranks_that_were_built_in_the_wrong_order_are_caught(
+    tiny_dir, tmp_path, monkeypatch, capfd
+):
     """An engine before init_process_group leaves each rank in a world of one, where every reduction
     silently does nothing."""
     import rlver
+
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(rlver, "join_ranks", lambda cuda: None)
     assert rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", tmp_path / "out"])) == 1
@@ -340,17 +434,20 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(tiny_dir, tmp_path,
 def failing(tiny_dir, out):
     import rlver
     from ppo import SelfCheckFailed
+
     step = rlver.Trainer.train_step
 
     def ill(self, number):
         if rlver.rank() == 1 and number == 2:
             raise SelfCheckFailed("rank 1 fell ill")
         return step(self, number)
+
     rlver.Trainer.train_step = ill
     sys.exit(rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", out])))
 
 
 # ----------------------------------------------------------------------------------------- loading
+
 
 def resident():
     """Bytes of this process that are no page of a file: such a page is read when it is looked at
@@ -363,9 +460,11 @@ def loading(model_dir, out):
     """What each rank does in the test below: the models of a PPO run, but for an engine."""
     import asyncio
     import threading
+
     import models
     from support.ranks import all_gather_list, join_ranks, rank
     from support.settings import resolve_settings
+
     models.TorchEngine = lambda *_, **__: SimpleNamespace(move=lambda *_: None)
     join_ranks(cuda=False)
     cfg = resolve_settings({"model": model_dir, "algo": "ppo", "think": False})
@@ -376,6 +475,7 @@ def loading(model_dir, out):
         nonlocal most
         while not done.wait(0.002):
             most = max(most, resident())
+
     watcher = threading.Thread(target=watch)
     watcher.start()
     made = models.Models(cfg, None, None, asyncio.Runner())
@@ -386,8 +486,9 @@ def loading(model_dir, out):
     block = made.policy.model.get_input_embeddings().weight.numel()
     found = all_gather_list([most - before])
     if rank() == 0:
-        Path(out).write_text(json.dumps({"whole": 4 * sum(numbers), "block": 4 * block,
-                                         "grown": found}))
+        Path(out).write_text(
+            json.dumps({"whole": 4 * sum(numbers), "block": 4 * block, "grown": found})
+        )
     torch.distributed.destroy_process_group()
 
 
@@ -398,15 +499,24 @@ def test_loading_needs_no_second_copy_in_fp32(tiny_tokenizer, tmp_path):
     by block becomes fp32 and a shard. So a rank grows by its shard and the largest block (the
     embedding, which is the root's), and not by two whole models."""
     from transformers import AutoModelForCausalLM
+
     from support.plan import config_of
-    model = AutoModelForCausalLM.from_config(config_of("Qwen/Qwen2.5-0.5B-Instruct"),
-                                             dtype=torch.bfloat16)
+
+    model = AutoModelForCausalLM.from_config(
+        config_of("Qwen/Qwen2.5-0.5B-Instruct"), dtype=torch.bfloat16
+    )
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     del model
     # what is freed goes back at once: glibc would keep most of a matrix of 17 MB for later
-    code, _, err = torchrun(2, __file__, "loading", tmp_path / "model", tmp_path / "out.json",
-                            env={"MALLOC_MMAP_THRESHOLD_": "1000000"})
+    code, _, err = torchrun(
+        2,
+        __file__,
+        "loading",
+        tmp_path / "model",
+        tmp_path / "out.json",
+        env={"MALLOC_MMAP_THRESHOLD_": "1000000"},
+    )
     assert code == 0, err
     found = json.loads((tmp_path / "out.json").read_text())
     for grown in found["grown"]:

@@ -1,5 +1,6 @@
 """What the README and docs/ say: every command parses, and those of the toy run; every function,
 file, flag, key and link that they name is there."""
+
 import ast
 import dataclasses
 import functools
@@ -21,11 +22,18 @@ from support.settings import FLAGS, Settings, make_parser, resolve_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {"README.md": README, **{f"docs/{path.name}": path.read_text(encoding="utf-8")
-                                 for path in sorted((ROOT / "docs").glob("*.md"))}}
+PAGES = {
+    "README.md": README,
+    **{
+        f"docs/{path.name}": path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "docs").glob("*.md"))
+    },
+}
 METRICS = PAGES["docs/metrics.md"]
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts)
-           for path in [*ROOT.glob("*.py"), *(ROOT / "support").glob("[a-z]*.py")]}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in [*ROOT.glob("*.py"), *(ROOT / "support").glob("[a-z]*.py")]
+}
 
 
 def quoted(text):
@@ -36,8 +44,12 @@ def quoted(text):
 def commands_of(text):
     """The commands of a page, in blocks of code or in a line, as lists of words that begin with the
     script or with -m, or with "torchrun" if its own parser refuses torchrun's own flags."""
-    lines = [part.strip() for block in re.findall(r"^```\n(.*?)^```$", text, re.S | re.M)
-             for line in block.splitlines() for part in line.split("&&")]
+    lines = [
+        part.strip()
+        for block in re.findall(r"^```\n(.*?)^```$", text, re.S | re.M)
+        for line in block.splitlines()
+        for part in line.split("&&")
+    ]
     for line in [*lines, *quoted(text)]:
         program, *words = shlex.split(line) if re.match("(python|torchrun) ", line) else [""]
         if program == "torchrun":
@@ -51,8 +63,12 @@ def commands_of(text):
 
 
 # each once, in the order of the pages
-COMMANDS = [list(command) for command in dict.fromkeys(
-    tuple(words) for text in PAGES.values() for words in commands_of(text))]
+COMMANDS = [
+    list(command)
+    for command in dict.fromkeys(
+        tuple(words) for text in PAGES.values() for words in commands_of(text)
+    )
+]
 
 
 def of(script):
@@ -61,16 +77,19 @@ def of(script):
 
 def is_toy(flags):
     """Needs nothing that is not here. (Resuming a run has tests of its own.)"""
-    return (not {"--model", "--profiles", "--plan", "--resume"} & set(flags)
-            and not any(word.startswith(("openai:", "local:")) for word in flags))
+    return not {"--model", "--profiles", "--plan", "--resume"} & set(flags) and not any(
+        word.startswith(("openai:", "local:")) for word in flags
+    )
 
 
 def test_the_readme_has_its_two_lines_and_ci_runs_the_second():
     """Two commands do all of their own set-up; CI calls the one that tests, so that it keeps
     working on a bare machine. What only tests need, the first does not install."""
     lines = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert [line.split("&& ")[-1] for line in lines] == ["python rlver.py --algo grpo --think",
-                                                         "python -m pytest -q"]
+    assert [line.split("&& ")[-1] for line in lines] == [
+        "python rlver.py --algo grpo --think",
+        "python -m pytest -q",
+    ]
     ci = (ROOT / ".ci" / "run").read_text()
     pattern = re.search(r"grep -m1 '(.*?)'", ci).group(1)
     assert [line for line in README.splitlines() if re.search(pattern, line)] == lines[1:]
@@ -92,13 +111,17 @@ def test_every_command_parses():
         if script == "-m":
             assert flags[0] == "pytest" or flags[0] in MODULES, flags
         elif script not in ("rlver.py", "evaluate.py"):
-            source = (ROOT / script).read_text(encoding="utf-8")    # whose parser is inside of main
+            source = (ROOT / script).read_text(encoding="utf-8")  # whose parser is inside of main
             known = FLAGS.get(script.removesuffix(".py"), ())
-            assert all(word[2:].replace("-", "_") in known or f'"{word}"' in source
-                       for word in flags if word.startswith("--")), script
+            assert all(
+                word[2:].replace("-", "_") in known or f'"{word}"' in source
+                for word in flags
+                if word.startswith("--")
+            ), script
 
 
 # ------------------------------------------------------------------------- functions that are named
+
 
 class NoSuchName(Exception):
     pass
@@ -123,12 +146,13 @@ def resolve(name, home=None):
     parts = name.split(".")
     module = next((".".join(parts[:k]) for k in (2, 1) if ".".join(parts[:k]) in MODULES), None)
     if module:
-        parts = parts[module.count(".") + 1:]
+        parts = parts[module.count(".") + 1 :]
     elif home and hasattr(importlib.import_module(home), parts[0]):
         module = home
     elif len(parts) > 1:
-        module = next((m for m in sorted(MODULES) if hasattr(importlib.import_module(m), parts[0])),
-                      None)
+        module = next(
+            (m for m in sorted(MODULES) if hasattr(importlib.import_module(m), parts[0])), None
+        )
     if not module:
         raise NoSuchName(name)
     functools.reduce(attribute, parts, importlib.import_module(module))
@@ -141,10 +165,11 @@ def resolve_all(words, strict):
     or a class are looked at. Returns how many were."""
     home, count = None, 0
     for word in words:
-        if (not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", word)
-                or word.endswith((".py", ".md", ".txt", ".json", ".jsonl"))):
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", word) or word.endswith(
+            (".py", ".md", ".txt", ".json", ".jsonl")
+        ):
             continue
-        first = ".".join(word.split(".")[:1 + word.startswith("support.")])
+        first = ".".join(word.split(".")[: 1 + word.startswith("support.")])
         if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
             home, count = resolve(word, home), count + 1
     return count
@@ -173,11 +198,23 @@ def test_every_function_that_the_readme_names_is_there():
     assert sum(resolve_all(quoted(text), strict=False) for text in PAGES.values()) >= 40
 
 
-@pytest.mark.parametrize("cell", [
-    "`ppo.gea`", "`gae`", "`policy.Policy.forwards`", "`policy.Polices.forward`",
-    "`simulator.User.feels`", "`simulator.User.feel`, `parse_emotions`", "`Trainer.evaluated`",
-    "`Trainers.evaluate`", "`support.sign.signs`", "`support.signs.sign`", "`policy.Batch.mask`",
-    "`grpo.group_advantages`, `policy_loss`"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "`ppo.gea`",
+        "`gae`",
+        "`policy.Policy.forwards`",
+        "`policy.Polices.forward`",
+        "`simulator.User.feels`",
+        "`simulator.User.feel`, `parse_emotions`",
+        "`Trainer.evaluated`",
+        "`Trainers.evaluate`",
+        "`support.sign.signs`",
+        "`support.signs.sign`",
+        "`policy.Batch.mask`",
+        "`grpo.group_advantages`, `policy_loss`",
+    ],
+)
 def test_a_misspelt_name_is_found(cell):
     """The last one is in ppo.py, not in the module that was named before it."""
     with pytest.raises(NoSuchName):
@@ -185,13 +222,22 @@ def test_a_misspelt_name_is_found(cell):
 
 
 def test_methods_and_bare_names_are_resolved():
-    words = ["simulator.User.feel", "parse_emotion", "User.answer", "policy.Batch.action_mask",
-             "tree_mask", "Trainer.evaluate", "support.signs.signs", "support.plan"]
+    words = [
+        "simulator.User.feel",
+        "parse_emotion",
+        "User.answer",
+        "policy.Batch.action_mask",
+        "tree_mask",
+        "Trainer.evaluate",
+        "support.signs.signs",
+        "support.plan",
+    ]
     assert resolve_all(words, strict=True) == len(words)
     assert resolve("Trainer.evaluate") == "rlver" and resolve("tree_mask", "policy") == "policy"
 
 
 # --------------------------------------------------------------------- links, files, steps, numbers
+
 
 def test_every_page_is_linked_and_every_link_resolves():
     """A page that nothing leads to is not read."""
@@ -203,12 +249,16 @@ def test_every_page_is_linked_and_every_link_resolves():
 
 
 def test_every_file_that_is_named_is_there():
-    for page, text in [*PAGES.items(), (".ci/run", (ROOT / ".ci" / "run").read_text()),
-                       ("BENCHMARKS.md", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8"))]:
+    for page, text in [
+        *PAGES.items(),
+        (".ci/run", (ROOT / ".ci" / "run").read_text()),
+        ("BENCHMARKS.md", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")),
+    ]:
         words = text.split() if page == ".ci/run" else " ".join(quoted(text)).split()
         for word in words:
-            if (re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word)
-                    and not word.startswith(("runs/", "results/"))):
+            if re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word) and not word.startswith(
+                ("runs/", "results/")
+            ):
                 at = [ROOT / word, ROOT / "support" / word]
                 of_a_run = word in ("checkpoint-000050/", "tensorboard/")
                 assert any(p.exists() for p in at) or of_a_run, (page, word)
@@ -244,35 +294,48 @@ def test_the_defects_are_listed_by_number_with_tests_that_are_there():
     about = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        about |= {node.name: ast.get_docstring(node) or "" for node in tree.body
-                  if isinstance(node, ast.FunctionDef)}
+        about |= {
+            node.name: ast.get_docstring(node) or ""
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+        }
     rows = re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", PAGES["docs/differences.md"], re.M)
     assert [int(number) for number, _ in rows] == list(range(1, 29))
     for number, cell in rows:
         tests = quoted(cell)
         assert set(tests) <= set(about) and (tests or cell == "-"), (number, cell)
-        named = {name for name, text in about.items()
-                 if re.search(rf"\bdefect {number}\b", text, re.I)}
+        named = {
+            name for name, text in about.items() if re.search(rf"\bdefect {number}\b", text, re.I)
+        }
         assert not named or named & set(tests), (number, named)
 
 
 def test_references_explain_every_name_with_a_year():
     """ "Shao 2024" says nothing to who has not read it."""
     explained = set(re.findall(r"^\| ([A-Z]\w+ \d{4}) \|", PAGES["docs/references.md"], re.M))
-    chapters = [path.read_text(encoding="utf-8") for path in
-                [*ROOT.glob("*.py"), *ROOT.glob("support/*.py"), *ROOT.glob("course/*.md")]]
-    named = re.findall(r"\b(Schulman|Shao|Yao et al\.|Gao|Li) (\d{4})",
-                       " ".join([*PAGES.values(), *chapters]))
+    chapters = [
+        path.read_text(encoding="utf-8")
+        for path in [*ROOT.glob("*.py"), *ROOT.glob("support/*.py"), *ROOT.glob("course/*.md")]
+    ]
+    named = re.findall(
+        r"\b(Schulman|Shao|Yao et al\.|Gao|Li) (\d{4})", " ".join([*PAGES.values(), *chapters])
+    )
     named = {f"{name.removesuffix(' et al.')} {year}" for name, year in named}
     assert len(named) >= 7 and named <= explained
 
 
 def test_every_defect_that_tests_name_is_in_the_table():
     tests = " ".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
-    named = {int(number) for numbers in re.findall(r"\bdefects? ([\d, ]+)", tests, re.I)
-             for number in re.findall(r"\d+", numbers)}
-    listed = {int(number) for numbers in re.findall(r" \(([\d, ]+)\)", PAGES["docs/differences.md"])
-              for number in numbers.split(",")}
+    named = {
+        int(number)
+        for numbers in re.findall(r"\bdefects? ([\d, ]+)", tests, re.I)
+        for number in re.findall(r"\d+", numbers)
+    }
+    listed = {
+        int(number)
+        for numbers in re.findall(r" \(([\d, ]+)\)", PAGES["docs/differences.md"])
+        for number in numbers.split(",")
+    }
     assert len(named) > 10 and named <= listed
 
 
@@ -285,8 +348,10 @@ def keys_of(value):
 @pytest.mark.slow
 def test_the_glossary_has_every_key(tiny_dir, tmp_path):
     """docs/metrics.md explains each key of the files of a run, and none that is not there."""
-    flags = ("--algo ppo --steps 1 --batch-size 4 --max-turns 2 --max-tokens 4 --eval-size 2 "
-             "--minibatches 1").split()
+    flags = (
+        "--algo ppo --steps 1 --batch-size 4 --max-turns 2 --max-tokens 4 --eval-size 2 "
+        "--minibatches 1"
+    ).split()
     assert rlver.main(["--model", str(tiny_dir), *flags, "--out", str(tmp_path / "run")]) == 0
     for name in ("metrics.jsonl", "summary.json", "dialogues.jsonl"):
         text = (tmp_path / "run" / name).read_text(encoding="utf-8")
@@ -298,13 +363,26 @@ def test_the_glossary_has_every_key(tiny_dir, tmp_path):
 
 # --------------------------------------------------------------------------------- does it all run?
 
-@pytest.mark.parametrize("flags", [     # the first two are usual, their variants are soak
-    pytest.param(f, marks=pytest.mark.slow if n < 2 else pytest.mark.soak, id=" ".join(f))
-    for n, f in enumerate(f for f in of("rlver.py") if is_toy(f))])
+
+@pytest.mark.parametrize(
+    "flags",
+    [  # the first two are usual, their variants are soak
+        pytest.param(f, marks=pytest.mark.slow if n < 2 else pytest.mark.soak, id=" ".join(f))
+        for n, f in enumerate(f for f in of("rlver.py") if is_toy(f))
+    ],
+)
 def test_the_toy_commands_run(flags, tmp_path):
     """As they stand in the README and in docs/, but for fewer steps, dialogues and users."""
-    short = ["--steps", "0" if "0" in flags else "1", "--batch-size", "16", "--eval-size", "8",
-             "--out", str(tmp_path / "run")]
+    short = [
+        "--steps",
+        "0" if "0" in flags else "1",
+        "--batch-size",
+        "16",
+        "--eval-size",
+        "8",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert rlver.main([*flags, *short]) == 0
     assert evaluate.main(["--consistency", str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
@@ -325,14 +403,16 @@ def test_each_script_answers_help(script, monkeypatch, capsys):
             assert end.value.code == 2 and told.err.count("\n") == 1 and not told.out
 
 
-@pytest.mark.parametrize("script", ["toy.py", "policy.py", "ppo.py", "grpo.py", "models.py",
-                                    "engine.py"])
+@pytest.mark.parametrize(
+    "script", ["toy.py", "policy.py", "ppo.py", "grpo.py", "models.py", "engine.py"]
+)
 @pytest.mark.slow
 def test_each_script_can_be_run_alone(script):
     """`python ppo.py` prints the smallest example of what the file is about; of a part that has
     none, what it is."""
-    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and done.stdout and not done.stderr
 
 
@@ -343,13 +423,22 @@ def test_the_benchmark_compares_like_with_like():
     test: this machine may be busy.)"""
     sys.path.insert(0, str(ROOT / "tests"))
     import bench
+
     from policy import Episode, Segment, pack
+
     episode = Episode("p", 0, "")
-    episode.segments = [Segment([1, 2]), Segment([3, 4], 1, [0.0, 0.0]), Segment([5]), Segment([6]),
-                        Segment([7], 2, [0.0])]
+    episode.segments = [
+        Segment([1, 2]),
+        Segment([3, 4], 1, [0.0, 0.0]),
+        Segment([5]),
+        Segment([6]),
+        Segment([7], 2, [0.0]),
+    ]
     rows = bench.rows_per_turn(episode)
-    assert [[s.ids for s in row.segments] for row in rows] == [[[1, 2], [3, 4]],
-                                                               [[1, 2, 5, 6], [7]]]
+    assert [[s.ids for s in row.segments] for row in rows] == [
+        [[1, 2], [3, 4]],
+        [[1, 2, 5, 6], [7]],
+    ]
     trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(rows))]
     assert trained == [[3, 4, 7], [3, 4, 7]]
     result = bench.bench(False, dialogues=4, repeats=1)
@@ -360,6 +449,7 @@ def test_a_comparison_with_trl_needs_trl(monkeypatch, tmp_path, capsys):
     """One line that says how to get it."""
     import bench
     import bench_trl
+
     monkeypatch.setattr(bench_trl, "PYTHON", tmp_path / "python")
     monkeypatch.setattr(sys, "argv", ["bench.py", "--trl"])
     with pytest.raises(SystemExit) as end:

@@ -1,16 +1,25 @@
 """The reference: what healthy runs of the toy look like, and the tables that are made of them. The
 arithmetic is checked on curves made here, and its use on the forty runs that are committed."""
+
+from support import reference, report
+
 import json
 import re
 
 import numpy as np
 import pytest
-
 import tables
+
 from rlver import main
-from support import reference, report
-from support.reference import (bands_of, columns_of, longest_stretch, outside, sentence, smoothed,
-                               variant_of)
+from support.reference import (
+    bands_of,
+    columns_of,
+    longest_stretch,
+    outside,
+    sentence,
+    smoothed,
+    variant_of,
+)
 from support.settings import resolve_settings
 
 THERE = tables.Results(reference.PLACE / "runs.jsonl").read()
@@ -20,11 +29,14 @@ def runs_of(count=10, steps=30, seed=0):
     """Curves that rise from 20 to 80 with noise, as `columns_of` has them."""
     rng = np.random.default_rng(seed)
     rise = np.linspace(20, 80, steps)
-    return [{"emotion": list(rise + rng.normal(0, 3, steps)), "constant": [1.0] * steps}
-            for _ in range(count)]
+    return [
+        {"emotion": list(rise + rng.normal(0, 3, steps)), "constant": [1.0] * steps}
+        for _ in range(count)
+    ]
 
 
 # ----------------------------------------------------------------------------------- the arithmetic
+
 
 def test_a_curve_is_smoothed_by_the_last_five_steps():
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
@@ -40,7 +52,7 @@ def test_bands_are_mean_and_deviation_of_the_smoothed_runs():
     mean, s = bands["emotion"]
     assert len(mean) == len(s) == 6
     for i in range(6):
-        there = [np.mean(run["emotion"][max(0, i - 4):i + 1]) for run in runs]
+        there = [np.mean(run["emotion"][max(0, i - 4) : i + 1]) for run in runs]
         assert mean[i] == pytest.approx(np.mean(there), rel=1e-12)
         assert s[i] == pytest.approx(np.std(there, ddof=1), rel=1e-12)
 
@@ -66,21 +78,31 @@ def test_out_is_a_stretch_outside_and_not_a_step():
     one_step = np.array(mean)
     one_step[20] += 30
     assert outside({"emotion": list(one_step)}, bands) == []
-    flat = np.minimum(mean, 40.0)                       # it learns until 40 and stands there
-    (metric, first, last, value, usual), = outside({"emotion": list(flat)}, bands)
+    flat = np.minimum(mean, 40.0)  # it learns until 40 and stands there
+    ((metric, first, last, value, usual),) = outside({"emotion": list(flat)}, bands)
     assert metric == "emotion" and last == 30 and value == pytest.approx(40, abs=1e-9)
     assert usual == mean[-1] and abs(flat[first - 2] - mean[first - 2]) <= 20
     text = sentence([(metric, first, last, value, usual)])
     assert f"emotion in steps {first} to 30 (40 at the end of it, usually" in text
     assert outside({"another": [1.0] * 30}, bands) == []
-    short = {"emotion": list(mean[:4] + 50)}            # a run that was stopped early
+    short = {"emotion": list(mean[:4] + 50)}  # a run that was stopped early
     assert outside(short, bands) == []
 
 
 def test_what_has_no_band():
     """Times, counts of tokens, measures of rounding, what is not there in each step."""
-    row = {"step": 1, "emotion": 3.0, "seconds": 2.0, "tokens_trained": 5, "tokens_sampled": 5,
-           "logp_gap": 1e-7, "logp_gap_max": 1e-6, "gap": 1.0, "watched": 2.0, "kl": None}
+    row = {
+        "step": 1,
+        "emotion": 3.0,
+        "seconds": 2.0,
+        "tokens_trained": 5,
+        "tokens_sampled": 5,
+        "logp_gap": 1e-7,
+        "logp_gap_max": 1e-6,
+        "gap": 1.0,
+        "watched": 2.0,
+        "kl": None,
+    }
     assert columns_of([row, {**row, "emotion": 4}]) == {"emotion": [3.0, 4]}
     assert columns_of([]) == {}
 
@@ -89,12 +111,22 @@ def test_only_a_usual_run_is_compared():
     """Another learning rate is another curve; another seed, or a flag of memory, is not."""
     usual = {"algo": "grpo", "think": True}
     compared = lambda **more: variant_of(resolve_settings({**usual, **more}))
-    assert compared() == compared(seed=7, eval_every=5, eval_size=64, steps=10,
-                                  tokens_per_gpu=999, save_every=1) == "grpo-think"
+    assert (
+        compared()
+        == compared(seed=7, eval_every=5, eval_size=64, steps=10, tokens_per_gpu=999, save_every=1)
+        == "grpo-think"
+    )
     assert variant_of(resolve_settings({"algo": "ppo"})) == "ppo-direct"
-    for more in (dict(lr=1e-3), dict(reward="delta"), dict(difficulty="challenging"),
-                 dict(simulator="toy-weak"), dict(lora_rank=4), dict(batch_size=128),
-                 dict(model="some/model"), dict(temperature=1.2)):
+    for more in (
+        dict(lr=1e-3),
+        dict(reward="delta"),
+        dict(difficulty="challenging"),
+        dict(simulator="toy-weak"),
+        dict(lora_rank=4),
+        dict(batch_size=128),
+        dict(model="some/model"),
+        dict(temperature=1.2),
+    ):
         assert compared(**more) is None, more
     assert reference.bands_of_config({}) == reference.bands_of_config({"algo": "what"}) == {}
 
@@ -112,33 +144,60 @@ def test_tables_of_bands_are_read_as_they_were_written(tmp_path, monkeypatch):
 
 # --------------------------------------------------------------------------------- in a run's files
 
+
 @pytest.mark.slow
 def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, capsys):
     """In one line at its end, and the picture shows the band; a run inside of it says nothing."""
     far = {"emotion": (np.full(30, 500.0), np.full(30, 1.0))}
     near = {"emotion": (np.full(30, 50.0), np.full(30, 50.0))}
     drawn, draw = [], report.learning_curve
-    monkeypatch.setattr(report, "learning_curve",
-                        lambda *given: drawn.append(given) or draw(*given))
-    flags = ["--algo", "grpo", "--steps", "6", "--batch-size", "8", "--group-size", "4",
-             "--eval-size", "2", "--max-tokens", "4", "--max-turns", "1", "--model", str(tiny_dir),
-             "--lr", "1e-4", "--profiles", str(tmp_path / "people.jsonl")]
+    monkeypatch.setattr(
+        report, "learning_curve", lambda *given: drawn.append(given) or draw(*given)
+    )
+    flags = [
+        "--algo",
+        "grpo",
+        "--steps",
+        "6",
+        "--batch-size",
+        "8",
+        "--group-size",
+        "4",
+        "--eval-size",
+        "2",
+        "--max-tokens",
+        "4",
+        "--max-turns",
+        "1",
+        "--model",
+        str(tiny_dir),
+        "--lr",
+        "1e-4",
+        "--profiles",
+        str(tmp_path / "people.jsonl"),
+    ]
     import toy
-    (tmp_path / "people.jsonl").write_text("".join(
-        json.dumps(row) + "\n" for row in toy.profiles("train", 12)))
+
+    (tmp_path / "people.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in toy.profiles("train", 12))
+    )
     for name, bands, lines in (("far", far, 1), ("near", near, 0)):
         monkeypatch.setattr(reference, "bands_of_config", lambda config, b=bands: b)
         assert main([*flags, "--out", str(tmp_path / name)]) == 0
         told = capsys.readouterr().out
-        assert told.count("unlike the reference runs (docs/reference): emotion in steps 1 to 6"
-                          ) == lines
+        assert (
+            told.count("unlike the reference runs (docs/reference): emotion in steps 1 to 6")
+            == lines
+        )
         assert drawn[-1][-1] == bands
 
 
 # ------------------------------------------------------------------------ the forty runs, committed
 
-forty = pytest.mark.skipif(sum(line["part"] == "variants" for line in THERE.values()) < 40,
-                           reason="the forty runs are not all there: python tests/tables.py")
+forty = pytest.mark.skipif(
+    sum(line["part"] == "variants" for line in THERE.values()) < 40,
+    reason="the forty runs are not all there: python tests/tables.py",
+)
 
 
 @forty
@@ -169,14 +228,18 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
 
 # ---------------------------------------------------------------------------------- the one command
 
+
 def test_each_job_has_its_name_and_is_made_once(tmp_path, monkeypatch):
     """A job whose line is there is not made again; one that fails leaves no line."""
     everything = list(tables.jobs())
     assert len({job.name for job in everything}) == len(everything) >= 100
     made, results = [], tables.Results(tmp_path / "runs.jsonl")
     jobs = [tables.Job("a", "one", "--algo grpo"), tables.Job("a", "bad", "--algo ppo")]
-    monkeypatch.setattr(tables, "run", lambda job: made.append(job.name) or (
-        tmp_path if job.name == "one" else None))
+    monkeypatch.setattr(
+        tables,
+        "run",
+        lambda job: made.append(job.name) or (tmp_path if job.name == "one" else None),
+    )
     monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
     for _ in range(2):
         for job in jobs:
@@ -186,12 +249,21 @@ def test_each_job_has_its_name_and_is_made_once(tmp_path, monkeypatch):
 
 def test_a_line_holds_what_tables_need(tmp_path):
     """Short numbers, and no metric that is null throughout."""
-    rows = [{"step": i, "emotion": 1 / 3, "gap": None, "late": None if i == 1 else 2.0}
-            for i in (1, 2)]
+    rows = [
+        {"step": i, "emotion": 1 / 3, "gap": None, "late": None if i == 1 else 2.0} for i in (1, 2)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "summary.json").write_text(json.dumps(
-        {"evaluations": [{"step": 0, "score": 1 / 7}], "seconds": {}, "peak_rss_mb": 1.0,
-         "warnings": [], "after": {}}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps(
+            {
+                "evaluations": [{"step": 0, "score": 1 / 7}],
+                "seconds": {},
+                "peak_rss_mb": 1.0,
+                "warnings": [],
+                "after": {},
+            }
+        )
+    )
     line = tables.line_of_run(tables.Job("variants", "grpo-think-0", "--algo grpo"), tmp_path)
     assert line["metrics"] == {"step": [1, 2], "emotion": [0.33333] * 2, "late": [None, 2.0]}
     assert line["evaluations"] == [{"step": 0, "score": 0.14286}]
@@ -205,8 +277,15 @@ def test_the_tables_arithmetic():
     assert tables.dialogues_until(points, 75) == 64 * 7.5
     assert tables.dialogues_until(points, 95) is None
     assert tables.interval([70.0, 80.0, 90.0]) == "80.0 ± 24.8"
-    there = {f"ppo-direct-delta-{seed}": {"name": f"ppo-direct-delta-{seed}", "evaluations": [
-        {"step": step, "score": 20.0 + 2 * step + seed} for step in range(0, 35, 5)]}
-        for seed in range(3)}
+    there = {
+        f"ppo-direct-delta-{seed}": {
+            "name": f"ppo-direct-delta-{seed}",
+            "evaluations": [
+                {"step": step, "score": 20.0 + 2 * step + seed} for step in range(0, 35, 5)
+            ],
+        }
+        for seed in range(3)
+    }
     assert tables.table_rewards(there).split("\n")[2] == (
-        "| ppo, delta | 41.0 ± 2.5 | 81.0 ± 2.5 | 1248 ± 79 | 1280, 1248, 1216 |")
+        "| ppo, delta | 41.0 ± 2.5 | 81.0 ± 2.5 | 1248 ± 79 | 1280, 1248, 1216 |"
+    )

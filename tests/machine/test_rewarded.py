@@ -1,20 +1,20 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages, groups without
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
-import json
+
 import re
 
 import pytest
+from conftest import suited
+from test_rlver import SMALL, alike, go, go_on, metrics, moods, refuse, rows
 
 import rlver
 import toy
-from conftest import suited
 from support.plan import calls_of
 from support.report import joined
 from support.settings import resolve_settings
 from support.signs import flat_groups, hacking_warnings
-from test_rlver import SMALL, alike, go, go_on, metrics, moods, refuse, rows
 
-__all__ = ["moods"]                                     # a fixture
+__all__ = ["moods"]  # a fixture
 
 
 def deltas(turns):
@@ -30,17 +30,26 @@ def test_deltas_reach_the_update(algo, tiny_dir, tmp_path, monkeypatch):
 
     def noted(*args, **more):
         minibatches = next(a for a in args if isinstance(a, list))
-        seen.append([b.reward[i, :b.turn[i].max()].tolist()
-                     for micros in minibatches for b in micros for i in range(len(b.ids))])
+        seen.append(
+            [
+                b.reward[i, : b.turn[i].max()].tolist()
+                for micros in minibatches
+                for b in micros
+                for i in range(len(b.ids))
+            ]
+        )
         return update(*args, **more)
+
     monkeypatch.setattr(rlver, name, noted)
     assert go(tiny_dir, tmp_path / "out", "--algo", algo, "--reward", "delta", "--steps", 2) == 0
     logged = [d for d in rows(tmp_path / "out" / "dialogues.jsonl") if d["split"] == "train"]
     for step, given in enumerate(seen, 1):
-        wanted = [deltas([t["emotion"] or 0 for t in d["turns"]]) for d in logged
-                  if d["step"] == step]
+        wanted = [
+            deltas([t["emotion"] or 0 for t in d["turns"]]) for d in logged if d["step"] == step
+        ]
         assert sorted(map(str, [[round(x, 4) for x in row] for row in given])) == sorted(
-            map(str, [[round(x, 4) for x in row] for row in wanted]))
+            map(str, [[round(x, 4) for x in row] for row in wanted])
+        )
 
 
 @pytest.mark.slow
@@ -48,8 +57,9 @@ def test_each_kind_of_advantage_is_another_run(tiny_dir, tmp_path):
     """The flag reaches the update: the same dialogues in step 1, other weights after it."""
     steps = {}
     for kind in ("grpo", "dr-grpo", "rloo"):
-        assert go(tiny_dir, tmp_path / kind, "--advantage", kind, "--steps", 1, "--eval-size",
-                  1) == 0
+        assert (
+            go(tiny_dir, tmp_path / kind, "--advantage", kind, "--steps", 1, "--eval-size", 1) == 0
+        )
         steps[kind] = metrics(tmp_path / kind)[0]
     assert len({row["emotion"] for row in steps.values()}) == 1
     assert len({row["grad_norm"] for row in steps.values()}) == 3
@@ -75,8 +85,11 @@ def test_groups_without_a_lesson_are_refilled(tiny_dir, tmp_path, monkeypatch):
         assert (row["tokens_sampled"] > row["tokens_trained"]) == (row["refilled"] > 0)
         assert row["episodes"] == 8
     # the first step sees the same dialogues: its flat groups, and no other, were replaced
-    first = lambda name: [d for d in rows(tmp_path / name / "dialogues.jsonl")
-                          if (d["split"], d["step"]) == ("train", 1)]
+    first = lambda name: [
+        d
+        for d in rows(tmp_path / name / "dialogues.jsonl")
+        if (d["split"], d["step"]) == ("train", 1)
+    ]
     before, after = first("plain"), first("out")
     kept = [d for d in before if len({x["reward"] for x in before if x["group"] == d["group"]}) > 1]
     assert kept == [d for d in after if d["group"] in {x["group"] for x in kept}]
@@ -90,7 +103,8 @@ def test_flat_groups_by_hand():
     class E:
         def __init__(self, group, reward):
             self.group, self.reward = group, reward
-    assert flat_groups([E(0, .1), E(0, .1), E(2, .1), E(2, .2), E(5, 0.0), E(5, 0.0)]) == [0, 5]
+
+    assert flat_groups([E(0, 0.1), E(0, 0.1), E(2, 0.1), E(2, 0.2), E(5, 0.0), E(5, 0.0)]) == [0, 5]
 
 
 @pytest.mark.slow
@@ -105,16 +119,20 @@ def test_a_second_user_watches_and_changes_nothing(tiny_dir, tmp_path, monkeypat
         same = lambda r: {k: v for k, v in r.items() if k not in ("seconds", "watched")}
         assert same(row) == same(other) and other["watched"] is None
     assert [row["watched"] is None for row in lines] == [True, False, True, False]
-    told = [d for d in rows(tmp_path / "out" / "dialogues.jsonl")
-            if (d["split"], d["step"]) == ("train", 2)]
+    told = [
+        d
+        for d in rows(tmp_path / "out" / "dialogues.jsonl")
+        if (d["split"], d["step"]) == ("train", 2)
+    ]
     # this user gains 5 at every reply that it heard
     assert lines[1]["watched"] == sum(30 + 5 * len(d["turns"]) for d in told) / len(told)
 
 
 def test_a_reward_that_rises_while_the_watcher_falls_is_told():
     """Goodhart's law while it happens. Not where both rise, nor where the watcher only trembles."""
-    rows_of = lambda end: [{"emotion": 20 + 3 * i, "watched": 30 + (end - 30) * i / 19,
-                            "step": i} for i in range(20)]
+    rows_of = lambda end: [
+        {"emotion": 20 + 3 * i, "watched": 30 + (end - 30) * i / 19, "step": i} for i in range(20)
+    ]
     assert any("watches" in w for w in hacking_warnings(rows_of(5)))
     assert not any("watches" in w for w in hacking_warnings(rows_of(60)))
     assert not any("watches" in w for w in hacking_warnings(rows_of(28)))
@@ -128,23 +146,40 @@ def test_calls_of_a_watcher_are_planned():
     cfg = resolve_settings({**base, "steps": 50})
     assert "640" not in calls_of(cfg) and f"{10 * 64 * 8:,} of --watch" in calls_of(cfg)
     assert calls_of(resolve_settings({"algo": "grpo", "watch": "toy-weak"})) == ""
-    once, twice = (resolve_settings({"algo": "grpo", "model": "m", "simulator": "openai:m@http://h",
-                                     "refill": n}) for n in (0, 1))
-    calls = [int(re.search(r"most: ([\d,]+) a step", calls_of(c))[1].replace(",", ""))
-             for c in (once, twice)]
+    once, twice = (
+        resolve_settings(
+            {"algo": "grpo", "model": "m", "simulator": "openai:m@http://h", "refill": n}
+        )
+        for n in (0, 1)
+    )
+    calls = [
+        int(re.search(r"most: ([\d,]+) a step", calls_of(c))[1].replace(",", ""))
+        for c in (once, twice)
+    ]
     assert calls[1] == 2 * calls[0]
 
 
-@pytest.mark.parametrize("flags, word", [
-    ("--algo ppo --advantage rloo", "--advantage rloo"), ("--algo ppo --refill 1", "--refill 1"),
-    ("--watch-every 2", "--watch"), ("--watch-difficulty challenging", "--watch"),
-    ("--reward delta --gamma 0.9 --algo ppo", "--gamma 0.9"), ("--watch nobody", "nobody"),
-    ("--watch toy --watch-lang zh", "--lang zh"),
-    ("--watch toy --profiles prompts/profiles/en_train.jsonl --simulator "
-     "openai:m@http://127.0.0.1:1/v1", "--watch toy")])
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        ("--algo ppo --advantage rloo", "--advantage rloo"),
+        ("--algo ppo --refill 1", "--refill 1"),
+        ("--watch-every 2", "--watch"),
+        ("--watch-difficulty challenging", "--watch"),
+        ("--reward delta --gamma 0.9 --algo ppo", "--gamma 0.9"),
+        ("--watch nobody", "nobody"),
+        ("--watch toy --watch-lang zh", "--lang zh"),
+        (
+            "--watch toy --profiles prompts/profiles/en_train.jsonl --simulator "
+            "openai:m@http://127.0.0.1:1/v1",
+            "--watch toy",
+        ),
+    ],
+)
 def test_bad_input_is_one_line(flags, word, tiny_dir, tmp_path, capfd):
-    assert word in refuse(capfd, *suited(["--model", tiny_dir, *SMALL[2:], "--out",
-                                          tmp_path / "out", *flags.split()]))
+    assert word in refuse(
+        capfd, *suited(["--model", tiny_dir, *SMALL[2:], "--out", tmp_path / "out", *flags.split()])
+    )
     assert not (tmp_path / "out").exists()
 
 

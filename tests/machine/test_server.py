@@ -3,35 +3,61 @@ days of dialogues will meet.
 
 Waits are made short by a smaller first wait; nothing here measures time but for one Retry-After,
 which is a promise about time."""
+
+from support import llm
+
 import asyncio
 import gzip
 import itertools
 import json
 import time
 import tracemalloc
-from email.utils import format_datetime
 from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 
 import pytest
+from marks import sign
+from server import Handler, Loopback, completion, toy_people
+from test_dialogue import Agent
 
 import rlver
 from rlver import rollout
-from marks import sign
-from server import Handler, Loopback, completion, toy_people
-from support import llm
+from simulator import CHECK, Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from support.answers import mark_in
 from support.llm import CallLog, RetryableError, seconds_to_wait
 from support.rundir import open_run
-from support.settings import (GROUP_TIMEOUT, BadInput, make_parser, SimulatorFailed,
-                              SimulatorRefused, UnreadableAnswers, split_name)
-from simulator import CHECK, Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
-from test_dialogue import Agent
+from support.settings import (
+    GROUP_TIMEOUT,
+    BadInput,
+    SimulatorFailed,
+    SimulatorRefused,
+    UnreadableAnswers,
+    make_parser,
+    split_name,
+)
 
 ANN = toy_profiles("train", 1)[0]
 FIRST_WAIT = make_simulator("openai:m@http://127.0.0.1").wait
-SMALL = ["--steps", "2", "--batch-size", "4", "--group-size", "2", "--max-turns", "2",
-         "--max-tokens", "6", "--eval-size", "4", "--lr", "2e-3", "--save-every", "1",
-         "--simulator-retries", "6"]
+SMALL = [
+    "--steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--group-size",
+    "2",
+    "--max-turns",
+    "2",
+    "--max-tokens",
+    "6",
+    "--eval-size",
+    "4",
+    "--lr",
+    "2e-3",
+    "--save-every",
+    "1",
+    "--simulator-retries",
+    "6",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +65,13 @@ def quick(no_pictures, monkeypatch):
     """The first wait of a retry is 5 ms in here, not 400."""
     monkeypatch.setattr(llm, "AWAY", 0.005)
     init = Simulator.__init__
-    monkeypatch.setattr(Simulator, "__init__", lambda self, model, lang="en", difficulty="vanilla",
-                        retries=2, wait=0.0, *rest, **more:
-                        init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more))
+    monkeypatch.setattr(
+        Simulator,
+        "__init__",
+        lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more: (
+            init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more)
+        ),
+    )
 
 
 def Script(*replies):
@@ -49,13 +79,26 @@ def Script(*replies):
 
 
 def user_at(server, retries=8, timeout=5.0, **more):
-    return User(make_simulator(f"openai:scripted@{server.url}", retries=retries,
-                               timeout=timeout, **more), ANN)
+    return User(
+        make_simulator(f"openai:scripted@{server.url}", retries=retries, timeout=timeout, **more),
+        ANN,
+    )
 
 
 def run(model, url, out, *flags):
-    return rlver.main(["--model", str(model), "--simulator", f"openai:scripted@{url}", *SMALL,
-                       *toy_people(out.parent), "--out", str(out), *map(str, flags)])
+    return rlver.main(
+        [
+            "--model",
+            str(model),
+            "--simulator",
+            f"openai:scripted@{url}",
+            *SMALL,
+            *toy_people(out.parent),
+            "--out",
+            str(out),
+            *map(str, flags),
+        ]
+    )
 
 
 def without_marks(out):
@@ -72,22 +115,35 @@ def rows(path):
 
 # -------------------------------------------------------------------------------------- the address
 
+
 def test_the_name_is_split_at_the_first_colon_and_the_last_at():
     """Model names hold colons and slashes, URLs hold colons, and somebody's model name will hold
     an @."""
     for name, parts in (
-            ("openai:deepseek-chat@https://host/v1",
-             ("openai", "deepseek-chat", "https://host/v1")),
-            ("openai:org/m:70b@2@http://127.0.0.1:8000/v1",
-             ("openai", "org/m:70b@2", "http://127.0.0.1:8000/v1")),
-            ("local:models/a@b", ("local", "models/a@b", ""))):
+        ("openai:deepseek-chat@https://host/v1", ("openai", "deepseek-chat", "https://host/v1")),
+        (
+            "openai:org/m:70b@2@http://127.0.0.1:8000/v1",
+            ("openai", "org/m:70b@2", "http://127.0.0.1:8000/v1"),
+        ),
+        ("local:models/a@b", ("local", "models/a@b", "")),
+    ):
         assert split_name(name) == parts
     assert split_name("toy") == ("toy", "", "")
 
 
-@pytest.mark.parametrize("name",
-                         ["openai:", "openai:m", "openai:m@", "openai:@http://h/v1",
-                          "openai:m@host/v1", "openai:m@ftp://h", "local:", "openia:m@http://h"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai:",
+        "openai:m",
+        "openai:m@",
+        "openai:@http://h/v1",
+        "openai:m@host/v1",
+        "openai:m@ftp://h",
+        "local:",
+        "openia:m@http://h",
+    ],
+)
 def test_a_bad_address_is_one_line(name, tmp_path, capfd):
     assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
     [line] = capfd.readouterr().err.splitlines()
@@ -96,21 +152,30 @@ def test_a_bad_address_is_one_line(name, tmp_path, capfd):
 
 # ----------------------------------------------------------------------------------------- one call
 
+
 def test_the_server_is_asked_what_the_scripted_model_is_asked():
     """One prompt chain, whichever model: over the server the same dialogue, prompt by prompt, with
     tokens and model name as told."""
+
     async def talk(user):
         lines = [await user.answer()]
         for reply in ("I am here, let it all out.", "Cheer up, it will be fine."):
             lines += [await user.feel(reply), await user.answer()]
         return lines, user.emotion
+
     seen = []
-    with Loopback(reply=lambda request: seen.append(request) or (200, {}, completion(
-        asyncio.run(server.model(request["messages"][0]["content"]))))) as server:
-        assert (asyncio.run(talk(user_at(server)))
-                == asyncio.run(talk(User(make_simulator("toy"), ANN))))
-    assert len(seen) == 5 and all(r["model"] == "scripted" and r["temperature"] == 0
-                                  and len(r["messages"]) == 1 for r in seen)
+    with Loopback(
+        reply=lambda request: (
+            seen.append(request)
+            or (200, {}, completion(asyncio.run(server.model(request["messages"][0]["content"]))))
+        )
+    ) as server:
+        assert asyncio.run(talk(user_at(server))) == asyncio.run(
+            talk(User(make_simulator("toy"), ANN))
+        )
+    assert len(seen) == 5 and all(
+        r["model"] == "scripted" and r["temperature"] == 0 and len(r["messages"]) == 1 for r in seen
+    )
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "garbage"])
@@ -145,13 +210,14 @@ def test_a_body_that_trickles_in_for_ever_has_the_same_deadline():
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
                 self.end_headers()
-                for _ in range(400):                        # 20 s
+                for _ in range(400):  # 20 s
                     self.wfile.write(b" ")
                     written.append(time.sleep(0.05))
+
         server.RequestHandlerClass, written = Trickle, []
         with pytest.raises(SimulatorFailed, match="no answer within 0.3 s"):
             asyncio.run(user_at(server, retries=0, timeout=0.3).answer())
-        assert len(written) < 400                           # nobody waited for the end
+        assert len(written) < 400  # nobody waited for the end
 
 
 def test_a_server_that_cuts_the_line_and_comes_back():
@@ -159,37 +225,64 @@ def test_a_server_that_cuts_the_line_and_comes_back():
     with Loopback(outage=(1, 0.1)) as server:
         assert asyncio.run(user_at(server, retries=10).answer())
         assert server.calls >= 2
-    with pytest.raises(SimulatorFailed, match="cannot be reached"):       # it is gone for good
+    with pytest.raises(SimulatorFailed, match="cannot be reached"):  # it is gone for good
         asyncio.run(user_at(server, retries=1).answer())
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 def test_what_cannot_heal_stops_at_once_with_the_servers_words(status):
     """Eight growing waits before "no such model" would be eight too many."""
-    with Loopback(reply=lambda request:
-                  (status, {}, {"error": {"message": "no such thing as this"}})) as server:
+    with Loopback(
+        reply=lambda request: (status, {}, {"error": {"message": "no such thing as this"}})
+    ) as server:
         with pytest.raises(SimulatorRefused, match=f"says {status}: .*no such thing as this"):
             asyncio.run(user_at(server).answer())
         assert server.calls == 1
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"not json", {"choices": []},
-                                  {"choices": None}, {"choices": [{}]},
-                                  {"choices": [{"message": {"content": None}}]},
-                                  {"choices": {}}, {"choices": "x"}, {"choices": [7]},
-                                  b"[" * 200_000, b'{"choices": ' + b"[" * 200_000, b"7", b'"text"',
-                                  {"choices": [{"message": {"content": {"a": 1}}}]},
-                                  {"choices": [{"message": {"content": 5}}]},
-                                  {"choices": [{"message": "x"}]}, {"error": {"message": "oops"}},
-                                  completion(""), completion("x" * 100_000),
-                                  completion("\n" * 100_000), completion("Thinking: " * 10_000)],
-                         ids=lambda body: str(body)[:40])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"not json",
+        {"choices": []},
+        {"choices": None},
+        {"choices": [{}]},
+        {"choices": [{"message": {"content": None}}]},
+        {"choices": {}},
+        {"choices": "x"},
+        {"choices": [7]},
+        b"[" * 200_000,
+        b'{"choices": ' + b"[" * 200_000,
+        b"7",
+        b'"text"',
+        {"choices": [{"message": {"content": {"a": 1}}}]},
+        {"choices": [{"message": {"content": 5}}]},
+        {"choices": [{"message": "x"}]},
+        {"error": {"message": "oops"}},
+        completion(""),
+        completion("x" * 100_000),
+        completion("\n" * 100_000),
+        completion("Thinking: " * 10_000),
+    ],
+    ids=lambda body: str(body)[:40],
+)
 def test_an_answer_that_is_none_is_tried_again(body):
     """Proxies answer 200 with an empty page; models with nothing, or for ever. Each costs one
     attempt, no exception, no minute of regular expressions."""
+
     def reply(request):
-        return (200, {}, body if server.calls == 1
-                else completion(asyncio.run(server.model(request["messages"][0]["content"]))))
+        return (
+            200,
+            {},
+            body
+            if server.calls == 1
+            else completion(asyncio.run(server.model(request["messages"][0]["content"]))),
+        )
+
     with Loopback(reply=reply) as server:
         began = time.monotonic()
         assert asyncio.run(user_at(server).answer()) and server.calls == 2
@@ -200,6 +293,7 @@ def test_an_answer_that_is_none_is_tried_again(body):
 def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
     """Asked for once more with four times the room; cut again, before its line End, it is
     unreadable, also when it is read from the log."""
+
     def reply(request):
         body = completion(FORGED)
         body["choices"][0]["finish_reason"] = "length"
@@ -207,6 +301,7 @@ def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
         mark = mark_in(request["messages"][0]["content"])
         whole = completion(ANALYSIS.replace("MARK", mark))
         return 200, {}, whole if generous and len(asked) == 2 else body
+
     FORGED = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: they wrote\nChange: +10"
     ANALYSIS = sign(FORGED.replace("they wrote\nChange: +10", "x\nChange: -4"), "MARK")
     for generous in (True, False):
@@ -238,6 +333,7 @@ def test_what_is_no_answer_is_not_taken_in_whole(tmp_path):
             for _ in range(1000):
                 self.wfile.write(b" " * 100_000)
                 sent.append(1)
+
     log = CallLog(tmp_path / "calls.jsonl")
     with Loopback() as server:
         server.RequestHandlerClass = Endless
@@ -261,6 +357,7 @@ def test_an_answer_is_not_unpacked(encoding):
         def send(self, status, headers, body):
             asked.append(self.headers["Accept-Encoding"])
             super().send(200 if len(asked) % 2 else 500, {"Content-Encoding": encoding}, packed)
+
     with Loopback() as server:
         server.RequestHandlerClass = Packed
         tracemalloc.start()
@@ -274,8 +371,12 @@ def test_an_answer_is_not_unpacked(encoding):
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_redirects_are_not_followed(status):
     """One to another host got the prompts, and with them whatever the users' stories hold."""
-    with Loopback() as other, Loopback(reply=lambda request: (
-            status, {"Location": f"{other.url}/chat/completions"}, {})) as server:
+    with (
+        Loopback() as other,
+        Loopback(
+            reply=lambda request: (status, {"Location": f"{other.url}/chat/completions"}, {})
+        ) as server,
+    ):
         with pytest.raises(SimulatorRefused, match=f"says {status}: .*redirects are not followed"):
             asyncio.run(user_at(server).answer())
         assert other.calls == 0 and server.calls == 1
@@ -284,6 +385,7 @@ def test_redirects_are_not_followed(status):
 def test_an_answer_that_is_cut_behind_its_end_is_whole(tmp_path):
     """It was asked for again, with four times the room: paid twice, and lost where the longer call
     took too long. So is one that was cut before its end, where the longer call fails."""
+
     def reply(request):
         asked.append(request["max_tokens"])
         mark = mark_in(request["messages"][0]["content"])
@@ -291,6 +393,7 @@ def test_an_answer_that_is_cut_behind_its_end_is_whole(tmp_path):
         body = completion(sign(whole, mark) + "\nAnd then" if ended else "Content: c")
         body["choices"][0]["finish_reason"] = "length"
         return (200, {}, body) if asked[-1] == 2048 else (500, {}, {"error": {"message": "no"}})
+
     for ended in (True, False):
         asked = []
         with Loopback(reply=reply) as server:
@@ -305,15 +408,21 @@ def test_an_answer_that_is_cut_behind_its_end_is_whole(tmp_path):
 
 def test_only_numbers_of_tokens_are_logged(tmp_path):
     """`usage` went into calls.jsonl as the server sent it, and with it a key that it echoed."""
+
     def reply(request):
         prompt = request["messages"][0]["content"]
         body = completion(asyncio.run(server.model(prompt)))
-        body["usage"] = {"prompt_tokens": "Bearer sk-1", "completion_tokens": 7, "note": "sk-1",
-                         "total_tokens": {"key": "sk-1"}}
+        body["usage"] = {
+            "prompt_tokens": "Bearer sk-1",
+            "completion_tokens": 7,
+            "note": "sk-1",
+            "total_tokens": {"key": "sk-1"},
+        }
         return 200, {}, body
+
     with Loopback(reply=reply) as server:
         asyncio.run(user_at(server, log=CallLog(tmp_path / "calls.jsonl")).answer())
-    row, = rows(tmp_path / "calls.jsonl")
+    (row,) = rows(tmp_path / "calls.jsonl")
     assert row["tokens"] == {"prompt": None, "completion": 7}
     assert "sk-1" not in (tmp_path / "calls.jsonl").read_text()
 
@@ -322,46 +431,57 @@ def test_only_numbers_of_tokens_are_logged(tmp_path):
 def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
     """A 400 or a content filter at the first call is the server's matter. After that it hangs on
     what was said: if it ended the run, a policy could end it. It is counted apart."""
+
     def reply(request):
         prompt = request["messages"][0]["content"]
         body = completion(asyncio.run(server.model(prompt)))
         if words not in prompt:
             return 200, {}, body
-        if fault != "filter":               # a server's, or a firewall's before it
+        if fault != "filter":  # a server's, or a firewall's before it
             return int(fault), {}, {"error": {"message": "no such words"}}
         body["choices"][0]["finish_reason"] = "content_filter"
         return 200, {}, body
+
     with Loopback(reply=reply) as server:
         chain = make_simulator(f"openai:scripted@{server.url}", retries=3)
 
         async def check_and_talk():
             await chain.check()
             return await rollout(chain, [ANN], 2, lambda n: Script(f"bomb-{n}."), 1)
+
         words = CHECK
         with pytest.raises(SimulatorRefused):
             asyncio.run(check_and_talk())
-        assert server.calls == 0            # a check is not counted
+        assert server.calls == 0  # a check is not counted
         chain, words = make_simulator(f"openai:scripted@{server.url}", retries=3), "bomb-1"
         episodes, (lost,) = asyncio.run(check_and_talk())
         assert len(episodes) == 1 and lost["unreadable"]
         # what the policy said last is kept: nothing else shows what silenced the user
         assert lost["dialogue"][-1] == {"speaker": "friend", "text": "bomb-1."}
-        assert server.calls == 3            # the first line and two replies: none asked twice
+        assert server.calls == 3  # the first line and two replies: none asked twice
 
 
 # ---------------------------------------------------------------------------------------- the waits
 
+
 @pytest.mark.slow
 def test_retry_after_is_honoured():
     """In seconds or as a date; not for ever, and nonsense is no time at all."""
-    assert (seconds_to_wait("1.5") == 1.5 and seconds_to_wait("-3") == 0
-            and seconds_to_wait("86400") == 60)
+    assert (
+        seconds_to_wait("1.5") == 1.5
+        and seconds_to_wait("-3") == 0
+        and seconds_to_wait("86400") == 60
+    )
     assert [seconds_to_wait(x) for x in (None, "", "soon", "nan")] == [0] * 4
     later = datetime.now(timezone.utc) + timedelta(seconds=30)
     assert 25 < seconds_to_wait(format_datetime(later, usegmt=True)) <= 30
     said = iter([(429, {"Retry-After": "0.4"}, {"error": {"message": "slow down"}})])
-    with Loopback(reply=lambda request: next(said, None) or (200, {}, completion(
-            asyncio.run(server.model(request["messages"][0]["content"]))))) as server:
+    with Loopback(
+        reply=lambda request: (
+            next(said, None)
+            or (200, {}, completion(asyncio.run(server.model(request["messages"][0]["content"]))))
+        )
+    ) as server:
         asyncio.run(user_at(server).answer())
         first, second = server.times
         assert second - first >= 0.4
@@ -378,6 +498,7 @@ def test_waits_grow_and_differ(monkeypatch):
 
     async def down(prompt):
         raise RetryableError("down")
+
     chain = Simulator(down, retries=8)
     chain.wait = make_wait
     monkeypatch.setattr(llm.asyncio, "sleep", sleep)
@@ -385,17 +506,21 @@ def test_waits_grow_and_differ(monkeypatch):
         with pytest.raises(SimulatorFailed):
             asyncio.run(chain.ask("reply", User(chain, ANN).values(), parse_reply))
     for i, column in enumerate(zip(*[iter(waits)] * 8)):
-        assert all(0.75 <= wait / min(12, 0.4 * 2 ** k) <= 1 for k, wait in enumerate(column))
-    assert (len(set(waits)) == len(waits) == 160
-            and min(sum(waits[i:i + 8]) for i in range(0, 160, 8)) >= 30)
+        assert all(0.75 <= wait / min(12, 0.4 * 2**k) <= 1 for k, wait in enumerate(column))
+    assert (
+        len(set(waits)) == len(waits) == 160
+        and min(sum(waits[i : i + 8]) for i in range(0, 160, 8)) >= 30
+    )
 
 
 # ----------------------------------------------------------------------------------- many dialogues
+
 
 @pytest.mark.slow
 def test_calls_overlap_within_their_bound():
     """Defect 18: the released code makes one call after the other. Here all dialogues wait at the
     same time, as many as allowed."""
+
     def together(prompt):
         """Answer nobody before as many are waiting as may be (or for long it is clear that they
         never will)."""
@@ -403,11 +528,19 @@ def test_calls_overlap_within_their_bound():
         while server.most < bound and time.monotonic() < began + 10:
             time.sleep(0.005)
         return asyncio.run(server.model(prompt))
+
     for bound in (3, 16):
         with Loopback(answer=together) as server:
             chain = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
-            episodes, dropped = asyncio.run(rollout(chain, toy_profiles("train", 16), 1, lambda n:
-                                                    Script("Go on, let it all out.", "Hm."), 2))
+            episodes, dropped = asyncio.run(
+                rollout(
+                    chain,
+                    toy_profiles("train", 16),
+                    1,
+                    lambda n: Script("Go on, let it all out.", "Hm."),
+                    2,
+                )
+            )
             assert len(episodes) == 16 and not dropped
             assert server.most == bound
 
@@ -416,12 +549,16 @@ def test_calls_overlap_within_their_bound():
 def test_a_rollout_has_a_deadline():
     """Dialogues that are still open then are dropped: other ranks wait for this one, and they have
     a limit of their own."""
-    with Loopback(answer=lambda prompt: time.sleep(10 * ("slow" in prompt))
-                  or asyncio.run(server.model(prompt))) as server:
+    with Loopback(
+        answer=lambda prompt: (
+            time.sleep(10 * ("slow" in prompt)) or asyncio.run(server.model(prompt))
+        )
+    ) as server:
         chain = make_simulator(f"openai:scripted@{server.url}")
         texts = lambda n: Script("slow" if n == 1 else "Hm.", "Hm.")
-        episodes, errors = asyncio.run(rollout(chain, toy_profiles("train", 3), 1, texts,
-                                               2, timeout=1.0))
+        episodes, errors = asyncio.run(
+            rollout(chain, toy_profiles("train", 3), 1, texts, 2, timeout=1.0)
+        )
     assert [e.number for e in episodes] == [0, 2]
     assert [lost["reason"] for lost in errors] == ["the rollout ran out of time"]
     assert not errors[0]["unreadable"]
@@ -430,6 +567,7 @@ def test_a_rollout_has_a_deadline():
 
 
 # ------------------------------------------------------------------------------------ log and cache
+
 
 def test_every_call_is_logged_and_none_is_paid_for_twice(tmp_path):
     """A resumed step finds its answers in the log: unreadable ones too, or it would be told
@@ -440,8 +578,9 @@ def test_every_call_is_logged_and_none_is_paid_for_twice(tmp_path):
         paid = server.calls
         lines = rows(path)
         assert len(lines) == paid > 1 and len({line["key"] for line in lines}) == paid
-        assert all(set(line) == {"key", "prompt", "mark", "answer", "seconds", "tokens"}
-                   for line in lines)
+        assert all(
+            set(line) == {"key", "prompt", "mark", "answer", "seconds", "tokens"} for line in lines
+        )
         assert lines[-1]["tokens"]["prompt"] == 10 and said in lines[-1]["answer"]
         again = CallLog(tmp_path / "other.jsonl")
         again.read(path)
@@ -460,18 +599,23 @@ def test_a_line_that_was_cut_off_is_no_answer_and_spoils_no_other(tmp_path):
     log.read(path)
     assert log.answers == {"one": "1", "three": "3"}
     skipping = CallLog()
-    skipping.read(path, path.read_bytes().index(b"\n") + 1)     # from where a checkpoint was made
+    skipping.read(path, path.read_bytes().index(b"\n") + 1)  # from where a checkpoint was made
     assert skipping.answers == {"three": "3"}
 
 
 def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
     draws its own: a cache without the dialogue in its key would make a group of copies."""
+
     async def model(prompt):
         return "x"
+
     chain = Simulator(model)
-    assert (chain.key("p", "training 1 0", 0) == chain.key("p", "training 1 1", 0)
-            != chain.key("q", "training 1 0", 0))
+    assert (
+        chain.key("p", "training 1 0", 0)
+        == chain.key("p", "training 1 1", 0)
+        != chain.key("q", "training 1 0", 0)
+    )
     assert chain.key("p", "training 1 0", 0) != chain.key("p", "training 1 0", 1)
     model.temperature = 0.7
     assert len({chain.key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
@@ -483,14 +627,25 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
         async def ask(self, name, values, parse, dialogue=""):
             names.append(dialogue)
             return await super().ask(name, values, parse, dialogue)
+
     listening = Listening(make_simulator("toy").model)
-    asyncio.run(rollout(listening, [ANN, ANN], 2, lambda n: Script("Hm."), 1, groups=[4, 7],
-                        name="training 3"))
-    assert sorted(names) == ["training 3 14", "training 3 15", "training 3 8", "training 3 9",
-                             "training 3 group 4", "training 3 group 7"]
+    asyncio.run(
+        rollout(
+            listening, [ANN, ANN], 2, lambda n: Script("Hm."), 1, groups=[4, 7], name="training 3"
+        )
+    )
+    assert sorted(names) == [
+        "training 3 14",
+        "training 3 15",
+        "training 3 8",
+        "training 3 9",
+        "training 3 group 4",
+        "training 3 group 7",
+    ]
 
 
 # -------------------------------------------------------------------------------------- a whole run
+
 
 @pytest.fixture(scope="module")
 def served(no_pictures, tiny_dir, tmp_path_factory):
@@ -525,26 +680,59 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
     err = capfd.readouterr().err
     assert "cannot be reached" in err and f"python rlver.py --resume {tmp_path / 'out'}" in err
     with Loopback() as server:
-        assert rlver.main(["--resume", str(tmp_path / "out"), "--simulator",
-                           f"openai:scripted@{server.url}"]) == 0
+        assert (
+            rlver.main(
+                ["--resume", str(tmp_path / "out"), "--simulator", f"openai:scripted@{server.url}"]
+            )
+            == 0
+        )
         assert answered + server.calls == len(prompts)
-    assert ((tmp_path / "out" / "dialogues.jsonl").read_text()
-            == (whole / "dialogues.jsonl").read_text())
+    assert (tmp_path / "out" / "dialogues.jsonl").read_text() == (
+        whole / "dialogues.jsonl"
+    ).read_text()
     with pytest.raises(BadInput, match="--simulator cannot change"):
-        open_run({**vars(make_parser().parse_args(["--resume", str(whole), "--simulator",
-                                                   f"openai:other@{server.url}"]))})
+        open_run(
+            {
+                **vars(
+                    make_parser().parse_args(
+                        ["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]
+                    )
+                )
+            }
+        )
 
 
 @pytest.mark.slow
 def test_a_cache_of_another_run_pays_for_its_calls(served, tiny_dir, tmp_path):
     with Loopback() as server:
-        assert run(tiny_dir, server.url, tmp_path / "two", "--simulator-cache",
-                   served[0] / "calls.jsonl") == 0
+        assert (
+            run(
+                tiny_dir,
+                server.url,
+                tmp_path / "two",
+                "--simulator-cache",
+                served[0] / "calls.jsonl",
+            )
+            == 0
+        )
         assert server.calls == 0
-    assert ((tmp_path / "two" / "dialogues.jsonl").read_text()
-            == (served[0] / "dialogues.jsonl").read_text())
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--simulator-cache",
-                       str(tmp_path / "none"), "--out", str(tmp_path / "three")]) == 2
+    assert (tmp_path / "two" / "dialogues.jsonl").read_text() == (
+        served[0] / "dialogues.jsonl"
+    ).read_text()
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                *SMALL,
+                "--simulator-cache",
+                str(tmp_path / "none"),
+                "--out",
+                str(tmp_path / "three"),
+            ]
+        )
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -565,48 +753,77 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
 
 def test_an_unknown_model_stops_the_run_in_the_servers_words(tiny_dir, tmp_path, capfd):
     with Loopback() as server:
-        assert rlver.main(["--model", str(tiny_dir), "--simulator", f"openai:gpt-9@{server.url}",
-                           *SMALL, *toy_people(tmp_path), "--out", str(tmp_path / "out")]) == 2
+        assert (
+            rlver.main(
+                [
+                    "--model",
+                    str(tiny_dir),
+                    "--simulator",
+                    f"openai:gpt-9@{server.url}",
+                    *SMALL,
+                    *toy_people(tmp_path),
+                    "--out",
+                    str(tmp_path / "out"),
+                ]
+            )
+            == 2
+        )
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlver.py:")]
     assert len(lines) == 1 and "The model `gpt-9` does not exist." in lines[0]
 
 
 # ------------------------------------------------------------------------------------- local models
 
+
 def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
     """The same engine code serves it. A random model knows no sections, so every dialogue is lost,
     which is told; what it is asked, and that it answers greedily, is seen in the log."""
-    code = rlver.main(["--model", str(tiny_dir), "--simulator", f"local:{tiny_dir}", *SMALL,
-                       *toy_people(tmp_path), "--out", str(tmp_path / "out")])
+    code = rlver.main(
+        [
+            "--model",
+            str(tiny_dir),
+            "--simulator",
+            f"local:{tiny_dir}",
+            *SMALL,
+            *toy_people(tmp_path),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
     assert code == 2 and "does not fit its context of 512" in capfd.readouterr().err
 
 
 def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
-    from policy import load_model
     import torch
+
+    from policy import load_model
+
     local = load_local(str(tiny_dir), 0.0)
     local.max_tokens = 8
 
     async def twice():
-        return await asyncio.gather(local("How are you?", room=4), local("How are you?", room=4),
-                                    local("Why?"))
+        return await asyncio.gather(
+            local("How are you?", room=4), local("How are you?", room=4), local("Why?")
+        )
+
     one, two, other = asyncio.run(twice())
     assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 32
     model, _ = load_model(tiny_dir)
     ids = local.chat.first_prompt("How are you?")
     assert one.tokens["prompt"] == len(ids)
-    for _ in range(32):             # four times the limit
+    for _ in range(32):  # four times the limit
         with torch.no_grad():
             ids = ids + [int(model(torch.tensor([ids])).logits[0, -1].argmax())]
         if ids[-1] == local.chat.stop_id:
             break
-    said = ids[one.tokens["prompt"]:]
+    said = ids[one.tokens["prompt"] :]
     assert one == local.chat.decode(said[:-1] if said[-1] == local.chat.stop_id else said)
     with pytest.raises(BadInput, match="--simulator local"):
         make_simulator(f"local:{tiny_dir / 'nowhere'}")
 
 
 # ------------------------------------------------------------- what is said of a run that stopped
+
 
 @pytest.mark.slow
 def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path, capfd):
@@ -618,21 +835,22 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path
         if "<emotion>" in prompt and next(calls) == 3:  # two are of the evaluation before training
             return "I would rather talk about something else."
         return asyncio.run(server.model(prompt))
+
     with Loopback(answer=answer) as server:
         flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16, "--simulator-retries", 0]
         assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
-    row, = rows(tmp_path / "out" / "dropped.jsonl")
+    (row,) = rows(tmp_path / "out" / "dropped.jsonl")
     assert (row["step"], row["kind"], row["unreadable"]) == (1, "training", True)
     assert [m["speaker"] for m in row["dialogue"]] == ["me", "friend"]
     assert row["dialogue"][1]["text"]
-    line, = rows(tmp_path / "out" / "metrics.jsonl")
+    (line,) = rows(tmp_path / "out" / "metrics.jsonl")
     assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
     assert "1 of 16 dialogues were dropped because the user's answers" in capfd.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_run_is_saved_where_there_is_a_checkpoint(served, tiny_dir, tmp_path, capfd):
-    """"The run is saved" was said as soon as there was a config.json."""
+    """ "The run is saved" was said as soon as there was a config.json."""
     _, prompts = served
     for calls, words in ((3, "nothing is saved yet"), (len(prompts) * 2 // 3, "the run is saved")):
         out = tmp_path / str(calls)

@@ -1,5 +1,9 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
+
+import support
+from support import raters, report
+
 import ast
 import asyncio
 import gc
@@ -13,15 +17,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from test_readme import PAGES
 
 import evaluate
 import judge
 import rlver
-import support
 from policy import load_model
-from support import raters, report
 from support.settings import BadInput, BadModel, Parser, resolve_settings, resumed_settings
-from test_readme import PAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -39,17 +41,35 @@ def refused(capfd, main, *flags):
 
 def started(*command, **more):
     """A finished process: (exit code, stdout, stderr)."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          timeout=120, **{"cwd": ROOT, **more})
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **{"cwd": ROOT, **more},
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 # ------------------------------------------------------------------ flags that nobody would look at
 
-@pytest.mark.parametrize("algo, flag", [
-    *(("grpo", flag) for flag in ("--gamma 1", "--lam 0.95", "--value-clip 0", "--critic-lr 1e-3",
-                                  "--critic-warmup 0")),
-    *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo", "--refill 0"))])
+
+@pytest.mark.parametrize(
+    "algo, flag",
+    [
+        *(
+            ("grpo", flag)
+            for flag in (
+                "--gamma 1",
+                "--lam 0.95",
+                "--value-clip 0",
+                "--critic-lr 1e-3",
+                "--critic-warmup 0",
+            )
+        ),
+        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo", "--refill 0")),
+    ],
+)
 def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
     """Half a day of runs "with lambda 0.9" were GRPO, which has no lambda. Also where the value is
     0 or the default: who says it believes that it does something."""
@@ -62,8 +82,12 @@ def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
 
 def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
     """With the toy's user, or a model of one's own, nothing was said of the cost at all."""
-    for flags in (["--steps", 0, "--out", tmp_path / "out"], ["--plan"],
-                  ["--plan", "--watch", "toy-weak"], ["--plan", "--simulator", "local:DIR"]):
+    for flags in (
+        ["--steps", 0, "--out", tmp_path / "out"],
+        ["--plan"],
+        ["--plan", "--watch", "toy-weak"],
+        ["--plan", "--simulator", "local:DIR"],
+    ):
         assert "--price 0.27,1.1" in refused(capfd, rlver.main, "--price", "0.27,1.10", *flags)
     for flags in (["--simulator", SERVER], ["--watch", SERVER]):
         assert rlver.main(["--plan", "--price", "0.27,1.10", *flags]) == 0
@@ -74,12 +98,17 @@ def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
         resumed_settings(run, {"price": (1.0, 2.0)})
 
 
-@pytest.mark.parametrize("flags, told", [
-    ("--score a --compare b c", "--score and --compare"),
-    ("--chat toy --show toy", "--chat and --show"),
-    ("--ability a b --report r --consistency c", "--report and --consistency and --ability"),
-    ("--html page.html", "--html is for --show"), ("--score a --pause", "--pause is for --show"),
-    ("--chat toy --html page.html --pause", "--html and --pause is for --show")])
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        ("--score a --compare b c", "--score and --compare"),
+        ("--chat toy --show toy", "--chat and --show"),
+        ("--ability a b --report r --consistency c", "--report and --consistency and --ability"),
+        ("--html page.html", "--html is for --show"),
+        ("--score a --pause", "--pause is for --show"),
+        ("--chat toy --html page.html --pause", "--html and --pause is for --show"),
+    ],
+)
 def test_one_thing_at_a_time(flags, told, capfd, tmp_path, monkeypatch):
     """`--score A --compare B C` compared, and said nothing of A; `--html` wrote no page."""
     monkeypatch.chdir(tmp_path)
@@ -88,6 +117,7 @@ def test_one_thing_at_a_time(flags, told, capfd, tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------- before the first line
+
 
 def imported(path):
     """The modules that a source imports at its top, in order, by their first names."""
@@ -104,37 +134,54 @@ def test_support_is_imported_before_torch():
     assert len(SCRIPTS) == 12
     for path in SCRIPTS:
         assert next(imported(path)) == "support", path.name
-    for path in (ROOT / "tests" / name for name in ("conftest.py", "bench.py", "bench_gpu.py",
-                                                    "bench_trl.py")):
+    for path in (
+        ROOT / "tests" / name
+        for name in ("conftest.py", "bench.py", "bench_gpu.py", "bench_trl.py")
+    ):
         names = [*imported(path), "torch"]
         ours = {"torch", "transformers", *(script.stem for script in SCRIPTS)}
         first = min(names.index(name) for name in ours & set(names))
         assert "support" in names[:first], path.name
 
 
-@pytest.mark.parametrize("given, set_to", [
-    ({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
+@pytest.mark.parametrize(
+    "given, set_to",
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
 def test_threads_do_not_spin_for_long(given, set_to):
     """Two runs of two threads each stood still on two cores. What the user has set stays."""
-    env = {key: value for key, value in os.environ.items()
-           if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    code, out, _ = started(sys.executable, "-c", "import os, support; "
-                           "print(os.environ.get('GOMP_SPINCOUNT'))", env={**env, **given})
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    code, out, _ = started(
+        sys.executable,
+        "-c",
+        "import os, support; print(os.environ.get('GOMP_SPINCOUNT'))",
+        env={**env, **given},
+    )
     assert (code, out.strip()) == (0, set_to)
 
 
 def test_what_was_measured_of_threads_is_not_measured_again(tmp_path, monkeypatch):
     """Eight measurements of minutes; the machine may be needed in between."""
     import bench
-    known = [{"threads": name, "runs": runs, "seconds": runs * 10.0} for name in bench.THREADS
-             for runs in (1, 2)]
+
+    known = [
+        {"threads": name, "runs": runs, "seconds": runs * 10.0}
+        for name in bench.THREADS
+        for runs in (1, 2)
+    ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known[:-1]))
     begun = []
 
     class Process:
         def __init__(self, command, env, **more):
             begun.append(env)
+
         wait, kill = lambda self, timeout=None: 0, lambda self: None
+
     monkeypatch.setattr(bench.subprocess, "Popen", Process)
     monkeypatch.setattr(bench.toy, "base_policy", lambda think: None)
     for _ in range(2):
@@ -143,8 +190,9 @@ def test_what_was_measured_of_threads_is_not_measured_again(tmp_path, monkeypatc
     assert "| GOMP_SPINCOUNT=1000 | 10 | 20 |" in table
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, ROOT / "support" / "__init__.py"],
-                         ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*SCRIPTS, ROOT / "support" / "__init__.py"], ids=lambda path: path.name
+)
 def test_an_old_python_can_read_as_far_as_the_message(path):
     """It compiles the whole of a script before it runs the first line."""
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -153,14 +201,25 @@ def test_an_old_python_can_read_as_far_as_the_message(path):
 INSTALL = "-m venv .venv && . .venv/bin/activate && pip install -r requirements.txt\n"
 
 
-@pytest.mark.parametrize("trick, told", [
-    ("sys.version_info = (3, 8, 18)", "Python 3.11 or newer is needed, this is 3.8; with a newer "
-     "one: python3.11 "),
-    ("sys.modules['tqdm'] = sys.modules['torch'] = None", "not installed: torch, tqdm; what is "
-     "needed is installed by: python3 ")])
+@pytest.mark.parametrize(
+    "trick, told",
+    [
+        (
+            "sys.version_info = (3, 8, 18)",
+            "Python 3.11 or newer is needed, this is 3.8; with a newer one: python3.11 ",
+        ),
+        (
+            "sys.modules['tqdm'] = sys.modules['torch'] = None",
+            "not installed: torch, tqdm; what is needed is installed by: python3 ",
+        ),
+    ],
+)
 def test_what_is_missing_is_said_in_one_line(trick, told):
-    code, out, err = started(sys.executable, "-c", f"import runpy, sys; {trick}; "
-                             "runpy.run_path('rlver.py', run_name='__main__')")
+    code, out, err = started(
+        sys.executable,
+        "-c",
+        f"import runpy, sys; {trick}; runpy.run_path('rlver.py', run_name='__main__')",
+    )
     assert (code, out, err) == (2, "", told + INSTALL)
 
 
@@ -169,13 +228,20 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     interrupted by. Here a torch that sends the signal itself, and catches everything."""
     (tmp_path / "torch.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n")
-    code, out, err = started(sys.executable, "rlver.py", "--plan",
-                             env={**os.environ, "PYTHONPATH": str(tmp_path)})
+        "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n"
+    )
+    code, out, err = started(
+        sys.executable, "rlver.py", "--plan", env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
     assert (code, out, err) == (130, "", "\nstopped\n")
     # who started us in the background has Ctrl-C ignored, and it stays so
-    code, out, err = started(sys.executable, "rlver.py", "--plan", preexec_fn=lambda: signal.signal(
-        signal.SIGINT, signal.SIG_IGN), env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    code, out, err = started(
+        sys.executable,
+        "rlver.py",
+        "--plan",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     assert code == 1 and out.startswith("still here")
 
 
@@ -190,22 +256,30 @@ def test_after_the_imports_ctrl_c_is_an_exception_again():
 
 
 def test_a_terminal_without_chinese_letters_shows_their_numbers():
-    code, out, err = started(sys.executable, "profiles.py", "--check",
-                             "prompts/profiles/zh_train.jsonl",
-                             env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    code, out, err = started(
+        sys.executable,
+        "profiles.py",
+        "--check",
+        "prompts/profiles/zh_train.jsonl",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
     assert code == 0 and not err and out.isascii() and r"\u" in out
 
 
 @pytest.mark.parametrize("closed", [0, 1])
 def test_a_closed_terminal_is_the_end_of_input(closed):
     """`python simulator.py <&-`, as a service starts it: "lost sys.stdin", in fifteen lines."""
-    code, out, err = started(sys.executable, "simulator.py",
-                             **{"stdin": subprocess.DEVNULL} if closed else {},
-                             preexec_fn=lambda: os.close(closed))
+    code, out, err = started(
+        sys.executable,
+        "simulator.py",
+        **{"stdin": subprocess.DEVNULL} if closed else {},
+        preexec_fn=lambda: os.close(closed),
+    )
     assert code == 130 and not err and ("[emotion 30]" in out or closed)
 
 
 # --------------------------------------------------------------------------- what was said, and how
+
 
 def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
     """ "coroutine 'one' was never awaited", once for each question that had not begun."""
@@ -220,6 +294,7 @@ def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
         nonlocal task
         task = asyncio.current_task()
         await judge.together(work, [(number,) for number in range(5)], "title")
+
     task = None
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -233,8 +308,9 @@ def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
 def test_more_steps_are_told_as_the_total(tmp_path, capsys):
     """`--steps MORE` was read as "so many more"."""
     score = {"score": 50.0}
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "before": score,
-                                                       "after": score}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"steps": 2, "before": score, "after": score})
+    )
     report.print_finished(tmp_path)
     assert capsys.readouterr().out.endswith(f"--resume {tmp_path} --steps N, N the total\n")
 
@@ -248,7 +324,7 @@ def test_a_name_without_an_owner_may_be_on_the_hub(name, capfd, tmp_path, monkey
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
     Path("file").write_text("")
-    for here in ("file", "a/b/c", "runs/nowhere"):      # where a typo is meant, nobody is asked
+    for here in ("file", "a/b/c", "runs/nowhere"):  # where a typo is meant, nobody is asked
         assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", here)
 
 
@@ -261,16 +337,27 @@ def test_a_file_is_no_place_for_a_run(tmp_path, capfd):
 
 # -------------------------------------------------------------------------------- where things go
 
+
 def test_no_documented_command_writes_into_the_root():
     """Who has gone through the docs had users.jsonl, sheet.csv and logs/ beside the chapters, and
     in their next commit."""
     ignored = (ROOT / ".gitignore").read_text().split()
     assert {"runs/", "results/"} <= set(ignored)
-    texts = [*PAGES.values(), *(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-                                for path in (*SCRIPTS, *ROOT.glob("support/*.py")))]
-    places = {place for text in texts for place in re.findall(
-        r"--(?:out|json|html|check|output_path|output-dir) ([a-z][\w./-]*)", text)
-              if re.search("[./]", place)}
+    texts = [
+        *PAGES.values(),
+        *(
+            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            for path in (*SCRIPTS, *ROOT.glob("support/*.py"))
+        ),
+    ]
+    places = {
+        place
+        for text in texts
+        for place in re.findall(
+            r"--(?:out|json|html|check|output_path|output-dir) ([a-z][\w./-]*)", text
+        )
+        if re.search("[./]", place)
+    }
     assert len(places) > 10
     assert [p for p in places if not p.startswith(("runs/", "results/"))] == []
 

@@ -1,5 +1,6 @@
 """What three days of a run will meet, in minutes: kills at random moments, a server with every
 fault. Run by `pytest -m soak`."""
+
 import json
 import os
 import random
@@ -8,25 +9,53 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 import bench
+import pytest
 from server import start, toy_people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 3))
 STEPS = 6 * KILLS
-RUN = ["--steps", str(STEPS), "--batch-size", "8", "--group-size", "4", "--max-turns", "3",
-       "--max-tokens", "8", "--lr", "1e-3", "--eval-size", "4", "--save-every", "1"]
+RUN = [
+    "--steps",
+    str(STEPS),
+    "--batch-size",
+    "8",
+    "--group-size",
+    "4",
+    "--max-turns",
+    "3",
+    "--max-tokens",
+    "8",
+    "--lr",
+    "1e-3",
+    "--eval-size",
+    "4",
+    "--save-every",
+    "1",
+]
 
 
 def torchrun(*flags):
     """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must
     die with it."""
-    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                             "--nproc-per-node", "2", "rlver.py", *map(str, flags)], cwd=ROOT,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "rlver.py",
+            *map(str, flags),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def children(pid):
@@ -51,8 +80,14 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
     that was let alone, dialogue by dialogue. (RLVER_KILLS=20 for a longer night.)"""
     server, url = start("--latency", 0.02)
     try:
-        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}", *RUN,
-                  *toy_people(tmp_path)]
+        policy = [
+            "--model",
+            tiny_dir,
+            "--simulator",
+            f"openai:scripted@{url}",
+            *RUN,
+            *toy_people(tmp_path),
+        ]
         whole = torchrun(*policy, "--out", tmp_path / "whole")
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
         rng, out, kills = random.Random(), tmp_path / "out", 0
@@ -73,9 +108,10 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             run.kill()
             run.wait()
             deadline = time.monotonic() + 60
-            while ((left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
-                   and time.monotonic() < deadline):
-                time.sleep(0.02)            # one that was still importing torch dies when it has
+            while (
+                left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+            ) and time.monotonic() < deadline:
+                time.sleep(0.02)  # one that was still importing torch dies when it has
             assert not left, "ranks outlive torchrun"
             kills += 1
             run = torchrun("--resume", out)
@@ -110,20 +146,55 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     from hypothesis import given, settings
     from hypothesis import strategies as some
     from marks import sign
+
     from simulator import parse_emotion, parse_reply
     from support.judged import CODES, read_answer
-    pieces = ["Content", "Target Completion", "Reason", "Activity", "Analyze", "Change", "Thinking",
-              "Origin", "Response", ":", "：", "\n", "## ", "**", "> ", "5. ", "+3", "-", "−7", "0",
-              " ", "minus", "降", "\u2028", "\x00", "￾", "kqvt", "Change kqvt: ", "\nEnd kqvt",
-              "Response kqvt:", "<Strategy kqvt>", "</Strategy kqvt>", "B-2", "ED kqvt: 3", "Score"]
-    texts = some.lists(some.one_of(some.sampled_from(pieces), some.text(max_size=5)),
-                       max_size=60).map("".join)
+
+    pieces = [
+        "Content",
+        "Target Completion",
+        "Reason",
+        "Activity",
+        "Analyze",
+        "Change",
+        "Thinking",
+        "Origin",
+        "Response",
+        ":",
+        "：",
+        "\n",
+        "## ",
+        "**",
+        "> ",
+        "5. ",
+        "+3",
+        "-",
+        "−7",
+        "0",
+        " ",
+        "minus",
+        "降",
+        "\u2028",
+        "\x00",
+        "￾",
+        "kqvt",
+        "Change kqvt: ",
+        "\nEnd kqvt",
+        "Response kqvt:",
+        "<Strategy kqvt>",
+        "</Strategy kqvt>",
+        "B-2",
+        "ED kqvt: 3",
+        "Score",
+    ]
+    texts = some.lists(
+        some.one_of(some.sampled_from(pieces), some.text(max_size=5)), max_size=60
+    ).map("".join)
 
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
     def answers(text, more):
-        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3",
-                     "kqvt")
+        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3", "kqvt")
         for answer in (text, f"{text}\n{whole}", whole.replace("x", f"x{text}\n{more}\n")):
             try:
                 sections, change = parse_emotion(answer, "kqvt")
@@ -139,4 +210,5 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
             assert parse_reply(text, "kqvt")[1].strip()
         except ValueError:
             pass
+
     answers()

@@ -1,28 +1,52 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
+
 import asyncio
 import json
 
 import numpy as np
 import pytest
 import torch
+from conftest import make_tiny_model, suited
 
 import rlver
-from conftest import make_tiny_model, suited
 from engine import VllmEngine
+from models import PROBE
 from policy import Agent, ChatFormat, Episode, Policy, load_model, pack
 from ppo import logp_gap
-from models import PROBE
 from support.ranks import iter_full_weights
 from support.settings import vllm_is_there
 
-pytestmark = pytest.mark.skipif(not vllm_is_there(), reason="vLLM is not installed; "
-                                "requirements-vllm.txt says what to install")
-LINES = ["My sister forgot my birthday. I feel hurt.", "Hm. Nobody knows how it feels.",
-         "I just need to let it out."]
-SMALL = ["--engine", "vllm", "--steps", "2", "--batch-size", "4", "--group-size", "2",
-         "--minibatches", "2", "--max-turns", "2", "--max-tokens", "8", "--eval-size", "4", "--lr",
-         "1e-2", "--warmup", "0"]
+pytestmark = pytest.mark.skipif(
+    not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
+)
+LINES = [
+    "My sister forgot my birthday. I feel hurt.",
+    "Hm. Nobody knows how it feels.",
+    "I just need to let it out.",
+]
+SMALL = [
+    "--engine",
+    "vllm",
+    "--steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--group-size",
+    "2",
+    "--minibatches",
+    "2",
+    "--max-turns",
+    "2",
+    "--max-tokens",
+    "8",
+    "--eval-size",
+    "4",
+    "--lr",
+    "1e-2",
+    "--warmup",
+    "0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +54,9 @@ def tied_dir(tiny_tokenizer, tmp_path_factory):
     """A model whose embeddings serve as output layer too, as in the small Qwens: where a sync goes
     wrong most quietly. Its heads have 32 numbers: vLLM's CPU attention knows no smaller ones."""
     path = tmp_path_factory.mktemp("tied")
-    make_tiny_model(tiny_tokenizer, hidden_size=64, num_key_value_heads=1,
-                    tie_word_embeddings=True).save_pretrained(path)
+    make_tiny_model(
+        tiny_tokenizer, hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True
+    ).save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
     return path
 
@@ -44,10 +69,11 @@ def engine(tied_dir):
 
 def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
     async def one(seed):
-        agent = Agent(engine, chat, think=think, max_tokens=max_tokens + seed, context=512,
-                      seed=[3, seed])
+        agent = Agent(
+            engine, chat, think=think, max_tokens=max_tokens + seed, context=512, seed=[3, seed]
+        )
         for line in lines:
-            await asyncio.sleep(0.01 * seed)            # they join while others are at work
+            await asyncio.sleep(0.01 * seed)  # they join while others are at work
             await agent.reply(line)
         episode = Episode(str(seed), 0, "")
         episode.segments = agent.segments
@@ -55,6 +81,7 @@ def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
 
     async def all_of_them():
         return await asyncio.gather(*map(one, range(count)))
+
     return asyncio.run(all_of_them())
 
 
@@ -93,18 +120,24 @@ def test_its_ids_are_what_was_sampled(engine, policy):
     """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
     behind it; the limit holds."""
     _, chat = policy
-    replies = [s for e in dialogues(engine, chat, False, 12, max_tokens=60) for s in e.segments
-               if s.log_probs is not None]
-    assert all(len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1]
-               for s in replies)
+    replies = [
+        s
+        for e in dialogues(engine, chat, False, 12, max_tokens=60)
+        for s in e.segments
+        if s.log_probs is not None
+    ]
+    assert all(
+        len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies
+    )
     assert {s.ids[-1] == chat.stop_id for s in replies} == {True, False}
 
 
 def test_a_dialogues_dice_decide(engine, policy):
     """Each dialogue brings its own seed: the same one says the same again, in whatever company."""
     _, chat = policy
-    said = lambda count: [[s.ids for s in e.segments]
-                          for e in dialogues(engine, chat, False, count)]
+    said = lambda count: [
+        [s.ids for s in e.segments] for e in dialogues(engine, chat, False, count)
+    ]
     assert said(3) == said(6)[:3]
     assert len({str(row) for row in said(6)}) == 6
 
@@ -115,7 +148,7 @@ def test_new_weights_take_effect_again_and_again(engine, policy):
     trainer, chat = policy
     for seed in range(3):
         changed(trainer, seed)
-        assert gap(engine, trainer, chat) > 1e-2        # stale weights
+        assert gap(engine, trainer, chat) > 1e-2  # stale weights
         engine.load_weights(iter_full_weights(trainer.model))
         assert gap(engine, trainer, chat) < 1e-4
 
@@ -125,7 +158,7 @@ def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
     whole blocks are cached."""
     trainer, chat = policy
     long = dict(lines=[" ".join(PROBE.split()[:100])], count=2)
-    gap(engine, trainer, chat, **long)                  # fills the cache
+    gap(engine, trainer, chat, **long)  # fills the cache
     changed(trainer)
     with monkeypatch.context() as patch:
         patch.setattr(VllmEngine, "forget", lambda self: None)
@@ -142,6 +175,7 @@ def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
 
     def broken():
         raise RuntimeError("out of blocks")
+
     with monkeypatch.context() as patch:
         patch.setattr(engine.llm.llm_engine, "step", broken)
         with pytest.raises(RuntimeError, match="out of blocks"):
@@ -163,6 +197,7 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
         slow.cancel()
         await asyncio.sleep(0.05)
         return slow.cancelled()
+
     assert asyncio.run(give_up()) and not engine.running
     changed(trainer)
     engine.load_weights(iter_full_weights(trainer.model))
@@ -171,16 +206,20 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
 
 # -------------------------------------------------------------------------------------- a whole run
 
+
 @pytest.mark.parametrize("flags", [["--algo", "grpo"], ["--algo", "ppo", "--think"]], ids=" ".join)
 def test_a_run(flags, tied_dir, tmp_path):
     """Engine and trainer stay together through the updates, and the gap of every step is in the
     metrics."""
-    assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out",
-                              tmp_path / "out"])) == 0
-    steps = [json.loads(line)
-             for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n") if line]
-    assert len(steps) == 2 and all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
-                                   for row in steps)
+    assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out", tmp_path / "out"])) == 0
+    steps = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n")
+        if line
+    ]
+    assert len(steps) == 2 and all(
+        0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps
+    )
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
@@ -188,8 +227,11 @@ def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, mon
     word and samples from a stale output layer: from step 2 on, gibberish (defect 27). The probe
     stops the run at once."""
     load = VllmEngine.load_weights
-    monkeypatch.setattr(VllmEngine, "load_weights", lambda self, named:
-                        load(self, [(n, w) for n, w in named if n != "lm_head.weight"]))
+    monkeypatch.setattr(
+        VllmEngine,
+        "load_weights",
+        lambda self, named: load(self, [(n, w) for n, w in named if n != "lm_head.weight"]),
+    )
     assert rlver.main(["--model", str(tied_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
     assert "engine and trainer disagree" in capfd.readouterr().err
-    assert not (tmp_path / "out" / "metrics.jsonl").exists()    # the first step was not finished
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()  # the first step was not finished

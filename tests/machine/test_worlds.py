@@ -1,5 +1,8 @@
 """Worlds: users that one makes oneself (profiles.py), people who chat, and a dialogue to watch. The
 writer stands behind a real server on loopback, with every fault that a language model has."""
+
+from support import llm
+
 import asyncio
 import hashlib
 import json
@@ -13,24 +16,33 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from marks import sign, signed
+from server import Loopback, answer_check, completion
 
 import evaluate
 import profiles
 import simulator
 import toy
-from marks import sign, signed
-from profiles import (PARTS, alike, check_files, draw_slots, read_first_line, read_parts, runs_of)
-from server import Loopback, answer_check, completion
-from simulator import (PROMPTS, BadInput, Profile, Simulator, User, load_profiles, load_prompt,
-                       refuse_foreign, toy_profiles)
-from support import llm
+from profiles import PARTS, alike, check_files, draw_slots, read_first_line, read_parts, runs_of
+from simulator import (
+    PROMPTS,
+    BadInput,
+    Profile,
+    Simulator,
+    User,
+    load_profiles,
+    load_prompt,
+    refuse_foreign,
+)
 from support.answers import Unreadable, unmarked_sections
 from support.results import intention_of, read_results
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = PROMPTS / "en" / "writer" / "by_rule.txt"
-NEED = {lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
-        for lang in ("en", "zh")}
+NEED = {
+    lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
+    for lang in ("en", "zh")
+}
 GROUPS = {"negative": list("abcdef"), "passive": list("ghijk")}
 
 
@@ -49,11 +61,13 @@ def rows(path):
 
 
 def slots(count=20, split=0.0, seed=0, topics=30):
-    return draw_slots(count, [f"t{i}" for i in range(topics)], ["x", "y", "z"], GROUPS, NEED["en"],
-                      seed, split)
+    return draw_slots(
+        count, [f"t{i}" for i in range(topics)], ["x", "y", "z"], GROUPS, NEED["en"], seed, split
+    )
 
 
 # ------------------------------------------------------------------------------ what chance decides
+
 
 @pytest.mark.parametrize("count, split", [(8, 0.0), (500, 0.0), (502, 0.2), (90, 0.5), (12, 0.3)])
 def test_quotas_are_exact(count, split):
@@ -63,13 +77,17 @@ def test_quotas_are_exact(count, split):
     assert len(drawn) == count == len({slot["id"] for slot in drawn})
     for part in {slot["part"] for slot in drawn}:
         needs = Counter(slot["need"] for slot in drawn if slot["part"] == part)
-        halves = [[needs[name] for name in list(toy.NEEDS)[i:i + 4]] for i in (0, 4)]
+        halves = [[needs[name] for name in list(toy.NEEDS)[i : i + 4]] for i in (0, 4)]
         assert sum(halves[0]) == sum(halves[1]) and all(max(h) - min(h) <= 1 for h in halves)
     tests = [slot for slot in drawn if slot["part"] == "test"]
     assert abs(len(tests) - split * count) <= 1
     assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["part"] == "train"}
-    assert all(slot["task"] == toy.NEEDS[slot["need"]][0] and len(set(slot["cha_group"])) == 3
-               and set(slot["cha_group"]) <= set(GROUPS[slot["main_cha"]]) for slot in drawn)
+    assert all(
+        slot["task"] == toy.NEEDS[slot["need"]][0]
+        and len(set(slot["cha_group"])) == 3
+        and set(slot["cha_group"]) <= set(GROUPS[slot["main_cha"]])
+        for slot in drawn
+    )
 
 
 def test_the_seed_alone_decides():
@@ -83,25 +101,31 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
     read = lambda name: profiles.seed_lines(PROMPTS / lang / "writer" / name, 1, "")
     assert len(read("topics.txt")) >= 120 and len(read("talk.txt")) >= 60
-    sizes = {line.split(": ")[0]: len(set(line.split(": ")[1].split(", ")))
-             for line in read("traits.txt")}
-    assert list(sizes.values()) == [10, 15, 13]                         # as in the released script
+    sizes = {
+        line.split(": ")[0]: len(set(line.split(": ")[1].split(", ")))
+        for line in read("traits.txt")
+    }
+    assert list(sizes.values()) == [10, 15, 13]  # as in the released script
     for name, need in zip(toy.NEEDS, read("needs.txt"), strict=True):
-        assert intention_of(need)[0] in (name, "other") and (lang == "zh"
-                                                             or need == toy.NEEDS[name][0])
+        assert intention_of(need)[0] in (name, "other") and (
+            lang == "zh" or need == toy.NEEDS[name][0]
+        )
     for name in ("persona", "scene", "again", "persona_layout", "scene_layout"):
         load_prompt(name, lang, "writer")
-    for kind, parts in PARTS.items():           # the parser reads the form that is asked for
+    for kind, parts in PARTS.items():  # the parser reads the form that is asked for
         form = load_prompt(kind, lang, "writer")
         assert list(unmarked_sections(form, {name: name for name in parts})) == parts
 
 
 # ------------------------------------------------------------------------ what an answer has to be
 
-SCENE = {name: f"{name} is a long story of which a good deal can be told, with place and day. " * 2
-         for name in PARTS["scene"]}
-PERSON = {name: f"{name} with 3 details that nobody would think of at once" for name in
-          PARTS["persona"]}
+SCENE = {
+    name: f"{name} is a long story of which a good deal can be told, with place and day. " * 2
+    for name in PARTS["scene"]
+}
+PERSON = {
+    name: f"{name} with 3 details that nobody would think of at once" for name in PARTS["persona"]
+}
 THEME = NEED["en"][5]
 
 
@@ -118,15 +142,18 @@ FAULTS = {
     "no section Raises": ("scene", told(SCENE, Raises=None)),
     "no section Lowers": ("scene", told(SCENE, Lowers=None)),
     "hidden theme, which": ("scene", told(SCENE, State=THEME.replace(" ", "\n ").rstrip("."))),
-    "dialogue is written": ("scene", told(SCENE, Timeline='A day.\nAnna: "You again."\n'
-                                          'Me: "Yes."\n')),
-    "dialogue is written out": (
-        "scene", told(SCENE, Event="So:\n“You again.”\n“Yes, me.”\n")),
+    "dialogue is written": (
+        "scene",
+        told(SCENE, Timeline='A day.\nAnna: "You again."\nMe: "Yes."\n'),
+    ),
+    "dialogue is written out": ("scene", told(SCENE, Event="So:\n“You again.”\n“Yes, me.”\n")),
     "the same replies": ("scene", told(SCENE, Raises="Kind words.", Lowers="kind words")),
     "the scene has": ("scene", told(SCENE, Cause="and so on\n" * 1200)),
     "no line 'End kqvt'": ("first line", "I cannot help with that."),
-    "says goodbye": ("first line", "I am off. Bye."), "says the hidden": ("first line", THEME),
-    "first line has 2 characters": ("first line", "Hm")}
+    "says goodbye": ("first line", "I am off. Bye."),
+    "says the hidden": ("first line", THEME),
+    "first line has 2 characters": ("first line", "Hm"),
+}
 
 
 def first_line(text):
@@ -162,13 +189,14 @@ def test_near_duplicates_by_hand():
     text = "a b c d e f g h i j k l"
     assert len(runs_of(text)) == 7
     seen = {"one": runs_of(text)}
-    assert alike(runs_of("a b c d e f g h i X Y Z"), seen) == "one"         # 4 of 7
-    assert alike(runs_of("a b c d e f g h X Y Z W"), seen) is None          # 3 of 7
-    assert alike(set(), seen) is None                                       # too short to tell
+    assert alike(runs_of("a b c d e f g h i X Y Z"), seen) == "one"  # 4 of 7
+    assert alike(runs_of("a b c d e f g h X Y Z W"), seen) is None  # 3 of 7
+    assert alike(set(), seen) is None  # too short to tell
     assert len(runs_of("她把我从主桌挪到了")) == 4
 
 
 # ------------------------------------------------------------------------------------- the pipeline
+
 
 def faulty(share=0.5, seed=0):
     """A writer by rule that makes every kind of fault, and mends what it is told of."""
@@ -177,8 +205,13 @@ def faulty(share=0.5, seed=0):
 
     def answer(prompt):
         good = asyncio.run(writer(prompt.split("\n\nYou have answered this before")[0]))
-        kind = ("first line" if "<hidden_theme>" in prompt else
-                "persona" if "<samples>" in prompt else "scene")
+        kind = (
+            "first line"
+            if "<hidden_theme>" in prompt
+            else "persona"
+            if "<samples>" in prompt
+            else "scene"
+        )
         if "You have answered this before" in prompt or "Your last answer" in prompt:
             if "nearly the same" in prompt:
                 return asyncio.run(writer(prompt))
@@ -187,13 +220,17 @@ def faulty(share=0.5, seed=0):
         theme = re.search(r"<(?:theme|hidden_theme)>\s*(.*?)\s*</", prompt, re.S)
         leak = theme.group(1) if theme else NEED["en"][0]
         lines = good.split("\n")
-        faults = ["I am sorry, I cannot write about people.", "\n".join(lines[:len(lines) // 2]),
-                  good.rstrip() + f" {leak}"]
+        faults = [
+            "I am sorry, I cannot write about people.",
+            "\n".join(lines[: len(lines) // 2]),
+            good.rstrip() + f" {leak}",
+        ]
         if kind == "persona":
             faults += [first[kind]]
         if kind == "scene":
             faults += [good.replace("Cause:", 'Cause:\nAnna: "Go."\nMe: "No."\n')]
         return rng.choice(faults) if rng.random() < share else good
+
     return answer
 
 
@@ -205,18 +242,29 @@ def test_every_fault_is_mended(tmp_path, capsys):
         writer = f"openai:scripted@{server.url}"
         assert make(tmp_path / "u.jsonl", "--count", 24, "--split", 0.25, "--writer", writer) == 0
         asked = [p for p in server.prompts if "You have answered this before" in p]
-    for words in ("no section", "says the hidden theme", "dialogue is written out",
-                  "nearly the same"):
+    for words in (
+        "no section",
+        "says the hidden theme",
+        "dialogue is written out",
+        "nearly the same",
+    ):
         assert any(words in prompt for prompt in asked), words
     files = [load_profiles(tmp_path / name) for name in ("u.jsonl", "u-test.jsonl")]
     train, test, shared = check_files(files)
     assert (train["users"], test["users"]) == (18, 6) and not any(shared.values())
     for report, people in zip((train, test), files):
         assert report["different personas"] == report["theme once in the scene"] == len(people)
-        assert not any(report[key] for key in ("theme in the persona", "theme in the first line",
-                                               "dialogue in the scene", "near-duplicate scenes"))
-    assert all("by rule" in p.player for p in files[0])             # and it says what it is
-    refuse_foreign("toy", files[0] + files[1])                      # the toy's user can play them
+        assert not any(
+            report[key]
+            for key in (
+                "theme in the persona",
+                "theme in the first line",
+                "dialogue in the scene",
+                "near-duplicate scenes",
+            )
+        )
+    assert all("by rule" in p.player for p in files[0])  # and it says what it is
+    refuse_foreign("toy", files[0] + files[1])  # the toy's user can play them
     released = {"id", "player", "scene", "main_cha", "cha_group", "topic", "task", "first_talk"}
     assert all(set(row) == released | {"need"} for row in rows(tmp_path / "u.jsonl"))
     assert all(row["scene"].endswith(f"***{row['task']}") for row in rows(tmp_path / "u.jsonl"))
@@ -228,14 +276,27 @@ def test_what_fails_for_good_is_counted(tmp_path, capfd):
     line says how many are missing and why, and the released code would ask to this day."""
     rule = toy.ScriptedWriter(RULE)
     (tmp_path / "topics").write_text("a lost glove\na found glove\n")
-    answer = lambda p: ("I would rather not." if "a lost glove" in p and "<topic>" in p
-                        else asyncio.run(rule(p)))
+    answer = lambda p: (
+        "I would rather not." if "a lost glove" in p and "<topic>" in p else asyncio.run(rule(p))
+    )
     with Loopback(answer=answer) as server:
-        assert make(tmp_path / "u.jsonl", "--count", 16, "--topics", tmp_path / "topics",
-                    "--retries", 2, "--writer", f"openai:scripted@{server.url}") == 2
+        assert (
+            make(
+                tmp_path / "u.jsonl",
+                "--count",
+                16,
+                "--topics",
+                tmp_path / "topics",
+                "--retries",
+                2,
+                "--writer",
+                f"openai:scripted@{server.url}",
+            )
+            == 2
+        )
     kept = rows(tmp_path / "u.jsonl")
     assert 0 < len(kept) < 16 and {row["topic"] for row in kept} == {"a found glove"}
-    line, = [x for x in capfd.readouterr().err.splitlines() if "profiles.py" in x]
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if "profiles.py" in x]
     assert f"{16 - len(kept)} of 16 users are missing" in line and "no section" in line
 
 
@@ -255,8 +316,19 @@ def test_stopped_and_started_again_it_pays_for_nothing_twice(tmp_path):
         prompt = request["messages"][0]["content"]
         if server.calls > 20:
             return 402, {}, {"error": {"message": "no credit"}}
-        return 200, {}, completion(signed(prompt, asyncio.run(answer_check(prompt))
-                                          if simulator.CHECK in prompt else write(prompt)))
+        return (
+            200,
+            {},
+            completion(
+                signed(
+                    prompt,
+                    asyncio.run(answer_check(prompt))
+                    if simulator.CHECK in prompt
+                    else write(prompt),
+                )
+            ),
+        )
+
     with Loopback(reply=reply) as server:
         assert make(part, *flags, "--writer", f"openai:scripted@{server.url}") == 2
     assert not part.exists()
@@ -289,25 +361,34 @@ def test_killed_it_goes_on_to_the_same_file(tmp_path):
 @pytest.mark.slow
 def test_the_rule_writes_different_people():
     """Offline, as the command does by default: quotas, no duplicates, everybody playable."""
-    drawn = draw_slots(60, profiles.seed_lines(PROMPTS / "en/writer/topics.txt", 2, ""),
-                       profiles.seed_lines(PROMPTS / "en/writer/talk.txt", 3, ""),
-                       {"passive": ["shy", "modest", "gentle"]}, NEED["en"], 0)
+    drawn = draw_slots(
+        60,
+        profiles.seed_lines(PROMPTS / "en/writer/topics.txt", 2, ""),
+        profiles.seed_lines(PROMPTS / "en/writer/talk.txt", 3, ""),
+        {"passive": ["shy", "modest", "gentle"]},
+        NEED["en"],
+        0,
+    )
     bar = SimpleNamespace(update=lambda n: None)
-    assert asyncio.run(profiles.write_users(drawn, Simulator(toy.ScriptedWriter(RULE)), "en",
-                                            bar)) == {}
+    assert (
+        asyncio.run(profiles.write_users(drawn, Simulator(toy.ScriptedWriter(RULE)), "en", bar))
+        == {}
+    )
     people = [Profile(**{name: slot[name] for name in profiles.FIELDS}) for slot in drawn]
     refuse_foreign("toy", people)
-    report, = check_files([people])
+    (report,) = check_files([people])
     assert report["different personas"] == 60 and report["near-duplicate scenes"] == 0
     assert not any(re.search(r"\{\{|<P>", p.scene + p.player) for p in people)
 
 
 def test_bad_input_is_one_line(tmp_path, capfd):
     """Exit code 2 and one line; an odd count is rounded up, said, and no mistake."""
+
     def refuse(*flags):
         assert profiles.main(list(map(str, flags))) == 2
-        line, = capfd.readouterr().err.splitlines()
+        (line,) = capfd.readouterr().err.splitlines()
         return line
+
     out, one = tmp_path / "u.jsonl", tmp_path / "one.txt"
     one.write_text("only this\n\n only this \n")
     assert "--out" in refuse("--count", 4)
@@ -328,20 +409,38 @@ def test_bad_input_is_one_line(tmp_path, capfd):
 def test_check_counts_what_files_share(tmp_path, capsys):
     """On the released files it says 500 users, 402 personas by exact text, and that 54 of the 100
     test users reuse a training persona; here the same by hand, on four and three."""
+
     def users(name, *personas, theme="You want X."):
         path = tmp_path / name
-        path.write_text("".join(json.dumps({
-            "id": f"{name}{i}", "player": p, "scene": f"{p} number {i} {' '.join(p * 9)} {theme}",
-            "main_cha": "passive", "cha_group": [], "task": "You want X."}) + "\n"
-            for i, p in enumerate(personas)))
+        path.write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "id": f"{name}{i}",
+                        "player": p,
+                        "scene": f"{p} number {i} {' '.join(p * 9)} {theme}",
+                        "main_cha": "passive",
+                        "cha_group": [],
+                        "task": "You want X.",
+                    }
+                )
+                + "\n"
+                for i, p in enumerate(personas)
+            )
+        )
         return path
+
     a, b = users("a", "Ann", "Ben", "Ben", "Cleo"), users("b", "Ben", "Dora", "Ann", theme="")
     one, two, shared = check_files([load_profiles(a), load_profiles(b)])
     assert (one["users"], one["different personas"], two["different personas"]) == (4, 3, 3)
     assert (one["theme once in the scene"], two["theme once in the scene"]) == (4, 0)
     assert one["near-duplicate scenes"] == 1
-    assert shared == {"id is in the first file": 0, "player is in the first file": 2,
-                      "scene is in the first file": 0, "topic is in the first file": 0}
+    assert shared == {
+        "id is in the first file": 0,
+        "player is in the first file": 2,
+        "scene is in the first file": 0,
+        "topic is in the first file": 0,
+    }
     assert profiles.main(["--check", str(a), str(b)]) == 0
     assert re.search(r"player is in the first file +2", capsys.readouterr().out)
 
@@ -352,7 +451,8 @@ BEFORE = {  # SHA-256 of both prompts as they are since their answers bear a mar
     ("en", "vanilla"): ("79f142b85ced", "dad13a45e7cb"),
     ("en", "challenging"): ("09f19c8ab86f", "091086f82b26"),
     ("zh", "vanilla"): ("29e785e30263", "297f38ea5a90"),
-    ("zh", "challenging"): ("157745545ece", "096805531968")}
+    ("zh", "challenging"): ("157745545ece", "096805531968"),
+}
 
 
 @pytest.mark.parametrize("lang, difficulty", BEFORE)
@@ -376,9 +476,13 @@ def test_each_purpose_stands_in_both_prompts(lang):
 
     async def model(prompt):
         heard.append(prompt)
-        return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-                      if "<emotion_level>" in prompt else
-                      "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: 0")
+        return signed(
+            prompt,
+            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
+            if "<emotion_level>" in prompt
+            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: 0",
+        )
+
     for difficulty in ("vanilla", "challenging"):
         simulator_ = Simulator(model, lang, difficulty)
         texts = simulator_.purposes
@@ -391,7 +495,7 @@ def test_each_purpose_stands_in_both_prompts(lang):
             for prompt in heard:
                 assert texts[profile.target] in prompt and "{{" not in prompt
                 assert not any(texts[name] in prompt for name in texts if name != profile.target)
-            assert len(heard) == 2                                      # it opens with its own line
+            assert len(heard) == 2  # it opens with its own line
             heard.clear()
 
 
@@ -402,12 +506,16 @@ def test_people_who_chat_are_whole(lang):
     right."""
     people = load_profiles(PROMPTS / "profiles" / f"{lang}_chat.jsonl")
     assert Counter(p.target for p in people) == {"target": 12, "no-target": 12}
-    others = [p for path in (PROMPTS / "profiles").glob(f"{lang}_t*.jsonl")
-              for p in load_profiles(path)]
+    others = [
+        p for path in (PROMPTS / "profiles").glob(f"{lang}_t*.jsonl") for p in load_profiles(path)
+    ]
     names = [p.player.splitlines()[0] for p in people + others]
     assert len(set(names)) == len(names) and len({p.id for p in people}) == len(people)
-    heads = ("## What interests\n", "## What bores\n") if lang == "en" else ("【感兴趣的】",
-                                                                           "【觉得无聊的】")
+    heads = (
+        ("## What interests\n", "## What bores\n")
+        if lang == "en"
+        else ("【感兴趣的】", "【觉得无聊的】")
+    )
     for p in people:
         assert all(p.scene.count(head) == 1 for head in heads) and p.first_talk
         assert intention_of(p.task, p.need) == ("other", "other") and len(p.cha_group) == 3
@@ -418,7 +526,7 @@ def test_an_unknown_target_is_refused(tmp_path, capfd):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
     assert simulator.main(["--profiles", str(path)]) == 2
-    line, = capfd.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert "target 'small-talk' is unknown; there are eq, target, no-target" in line
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": None}) + "\n")
     assert load_profiles(path)[0].target == "eq"
@@ -428,11 +536,16 @@ def test_an_unknown_target_is_refused(tmp_path, capfd):
 def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
     """`--world chit-chat`: tables by world and purpose, a file that no heart-to-heart result goes
     into, and a log that replays. The user is a server that keeps to the form."""
+
     def answer(body):
         prompt = body["messages"][-1]["content"]
-        return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-                      if "<emotion_level>" in prompt else
-                      "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -1")
+        return signed(
+            prompt,
+            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
+            if "<emotion_level>" in prompt
+            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -1",
+        )
+
     out = tmp_path / "chat.jsonl"
     flags = ["--policy", str(tiny_dir), "--limit", "6", "--max-turns", "2", "--max-tokens", "4"]
     with Loopback(answer=answer) as server:
@@ -446,10 +559,31 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         people = load_profiles(PROMPTS / "profiles" / "en_chat.jsonl")
         assert {row["id"] for row in rows} <= {p.id for p in people}
         assert "By purpose" in out.with_suffix(".html").read_text(encoding="utf-8")
-        assert evaluate.main(["--consistency", str(out), "--simulator", f"openai:m@{server.url}",
-                              "--profiles", str(PROMPTS / "profiles" / "en_chat.jsonl")]) == 0
-        assert evaluate.main([*flags, "--profiles", str(PROMPTS / "profiles" / "en_test.jsonl"),
-                              "--out", str(out)]) == 2
+        assert (
+            evaluate.main(
+                [
+                    "--consistency",
+                    str(out),
+                    "--simulator",
+                    f"openai:m@{server.url}",
+                    "--profiles",
+                    str(PROMPTS / "profiles" / "en_chat.jsonl"),
+                ]
+            )
+            == 0
+        )
+        assert (
+            evaluate.main(
+                [
+                    *flags,
+                    "--profiles",
+                    str(PROMPTS / "profiles" / "en_test.jsonl"),
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 2
+        )
         assert "world chit-chat there, None here" in capsys.readouterr().err
 
 
@@ -457,9 +591,11 @@ def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
     """In one line, whoever asks for it: by the world, by a file, by a run."""
     chat = str(PROMPTS / "profiles" / "en_chat.jsonl")
     for flags in (["--world", "chit-chat"], ["--profiles", chat]):
-        assert evaluate.main(["--policy", str(tiny_dir), *flags, "--out",
-                              str(tmp_path / "r.jsonl")]) == 2
-        line, = capsys.readouterr().err.splitlines()
+        assert (
+            evaluate.main(["--policy", str(tiny_dir), *flags, "--out", str(tmp_path / "r.jsonl")])
+            == 2
+        )
+        (line,) = capsys.readouterr().err.splitlines()
         assert "scripted user" in line and "--simulator" in line
     with pytest.raises(BadInput, match="knows no chit-chat"):
         simulator.refuse_foreign("toy-weak", load_profiles(chat))
@@ -467,14 +603,30 @@ def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
 
 # ----------------------------------------------------------------------------------------- to watch
 
+
 @pytest.mark.slow
 def test_a_dialogue_before_ones_eyes(tmp_path, capsys, monkeypatch):
     """--show: line by line, the emotion as a bar; --pause waits at each; --html is the dialogue."""
     waited = []
     monkeypatch.setattr("builtins.input", lambda prompt: waited.append(prompt) or "")
     page = tmp_path / "d.html"
-    assert evaluate.main(["--show", "toy", "--think", "--seed", "2", "--max-turns", "2", "--pause",
-                          "--html", str(page)]) == 0
+    assert (
+        evaluate.main(
+            [
+                "--show",
+                "toy",
+                "--think",
+                "--seed",
+                "2",
+                "--max-turns",
+                "2",
+                "--pause",
+                "--html",
+                str(page),
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "########------------  40  user" in text and text.count("policy  ") == 2
     assert "wants" in text and re.search("Change [a-z]{4}: ", text) and "ended by" in text

@@ -4,6 +4,7 @@ before anything is scored, and the scoring of the probes in this directory.
 lm-eval finds it beside the task files that name it (`!function thoughts.strip`). It imports nothing
 of this project, so that it works in lm-eval's own environment.
 """
+
 import re
 import subprocess
 import sys
@@ -13,9 +14,11 @@ def strip(resps, docs):
     """lm-eval's custom filter: of every response, what is left without its thought. The thought
     ends at the first </think>; one that was cut before it leaves nothing, since the user would have
     seen nothing either. A response without tags stays as it is."""
+
     def visible(text):
         head, end, tail = text.partition("</think>")
         return (tail if end else "" if "<think>" in head else text).strip()
+
     return [[visible(text) for text in texts] for texts in resps]
 
 

@@ -1,5 +1,6 @@
 """Is the model still able? Logs of lm-eval and lighteval, paired by problem: McNemar by hand, sign
 flips by brute force, and what the paper's own twelve differences are worth."""
+
 import json
 import math
 import shutil
@@ -30,7 +31,7 @@ def test_mcnemar_by_hand():
     assert r["difference"] == pytest.approx(6 / 40) and r["interval"][0] < 6 / 40 < r["interval"][1]
     assert paired(after, before)["p"] == r["p"]
     assert paired(before, before)["p"] == 1 and paired(before, before)["interval"] == [0, 0]
-    assert paired([0, 1, 1], [1, 0, 1])["p"] == 1               # a tie is not 1.5
+    assert paired([0, 1, 1], [1, 0, 1])["p"] == 1  # a tie is not 1.5
 
 
 def test_shares_are_flipped_by_sign():
@@ -53,16 +54,38 @@ def test_pairing_sees_what_two_means_do_not():
     assert paired(before, [0] * 40 + [1] * 60)["p"] > 0.2
 
 
-def log(place, scores, task="ifeval", metric="prompt_level_strict_acc",
-        when="2026-01-01T00-00-00.1", **more):
+def log(
+    place,
+    scores,
+    task="ifeval",
+    metric="prompt_level_strict_acc",
+    when="2026-01-01T00-00-00.1",
+    **more,
+):
     """A per-sample log as lm-eval 0.4.13 writes it: {problem: score}."""
     path = place / "model" / f"samples_{task}_{when}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({
-        "doc_id": i, "doc": {"prompt": problem}, "target": "0", "resps": [["r"]],
-        "filtered_resps": ["r"], "filter": "none", "metrics": [metric, "inst_level_strict_acc"],
-        "doc_hash": problem, metric: score, "inst_level_strict_acc": [True], **more}) + "\n"
-        for i, (problem, score) in enumerate(scores.items())))
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "doc_id": i,
+                    "doc": {"prompt": problem},
+                    "target": "0",
+                    "resps": [["r"]],
+                    "filtered_resps": ["r"],
+                    "filter": "none",
+                    "metrics": [metric, "inst_level_strict_acc"],
+                    "doc_hash": problem,
+                    metric: score,
+                    "inst_level_strict_acc": [True],
+                    **more,
+                }
+            )
+            + "\n"
+            for i, (problem, score) in enumerate(scores.items())
+        )
+    )
     return path
 
 
@@ -74,12 +97,14 @@ def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):
     log(tmp_path / "b", {"p3": False}, when="2025-01-01T00-00-00.1")
     log(tmp_path / "b", {"p3": True, "p1": True, "p2": True, "p9": False})
     result = compare_ability(tmp_path / "a", tmp_path / "b")
-    r, = result.values()
+    (r,) = result.values()
     assert list(result) == ["ifeval, prompt_level_strict_acc"]
     assert (r["n"], r["test"], r["unpaired"]) == (3, "McNemar, +2 -0", 2)
     out = tmp_path / "t.json"
-    assert evaluate.main(["--ability", str(tmp_path / "a"), str(tmp_path / "b"), "--json",
-                          str(out)]) == 0
+    assert (
+        evaluate.main(["--ability", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "33.3 to 100.0, difference +66.7" in text and "2 problems are on one side" in text
     assert json.loads(out.read_text()) == result
@@ -90,20 +115,32 @@ def test_two_filters_are_two_scores(tmp_path):
     path = log(tmp_path, {"p": 1.0})
     path.write_text(path.read_text() + path.read_text().replace('"none"', '"thoughts-stripped"'))
     assert list(read_samples(tmp_path)) == [
-        "ifeval, prompt_level_strict_acc", "ifeval (thoughts-stripped), prompt_level_strict_acc"]
+        "ifeval, prompt_level_strict_acc",
+        "ifeval (thoughts-stripped), prompt_level_strict_acc",
+    ]
 
 
 def test_lightevals_details(tmp_path):
     """A parquet file with doc and metric in each row, as lighteval 0.13.0 writes it."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
+
     for side, shares in (("a", [0.5, 0.25, 1.0]), ("b", [0.75, 0.25, 1.0])):
         place = tmp_path / side / "details" / "m" / "2026-01-01T00-00-00.1"
         place.mkdir(parents=True)
-        parquet.write_table(pyarrow.Table.from_pylist([
-            {"doc": {"query": f"q{i}", "choices": [""]}, "model_response": {"text": ["x"]},
-             "metric": {"codegen_pass@1:16": share}} for i, share in enumerate(shares)]),
-            place / "details_lcb:codegeneration_release_v6|0_2026-01-01T00-00-00.1.parquet")
+        parquet.write_table(
+            pyarrow.Table.from_pylist(
+                [
+                    {
+                        "doc": {"query": f"q{i}", "choices": [""]},
+                        "model_response": {"text": ["x"]},
+                        "metric": {"codegen_pass@1:16": share},
+                    }
+                    for i, share in enumerate(shares)
+                ]
+            ),
+            place / "details_lcb:codegeneration_release_v6|0_2026-01-01T00-00-00.1.parquet",
+        )
     result = compare_ability(tmp_path / "a", tmp_path / "b")
     r = result["lcb:codegeneration_release_v6|0, codegen_pass@1:16"]
     assert r["n"] == 3 and r["test"] == "sign flips"
@@ -112,10 +149,12 @@ def test_lightevals_details(tmp_path):
 
 def test_bad_logs_are_one_line(tmp_path, capfd):
     """Exit code 2, whatever is wrong."""
+
     def refuse(a, b):
         assert evaluate.main(["--ability", str(a), str(b)]) == 2
-        line, = capfd.readouterr().err.splitlines()
+        (line,) = capfd.readouterr().err.splitlines()
         return line
+
     a = log(tmp_path / "a", {"p1": True})
     other = log(tmp_path / "b", {"q1": True})
     task = log(tmp_path / "c", {"p1": True}, task="hendrycks_math500", metric="exact_match")
@@ -125,7 +164,7 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
     bad = tmp_path / "samples_x.jsonl"
     bad.write_text('{"doc_hash": 1}\n')
     assert f"{bad}: no log" in refuse(a, bad)
-    bad.write_text('[1]\nnonsense\n')
+    bad.write_text("[1]\nnonsense\n")
     assert f"{bad}: no log" in refuse(a, bad)
     torn = tmp_path / "details_x.parquet"
     torn.write_bytes(b"PAR1")
@@ -135,8 +174,11 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
 # ------------------------------------------------------------- the paper's twelve differences
 
 BASE = {"MATH500": (77.8, 500), "LiveCodeBench": (26.7, 150), "IFEval": (70.4, 541)}
-TRAINED = {"MATH500": (76.2, 76.6, 77.4, 75.2), "LiveCodeBench": (33.3, 28.0, 30.0, 29.3),
-           "IFEval": (72.3, 68.6, 72.1, 69.7)}
+TRAINED = {
+    "MATH500": (76.2, 76.6, 77.4, 75.2),
+    "LiveCodeBench": (33.3, 28.0, 30.0, 29.3),
+    "IFEval": (72.3, 68.6, 72.1, 69.7),
+}
 
 
 def z(before, after, n):
@@ -162,6 +204,7 @@ def test_none_of_the_papers_differences_is_significant():
 
 # ------------------------------------------------------------------------------------ for real
 
+
 def lm_eval():
     """lm-eval, in an environment of its own or on the path; None where it is not."""
     own = ROOT / ".venv-lmeval" / "bin" / "lm-eval"
@@ -175,16 +218,36 @@ def test_lm_eval_for_real(tmp_path):
     test that is run, a format that is obeyed. Probes, no benchmarks: the toy can do none of it. The
     logs are read, every task with its thoughts and without, and paired with themselves."""
     import toy
+
     place, tasks = tmp_path / "out", "probe_answer,probe_code,probe_format"
-    command = [lm_eval(), "run", "--model", "hf", "--model_args",
-               f"pretrained={toy.base_policy(True)},dtype=float32", "--tasks", tasks,
-               "--include_path", PROBES, "--apply_chat_template", "--log_samples",
-               "--output_path", place, "--device", "cpu", "--batch_size", "4"]
+    command = [
+        lm_eval(),
+        "run",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={toy.base_policy(True)},dtype=float32",
+        "--tasks",
+        tasks,
+        "--include_path",
+        PROBES,
+        "--apply_chat_template",
+        "--log_samples",
+        "--output_path",
+        place,
+        "--device",
+        "cpu",
+        "--batch_size",
+        "4",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = read_samples(place)
     assert {name.split(",")[0] for name in found} == {
-        "probe_answer (strip)", "probe_code (strip)", "probe_format (strip)"}
+        "probe_answer (strip)",
+        "probe_code (strip)",
+        "probe_format (strip)",
+    }
     result = compare_ability(place, place)
     assert all(r["difference"] == 0 and r["p"] == 1 for r in result.values())
 
@@ -202,7 +265,7 @@ def test_thoughts_are_stripped_before_scoring():
     strip = lambda *texts: thoughts.strip([list(texts)], [{}])
     assert strip("<think>\nlong, long\n</think>\n\nno commas here") == [["no commas here"]]
     assert strip("<think>cut, in the mid", "plain, as it is") == [["", "plain, as it is"]]
-    assert strip("long thought</think>said") == [["said"]]          # the template opened it
+    assert strip("long thought</think>said") == [["said"]]  # the template opened it
     assert thoughts.obeys({"words": 3, "letter": "z"}, ["three small words"]) == {"obeyed": 1.0}
     assert thoughts.obeys({"words": 3, "letter": "z"}, ["three lazy words"]) == {"obeyed": 0.0}
     code = "```python\ndef f(x): return x * x\n```"

@@ -1,6 +1,7 @@
 """The dialogue and the rollout: who hears what, who is scored by whom, and how it ends. Users here
 are real ones over a small model of our own, so that every call can be counted; agents say by heart
 what the test wants said."""
+
 import asyncio
 import json
 import random
@@ -9,9 +10,9 @@ from collections import Counter
 from itertools import cycle
 
 import pytest
+from marks import signed
 
 import toy
-from marks import signed
 from policy import Reply, Segment, split_thought
 from rlver import converse, rollout
 from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator, toy_profiles
@@ -59,14 +60,21 @@ class Model:
         last = told(prompt)[-1]["text"] if told(prompt) else ""
         if "<emotion_level>" in prompt:
             me = re.search(r"person-\d+", prompt).group()
-            return signed(prompt, "Thinking: t\nOrigin: o\nChange: c\nResponse: " + (
-                "Goodbye." if last.endswith("bye") else f"{me} speaks, having heard <{last}>"))
-        return signed(prompt, f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\n"
-                      f"Analyse: x\nChange: {last.split()[0]}")
+            return signed(
+                prompt,
+                "Thinking: t\nOrigin: o\nChange: c\nResponse: "
+                + ("Goodbye." if last.endswith("bye") else f"{me} speaks, having heard <{last}>"),
+            )
+        return signed(
+            prompt,
+            f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\n"
+            f"Analyse: x\nChange: {last.split()[0]}",
+        )
 
     def heard_by_users(self):
-        return [m["text"] for prompt in self.prompts for m in told(prompt)
-                if m["speaker"] == "friend"]
+        return [
+            m["text"] for prompt in self.prompts for m in told(prompt) if m["speaker"] == "friend"
+        ]
 
 
 def person(k):
@@ -76,11 +84,17 @@ def person(k):
 def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
-    return asyncio.run(converse(agent, User(Simulator(model), person(0)), "First line.", max_turns,
-                                group=3)), agent, model
+    return (
+        asyncio.run(
+            converse(agent, User(Simulator(model), person(0)), "First line.", max_turns, group=3)
+        ),
+        agent,
+        model,
+    )
 
 
 # ------------------------------------------------------------------------------------- one dialogue
+
 
 @pytest.mark.parametrize("max_turns", [1, 2, 8])
 def test_the_turn_limit_is_exact_and_every_reply_is_scored(max_turns):
@@ -120,24 +134,32 @@ def test_how_a_dialogue_ends(name):
     the current one if the context is full; and there is one reward for a turn limit too, observed,
     so nothing is bootstrapped."""
     replies, ended, emotion, scored, calls = ENDINGS[name]
-    episode, agent, model = hold([thinking(*reply) if isinstance(reply, tuple) else reply
-                                  for reply in replies])
+    episode, agent, model = hold(
+        [thinking(*reply) if isinstance(reply, tuple) else reply for reply in replies]
+    )
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
-    assert (sum(t["emotion"] is not None for t in episode.turns) == scored
-            and len(model.prompts) == calls)
-    assert episode.segments == agent.segments and (episode.profile_id, episode.first_line,
-                                                   episode.group) == ("p-0", "First line.", 3)
+    assert (
+        sum(t["emotion"] is not None for t in episode.turns) == scored
+        and len(model.prompts) == calls
+    )
+    assert episode.segments == agent.segments and (
+        episode.profile_id,
+        episode.first_line,
+        episode.group,
+    ) == ("p-0", "First line.", 3)
 
 
 def test_the_benchmark_starts_where_its_user_starts():
     """The benchmark begins at 40, not at training's 30; a full context before the first reply
     leaves exactly that."""
     model = Model()
-    episode = asyncio.run(converse(Agent(["+5 a"]),
-                                   User(Simulator(model), person(0), emotion=40), "Hi.", 8))
+    episode = asyncio.run(
+        converse(Agent(["+5 a"]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
+    )
     assert episode.emotion == 45 and "<emotion>40</emotion>" in model.prompts[0]
-    episode = asyncio.run(converse(Agent([None]),
-                                   User(Simulator(model), person(0), emotion=40), "Hi.", 8))
+    episode = asyncio.run(
+        converse(Agent([None]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
+    )
     assert (episode.ended, episode.emotion, episode.reward) == ("context", 40, 0.4)
 
 
@@ -146,44 +168,63 @@ def test_the_benchmark_ends_at_its_floor():
     at 10. With training's rule the worst dialogues would go on, and some would be saved that the
     benchmark counts as lost."""
     for replies, ended, emotion, turns in (
-            (["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
-            (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
-            (["-10 a"] * 9, "emotion_min", 0, 4)):
+        (["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
+        (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
+        (["-10 a"] * 9, "emotion_min", 0, 4),
+    ):
         user = User(Simulator(Model()), person(0), emotion=40)
         episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, floor=9))
-        assert ((episode.ended, episode.emotion, episode.reward, len(episode.turns))
-                == (ended, emotion, emotion / 100, turns))
+        assert (episode.ended, episode.emotion, episode.reward, len(episode.turns)) == (
+            ended,
+            emotion,
+            emotion / 100,
+            turns,
+        )
 
 
 def test_a_malformed_reply_is_logged_and_never_sent():
     """RLVER 2.3: zero reward, and the dialogue is over. The released code checks nothing (defect
     26): a reply without </think> goes to the user, thoughts and all."""
-    for text in ("+9 plain secret", "<think>+9 secret", "<think>secret</think>",
-                 "<think>a</think><think>secret</think>+9 b", "+9 b<think>secret</think>"):
+    for text in (
+        "+9 plain secret",
+        "<think>+9 secret",
+        "<think>secret</think>",
+        "<think>a</think><think>secret</think>+9 b",
+        "+9 b<think>secret</think>",
+    ):
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
-        assert episode.turns[-1]["reply"] == text       # as sampled: one should see why it got 0
-        assert ([episode.turns[-1][k] for k in ("user", "analysis", "change", "mark", "emotion")]
-                == [None] * 5)
+        assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
+        assert [
+            episode.turns[-1][k] for k in ("user", "analysis", "change", "mark", "emotion")
+        ] == [None] * 5
 
 
 def test_thoughts_never_reach_the_user():
     """A user that could read thoughts would reward them. They are in the log, and in no prompt of
     any hop."""
-    episode, _, model = hold([thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}")
-                              for i in range(8)])
+    episode, _, model = hold(
+        [thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}") for i in range(8)]
+    )
     prompts = "".join(model.prompts)
-    assert ("secret" not in prompts and "think" not in "".join(model.heard_by_users())
-            and "+3 word 7" in prompts)
-    assert ([(t["thought"], t["reply"]) for t in episode.turns]
-            == [(f"secret {i}", f"+3 word {i}") for i in range(8)])
+    assert (
+        "secret" not in prompts
+        and "think" not in "".join(model.heard_by_users())
+        and "+3 word 7" in prompts
+    )
+    assert [(t["thought"], t["reply"]) for t in episode.turns] == [
+        (f"secret {i}", f"+3 word {i}") for i in range(8)
+    ]
 
 
 def test_the_policy_hears_what_the_user_said_and_nothing_else():
     """The policy gets the user's Response alone, not its Thinking; and each turn's own."""
     episode, agent, model = hold(["+1 a", "+1 b", "+1 c bye"])
-    assert agent.heard == ["First line.", "person-0 speaks, having heard <+1 a>",
-                           "person-0 speaks, having heard <+1 b>"]
+    assert agent.heard == [
+        "First line.",
+        "person-0 speaks, having heard <+1 a>",
+        "person-0 speaks, having heard <+1 b>",
+    ]
     assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
     # the log can be checked against
     assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
@@ -192,18 +233,21 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
 
 # -------------------------------------------------------------------------------------- the rollout
 
+
 def crowd(people, group_size, script, model=None, max_turns=8):
     """A rollout with `people` users. Agent i says script(i). Returns (episodes, dropped, agents,
     model)."""
     model, agents = model or Model(), {}
 
     def make_agent(i):
-        assert i not in agents              # every dialogue has an agent, and an rng, of its own
+        assert i not in agents  # every dialogue has an agent, and an rng, of its own
         agents[i] = Agent(script(i))
         return agents[i]
+
     everybody = [person(k) for k in range(people)]
-    episodes, errors = asyncio.run(rollout(Simulator(model), everybody, group_size,
-                                           make_agent, max_turns))
+    episodes, errors = asyncio.run(
+        rollout(Simulator(model), everybody, group_size, make_agent, max_turns)
+    )
     return episodes, len(errors), agents, model
 
 
@@ -233,8 +277,10 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
             assert turn % 2 == 0 or message["text"] == uneven(*agent)[turn // 2]
     for i, e in enumerate(episodes):
         n = len(e.turns)
-        assert ((e.profile_id, e.group) == (f"p-{i // group_size}", i // group_size)
-                and e.segments is agents[i].segments)
+        assert (e.profile_id, e.group) == (
+            f"p-{i // group_size}",
+            i // group_size,
+        ) and e.segments is agents[i].segments
         assert [t["reply"] for t in e.turns] == uneven(i)[:n]
         assert all(f"agent-{i}," in t["analysis"] for t in e.turns)
         assert e.emotion == 30 + n * (i - 3) and e.reward == e.emotion / 100
@@ -246,13 +292,15 @@ def test_a_group_shares_one_first_line_and_no_call_is_wasted():
     away. A group has one first line, asked for once; a dialogue of T turns asks T times how it
     feels and, but for a last turn, T times what to say."""
     episodes, _, agents, model = crowd(3, 4, uneven)
-    assert (Counter(re.search(r"person-(\d+)", p).group(1) for p in model.prompts if not told(p))
-            == {"0": 1, "1": 1, "2": 1})
+    assert Counter(
+        re.search(r"person-(\d+)", p).group(1) for p in model.prompts if not told(p)
+    ) == {"0": 1, "1": 1, "2": 1}
     for i, e in enumerate(episodes):
         assert e.first_line == agents[i].heard[0] == f"person-{e.group} speaks, having heard <>"
     assert {e.ended for e in episodes} == {"goodbye", "turn_limit"}
-    assert len(model.prompts) == 3 + sum(2 * len(e.turns) - (e.ended != "goodbye")
-                                         for e in episodes)
+    assert len(model.prompts) == 3 + sum(
+        2 * len(e.turns) - (e.ended != "goodbye") for e in episodes
+    )
 
 
 def test_a_copied_user_shares_its_past_and_nothing_else():
@@ -264,8 +312,11 @@ def test_a_copied_user_shares_its_past_and_nothing_else():
     assert twin == user
     asyncio.run(twin.feel("+5 hello"))
     twin.dialogue[0]["text"] = "else"
-    assert ((user.emotion, len(user.dialogue), user.planning) == (52, 1, {"objective": "x"})
-            and user.dialogue[0]["text"] != "else")
+    assert (user.emotion, len(user.dialogue), user.planning) == (
+        52,
+        1,
+        {"objective": "x"},
+    ) and user.dialogue[0]["text"] != "else"
 
 
 @pytest.mark.parametrize("where", ["first line", "reply"])
@@ -273,11 +324,13 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     """Defect 18: calls one after the other, or turn by turn for all, make every dialogue as slow as
     the slowest user. Person-1's model does not answer before all other dialogues are over; if they
     waited for it, nobody would ever be done."""
+
     class Slow(Model):
         async def __call__(self, prompt):
-            if "person-1" in prompt and ("agent-2" in prompt if where == "reply"
-                                         else not told(prompt)):
-                for patience in range(10_000):          # passes of the event loop, not seconds
+            if "person-1" in prompt and (
+                "agent-2" in prompt if where == "reply" else not told(prompt)
+            ):
+                for patience in range(10_000):  # passes of the event loop, not seconds
                     if len(finished) >= others:
                         break
                     await asyncio.sleep(0)
@@ -288,14 +341,19 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     class Bar:
         def update(self):
             finished.append(None)
+
     finished, others, model = [], 6 - (2 if where == "first line" else 1), Slow()
     agents = {}
     make_agent = lambda i: agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
-    episodes, dropped = asyncio.run(rollout(Simulator(model), [person(k) for k in range(3)], 2,
-                                            make_agent, 8, Bar()))
-    assert (not dropped and [len(e.turns) for e in episodes] == [8] * 6
-            and [e.emotion for e in episodes] == [46] * 6)
-    assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]        # in order, whoever ends first
+    episodes, dropped = asyncio.run(
+        rollout(Simulator(model), [person(k) for k in range(3)], 2, make_agent, 8, Bar())
+    )
+    assert (
+        not dropped
+        and [len(e.turns) for e in episodes] == [8] * 6
+        and [e.emotion for e in episodes] == [46] * 6
+    )
+    assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]  # in order, whoever ends first
 
 
 class Deaf(Model):
@@ -317,7 +375,8 @@ def test_a_user_that_fails_costs_its_own_dialogue():
         episodes, dropped, *_ = crowd(3, 2, uneven, Deaf(trigger))
         assert dropped == (trigger != "hidden agent")
         assert [(e.group, e.emotion, e.turns) for e in episodes] == [
-            (e.group, e.emotion, e.turns) for i, e in enumerate(whole) if i != 2 or not dropped]
+            (e.group, e.emotion, e.turns) for i, e in enumerate(whole) if i != 2 or not dropped
+        ]
     with pytest.raises(SimulatorFailed):
         hold(["+1 a"], model=Deaf("+1 a"))
 
@@ -326,8 +385,11 @@ def test_a_first_line_that_fails_costs_its_group():
     """Without a first line there is nothing to reply to: all dialogues of the group are dropped and
     counted, the others are held."""
     episodes, dropped, agents, _ = crowd(3, 4, uneven, Deaf("person-1"))
-    assert (dropped == 4 and [e.group for e in episodes] == [0] * 4 + [2] * 4
-            and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11])
+    assert (
+        dropped == 4
+        and [e.group for e in episodes] == [0] * 4 + [2] * 4
+        and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11]
+    )
     assert crowd(2, 3, uneven, Deaf("person"))[:2] == ([], 6)
 
 
@@ -335,8 +397,11 @@ def test_a_dialogue_without_a_policy_token_is_dropped():
     """A first prompt that does not fit the context leaves nothing to train: as an episode it would
     be a row without a reward's place, and would still weigh in the statistics of its group."""
     episodes, dropped, *_ = crowd(2, 2, lambda i: [None] if i == 1 else ["+5 a", None])
-    assert (dropped == 1 and [e.ended for e in episodes] == ["context"] * 3
-            and [e.reward for e in episodes] == [0.35] * 3)
+    assert (
+        dropped == 1
+        and [e.ended for e in episodes] == ["context"] * 3
+        and [e.reward for e in episodes] == [0.35] * 3
+    )
 
 
 def test_the_scripted_user_in_whole_dialogues():
@@ -349,9 +414,13 @@ def test_the_scripted_user_in_whole_dialogues():
         # no sentence twice
         helpful = {toy.sentence(need, who, feeling, rng): None for _ in range(60)}
         return list(helpful)[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
-    episodes, dropped = asyncio.run(rollout(make_simulator("toy"), people, 2,
-                                            lambda i: Agent(comfort(i)), 8))
+
+    episodes, dropped = asyncio.run(
+        rollout(make_simulator("toy"), people, 2, lambda i: Agent(comfort(i)), 8)
+    )
     assert not dropped
     for i, e in enumerate(episodes):
-        assert ((e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0
-                else (e.emotion >= 80)), (e.ended, e.emotion)
+        assert (e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0 else (e.emotion >= 80), (
+            e.ended,
+            e.emotion,
+        )

@@ -1,5 +1,6 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
+
 import itertools
 import math
 from types import SimpleNamespace
@@ -7,11 +8,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_ppo import (
+    INF,
+    NAN,
+    Notes,
+    Ranks,
+    Table,
+    Values,
+    close,
+    every_outcome,
+    kl,
+    pack,
+    talk,
+    untouched,
+    weights,
+)
 
 from grpo import group_advantages, grpo_update, turn_advantages
 from ppo import SelfCheckFailed, ppo_update
-from test_ppo import (INF, NAN, Notes, Ranks, Table, Values, close, every_outcome, kl, pack, talk,
-                      untouched, weights)
 
 
 def gradients(minibatches, policy=None, **settings):
@@ -26,8 +40,9 @@ def score_sum(dialogue, policy):
     """The sum over a dialogue's policy tokens of grad log pi, onehot - pi in the row of the token
     before. One token at a time."""
     pi, total = policy.logits.detach().softmax(-1), torch.zeros_like(policy.logits)
-    for before, token, sampled in zip(dialogue.ids[:-1], dialogue.ids[1:],
-                                      dialogue.action_mask[1:]):
+    for before, token, sampled in zip(
+        dialogue.ids[:-1], dialogue.ids[1:], dialogue.action_mask[1:]
+    ):
         if sampled:
             total[before] += torch.eye(len(pi))[token] - pi[before]
     return total.flatten()
@@ -35,21 +50,24 @@ def score_sum(dialogue, policy):
 
 # --------------------------------------------------------------------------------------- advantages
 
+
 def test_group_advantages_by_hand():
     """Shao 2024, section 4.1, with the unbiased std: 0 and 1 are 0.707 apart from their mean in
     units of it (1 with the biased one). The mean is the group's own, not the batch's."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.9, 0.2, 0.4, 0.9])
     groups = torch.tensor([0, 0, 1, 1, 2, 3, 3, 3])
-    std = math.sqrt((0.3 ** 2 + 0.1 ** 2 + 0.4 ** 2) / 2)
-    close(group_advantages(rewards, groups),
-          [-0.70711, 0.70711, 0, 0, 0, -0.3 / std, -0.1 / std, 0.4 / std])
+    std = math.sqrt((0.3**2 + 0.1**2 + 0.4**2) / 2)
+    close(
+        group_advantages(rewards, groups),
+        [-0.70711, 0.70711, 0, 0, 0, -0.3 / std, -0.1 / std, 0.4 / std],
+    )
 
 
 def test_group_ids_are_only_names():
     """On paper, with ids of any value and members anywhere. Group 9 has rewards .2 .4 .9 and a std
     of sqrt(.13)."""
     rewards = torch.tensor([0.2, 0.6, 0.3, 0.4, 0.7, 0.9, 0.1])
-    groups = torch.tensor([9, -5, 10 ** 9, 9, 10 ** 9, 9, 3])
+    groups = torch.tensor([9, -5, 10**9, 9, 10**9, 9, 3])
     close(group_advantages(rewards, groups), [-0.83205, 0, -0.70711, -0.27735, 0.70711, 1.10940, 0])
 
 
@@ -57,11 +75,15 @@ def test_group_advantages_go_by_id():
     """Against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they
     compare a user's dialogues with somebody else's."""
     rng = np.random.default_rng(0)
-    groups = rng.choice([3, 7, 11, 400, 10 ** 9], 40)
-    groups[0] = -5                                                          # alone in its group
+    groups = rng.choice([3, 7, 11, 400, 10**9], 40)
+    groups[0] = -5  # alone in its group
     rewards = rng.random(40)
-    wanted = [0.0 if (groups == g).sum() == 1 else (r - rewards[groups == g].mean())
-              / (rewards[groups == g].std(ddof=1) + 1e-6) for r, g in zip(rewards, groups)]
+    wanted = [
+        0.0
+        if (groups == g).sum() == 1
+        else (r - rewards[groups == g].mean()) / (rewards[groups == g].std(ddof=1) + 1e-6)
+        for r, g in zip(rewards, groups)
+    ]
     close(group_advantages(torch.tensor(rewards), torch.tensor(groups)), wanted)
 
 
@@ -70,9 +92,10 @@ def test_a_group_without_spread_says_nothing(size):
     """Groups without spread. torch's std of one number is NaN. And equal rewards are not quite
     their own mean in floats: the difference over a std of next to nothing was somebody's advantage
     of a million. Both get exactly 0."""
-    for k in range(101):                                    # every reward that there is: e_T / 100
-        advantages = group_advantages(torch.full((size,), k / 100),
-                                      torch.zeros(size, dtype=torch.long))
+    for k in range(101):  # every reward that there is: e_T / 100
+        advantages = group_advantages(
+            torch.full((size,), k / 100), torch.zeros(size, dtype=torch.long)
+        )
         assert (advantages == 0).all(), (k, advantages)
 
 
@@ -123,18 +146,26 @@ def expected_gradient(advantages, logits, n=3):
     """The expected gradient of sum_t A_t log pi_t over all groups of `n` plays: no sampling, every
     group by its probability."""
     plays = game(logits)
-    scores = {name: [torch.autograd.grad(s, logits, retain_graph=True)[0] for s in found[1]]
-              for name, found in plays.items()}
+    scores = {
+        name: [torch.autograd.grad(s, logits, retain_graph=True)[0] for s in found[1]]
+        for name, found in plays.items()
+    }
     mean = torch.zeros_like(logits)
     for group in itertools.product(PLAYS, repeat=n):
         rewards = torch.zeros(n, 2, dtype=torch.float64)
         alive = torch.zeros(n, 2, dtype=torch.bool)
         for i, name in enumerate(group):
-            rewards[i, :len(PLAYS[name])] = torch.tensor(PLAYS[name], dtype=torch.float64)
-            alive[i, :len(PLAYS[name])] = True
+            rewards[i, : len(PLAYS[name])] = torch.tensor(PLAYS[name], dtype=torch.float64)
+            alive[i, : len(PLAYS[name])] = True
         a = advantages(rewards, alive)
-        gradient = sum(a[i, t] * scores[name][t] for i, name in enumerate(group)
-                       for t in range(len(PLAYS[name]))) / n
+        gradient = (
+            sum(
+                a[i, t] * scores[name][t]
+                for i, name in enumerate(group)
+                for t in range(len(PLAYS[name]))
+            )
+            / n
+        )
         mean = mean + math.prod(plays[name][0].item() for name in group) * gradient
     return mean
 
@@ -146,10 +177,13 @@ def test_which_baseline_a_turn_may_have():
     for the lone is wrong beyond any scale. The others' whole returns, one baseline for all turns,
     are exact too; which of the two is less noisy depends on the game. In dialogues what is still to
     come gets less with every turn, and the mean at the same turn knows that."""
-    logits = torch.tensor([[0.5, -0.2, 0.1], [0.3, -0.4, 0.0], [-0.6, 0.2, 0.0]],
-                          dtype=torch.float64, requires_grad=True)
+    logits = torch.tensor(
+        [[0.5, -0.2, 0.1], [0.3, -0.4, 0.0], [-0.6, 0.2, 0.0]],
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     value = sum(p * sum(PLAYS[name]) for name, (p, _) in game(logits).items())
-    exact, = torch.autograd.grad(value, logits)
+    (exact,) = torch.autograd.grad(value, logits)
     one = torch.zeros(3, dtype=torch.long)
 
     def to_go(rewards, alive):
@@ -170,10 +204,10 @@ def test_which_baseline_a_turn_may_have():
     close(chosen, exact, 1e-12)
     shrunk = expected_gradient(with_oneself, logits)
     first, second = (shrunk[0] / exact[0]).detach(), (shrunk[1:, :2] / exact[1:, :2]).detach()
-    close(first, torch.full((3,), 2 / 3, dtype=torch.float64), 1e-12)       # 1 - 1 / n
-    assert (second < 0.6).all() and (second > 0).all()      # 1 - E[1 / n_2], and n_2 is smaller
+    close(first, torch.full((3,), 2 / 3, dtype=torch.float64), 1e-12)  # 1 - 1 / n
+    assert (second < 0.6).all() and (second > 0).all()  # 1 - E[1 / n_2], and n_2 is smaller
     wrong = expected_gradient(lone_gets_nothing, logits)
-    scale = (wrong * exact).sum() / (exact ** 2).sum()
+    scale = (wrong * exact).sum() / (exact**2).sum()
     assert (wrong - scale * exact).abs().max() > 1e-3
     close(expected_gradient(whole_returns, logits), exact, 1e-12)
 
@@ -183,13 +217,43 @@ def test_turn_advantages_by_hand():
     0.6 0.6, 0.5 -; of 6: 0.75 0.5, 0.75 0.25. Who has left is not in the mean of those who still
     talk, not even as a 0. `grpo` divides by the std of the whole returns: sqrt(0.08) for user 4,
     0.1 for user 5; where there is none, for users 9 and 6, it gives 0."""
-    rewards = torch.tensor([[0.1, 0.5], [0.2, 0.0], [0.3, 0.0], [0.2, 0.2], [0.0, 0.6], [0.5, 0.0],
-                            [0.25, 0.5], [0.5, 0.25]])
-    alive = torch.tensor([[True, True], [True, False], [True, False], [True, True], [True, True],
-                          [True, False], [True, True], [True, True]])
+    rewards = torch.tensor(
+        [
+            [0.1, 0.5],
+            [0.2, 0.0],
+            [0.3, 0.0],
+            [0.2, 0.2],
+            [0.0, 0.6],
+            [0.5, 0.0],
+            [0.25, 0.5],
+            [0.5, 0.25],
+        ]
+    )
+    alive = torch.tensor(
+        [
+            [True, True],
+            [True, False],
+            [True, False],
+            [True, True],
+            [True, True],
+            [True, False],
+            [True, True],
+            [True, True],
+        ]
+    )
     groups = torch.tensor([4, 4, 9, 5, 5, 5, 6, 6])
-    wanted = torch.tensor([[0.4, 0.5], [-0.4, 0.0], [0.3, 0.0], [-0.15, -0.4], [0.15, 0.4],
-                           [0.0, 0.0], [0.0, 0.25], [0.0, -0.25]])
+    wanted = torch.tensor(
+        [
+            [0.4, 0.5],
+            [-0.4, 0.0],
+            [0.3, 0.0],
+            [-0.15, -0.4],
+            [0.15, 0.4],
+            [0.0, 0.0],
+            [0.0, 0.25],
+            [0.0, -0.25],
+        ]
+    )
     for kind in ("dr-grpo", "rloo"):
         close(turn_advantages(rewards, alive, groups, kind), wanted)
     scale = torch.tensor([math.sqrt(0.08)] * 2 + [math.inf] + [0.1] * 3 + [math.inf] * 2)
@@ -199,11 +263,12 @@ def test_turn_advantages_by_hand():
 def test_equal_whole_returns_are_equal_to_rounding():
     """Four dialogues that end at 100 by way of other emotions: their deltas add up to 0.7 and to
     0.69999999. Compared bit by bit they differed, and a std of 4e-8 made advantages of 1e5."""
-    ways = torch.tensor([(30, 40, 70, 100), (30, 35, 60, 100), (30, 50, 77, 100),
-                         (30, 44, 81, 100)])
+    ways = torch.tensor(
+        [(30, 40, 70, 100), (30, 35, 60, 100), (30, 50, 77, 100), (30, 44, 81, 100)]
+    )
     rewards = ways.diff(dim=1) / 100
     whole = rewards.flip(1).cumsum(1)[:, -1]
-    assert len(set(whole.tolist())) > 1                     # or this shows nothing
+    assert len(set(whole.tolist())) > 1  # or this shows nothing
     alive, groups = torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
     assert turn_advantages(rewards, alive, groups).abs().max() == 0
 
@@ -229,6 +294,7 @@ def test_a_turns_advantage_reaches_its_own_tokens():
 
 # --------------------------------------------------------------------------------------- the update
 
+
 def test_a_group_is_a_group_wherever_packing_put_it():
     """Micro-batches are cut by length, mini-batches by lot, so a group is scattered over all of
     them. Its statistics must not be: the gradients of any cut add up to those of the sorted
@@ -236,12 +302,18 @@ def test_a_group_is_a_group_wherever_packing_put_it():
     policy = Table()
     d = [talk(s, 2, 2 + s % 3, 1, 3, group=(7, 3)[s % 2]) for s in range(6)]
     rewards = {g: np.array([x.reward for x in d if x.group == g]) for g in (3, 7)}
-    wanted = -sum((x.reward - rewards[x.group].mean()) / (rewards[x.group].std(ddof=1) + 1e-6)
-                  * score_sum(x, policy) for x in d)
+    wanted = -sum(
+        (x.reward - rewards[x.group].mean())
+        / (rewards[x.group].std(ddof=1) + 1e-6)
+        * score_sum(x, policy)
+        for x in d
+    )
     tokens = sum(int(x.action_mask.sum()) for x in d)
-    for cut in ([[pack(*sorted(d, key=lambda x: x.group))]],
-                [[pack(*d[:2]), pack(*d[2:4]), pack(*d[4:])]],
-                [[pack(d[5], d[0]), pack(d[2])], [pack(d[1])], [pack(d[3], d[4])]]):
+    for cut in (
+        [[pack(*sorted(d, key=lambda x: x.group))]],
+        [[pack(*d[:2]), pack(*d[2:4]), pack(*d[4:])]],
+        [[pack(d[5], d[0]), pack(d[2])], [pack(d[1])], [pack(d[3], d[4])]],
+    ):
         steps, _ = gradients(cut)
         sizes = [sum(int(b.action_mask.sum()) for b in micros) for micros in cut]
         assert len(steps) == len(cut) and sum(sizes) == tokens
@@ -265,8 +337,14 @@ def test_grpo_takes_ppos_step():
     entropy bonus, a KL and both clips, end in the same weights."""
     d = [talk(s, 2, 1, 3, policy=Table(), gap=1.0) for s in range(16)]
     minibatches = [[pack(*d[:3]), pack(*d[3:8])], [pack(*d[8:12]), pack(*d[12:])]]
-    settings = dict(clip_eps=0.1, entropy_coef=0.05, reference=Table(9), kl_coef=0.2,
-                    kl_estimator="k2", max_grad_norm=0.1)
+    settings = dict(
+        clip_eps=0.1,
+        entropy_coef=0.05,
+        reference=Table(9),
+        kl_coef=0.2,
+        kl_estimator="k2",
+        max_grad_norm=0.1,
+    )
     grpo, ppo, critic = Table(), Table(), Values(scale=0)
     sgd = lambda model: torch.optim.SGD(model.parameters(), lr=20)
     got = grpo_update(grpo, sgd(grpo), minibatches, **settings)
@@ -282,11 +360,13 @@ def test_the_kl_gradient_that_grpo_takes(estimator, direction):
     the step is the KL's: against the reference, not pi_old, and in the direction that the estimator
     has. k3 is the GRPO paper's, and goes the other way round."""
     policy, reference, batch = every_outcome(reward=0.4)
-    (gradient,), _ = gradients([[batch]], policy, reference=reference, kl_coef=0.3,
-                               kl_estimator=estimator)
+    (gradient,), _ = gradients(
+        [[batch]], policy, reference=reference, kl_coef=0.3, kl_estimator=estimator
+    )
     log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
-    exact, = torch.autograd.grad(kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi),
-                                 policy.logits)
+    (exact,) = torch.autograd.grad(
+        kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi), policy.logits
+    )
     close(gradient, 0.3 * exact.flatten())
 
 
@@ -306,13 +386,23 @@ def test_the_self_checks_hold_for_grpo_too():
     """Dropout that was left on, an engine with other weights (defect 27), or a reward that is no
     number, each stops the update with the weights as they were."""
     batch = pack(talk(0, 2, 5, 1, reward=0.2), talk(1, 1, 6, reward=0.4))
-    off, broken = pack(talk(0, 2, 5, gap=1.0),
-                       talk(1, 1, 6)), pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6))
-    for policy, data, says in ((Table(dropout=0.5), batch, "dropout"), (Table(), off, "engine"),
-                               (Table(), broken, "not finite")):
+    off, broken = (
+        pack(talk(0, 2, 5, gap=1.0), talk(1, 1, 6)),
+        pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6)),
+    )
+    for policy, data, says in (
+        (Table(dropout=0.5), batch, "dropout"),
+        (Table(), off, "engine"),
+        (Table(), broken, "not finite"),
+    ):
         before = weights(policy)
         with pytest.raises(SelfCheckFailed, match=says):
-            grpo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[data]],
-                        clip_eps=0.2, gap_limits=None if says == "dropout" else (1e-4, 1e-4))
+            grpo_update(
+                policy,
+                torch.optim.SGD(policy.parameters(), lr=1.0),
+                [[data]],
+                clip_eps=0.2,
+                gap_limits=None if says == "dropout" else (1e-4, 1e-4),
+            )
         assert untouched(policy, before)
     gradients([[batch]], gap_limits=(1e-4, 1e-4))

@@ -1,20 +1,21 @@
 """Low-rank adapters: the maths by hand in float64, one base for policy, critic and reference, and
 the merged model that everybody else sees. The yardstick is the plain model with W + (alpha / r) B A
 in the place of W."""
+
 import copy
 
 import numpy as np
 import pytest
 import torch
+from conftest import make_tiny_model
+from test_policy import random_episode
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from conftest import make_tiny_model
 from lora import LoraLinear, Part, SharedBase, add_adapters, merge, turned
 from policy import Critic, Policy, pack, recompute_activations
 from support.ranks import iter_full_weights
 from support.settings import BadInput
-from test_policy import random_episode
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ def close(a, b, tolerance=1e-5):
 
 # -------------------------------------------------------------------------------------- one layer
 
+
 def layer_of(rank=2, alpha=6, names=("policy",), sides=(5, 7)):
     """(LoraLinear in float64, its switch), its B no longer zero."""
     torch.manual_seed(0)
@@ -62,7 +64,7 @@ def test_a_layer_is_w_plus_the_scaled_product():
     assert A.shape == (2, 5) and B.shape == (7, 2)
     with turned(switch, "policy"):
         close([layer(x)], [x @ (layer.weight + 3.0 * B @ A).T + layer.bias], 1e-12)
-    close([layer(x)], [x @ layer.weight.T + layer.bias], 0.0)                       # off again
+    close([layer(x)], [x @ layer.weight.T + layer.bias], 0.0)  # off again
 
 
 def test_the_gradient_is_the_formula_of_the_docstring():
@@ -73,10 +75,15 @@ def test_the_gradient_is_the_formula_of_the_docstring():
     with turned(switch, "policy"):
         layer(x).backward(g)
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
-    close([B.grad, A.grad, x.grad],
-          [sum(3.0 * torch.outer(g[i], A @ x[i]) for i in range(2)),
-           sum(3.0 * torch.outer(B.T @ g[i], x[i]) for i in range(2)),
-           torch.stack([(layer.weight + 3.0 * B @ A).T @ g[i] for i in range(2)])], 1e-12)
+    close(
+        [B.grad, A.grad, x.grad],
+        [
+            sum(3.0 * torch.outer(g[i], A @ x[i]) for i in range(2)),
+            sum(3.0 * torch.outer(B.T @ g[i], x[i]) for i in range(2)),
+            torch.stack([(layer.weight + 3.0 * B @ A).T @ g[i] for i in range(2)]),
+        ],
+        1e-12,
+    )
     assert layer.weight.grad is None and layer.bias.grad is None
 
 
@@ -101,11 +108,12 @@ def test_a_keeps_the_size_of_what_it_reads():
     numbers, or shards of different adapters would be put together."""
     made = [layer_of(sides=(1000, 8), rank=8)[0].lora_A["policy"] for _ in range(2)]
     assert torch.equal(*made)
-    assert made[0].abs().max() <= 1000 ** -0.5
+    assert made[0].abs().max() <= 1000**-0.5
     assert made[0].std().item() == pytest.approx((3 * 1000) ** -0.5, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------ whole models
+
 
 def test_it_starts_as_the_model_itself(tiny_model, batch):
     """Log-probs and entropies bit for bit, values all 0."""
@@ -156,8 +164,11 @@ def test_there_is_one_base_in_memory(tiny_model):
     frozen = {p.data_ptr(): p.numel() for p in root.parameters() if not p.requires_grad}
     assert sum(frozen.values()) == sum(p.numel() for p in tiny_model.parameters())
     size = lambda part: sum(p.numel() for p in part.parameters())
-    adapters = 4 * sum(sum(m.weight.shape) for name, m in tiny_model.named_modules()
-                       if isinstance(m, nn.Linear) and name != "lm_head")
+    adapters = 4 * sum(
+        sum(m.weight.shape)
+        for name, m in tiny_model.named_modules()
+        if isinstance(m, nn.Linear) and name != "lm_head"
+    )
     assert (size(policy), size(critic), size(reference)) == (adapters, adapters + 33, 0)
     assert not {id(p) for p in policy.parameters()} & {id(p) for p in critic.parameters()}
 
@@ -180,7 +191,7 @@ def test_policy_and_critic_learn_apart_and_the_reference_not_at_all(tiny_model, 
         p.data -= 1e-3 * p.grad
     last = say()
     assert [torch.equal(x, y) for x, y in zip(after, last)] == [True, False, True]
-    assert torch.equal(last[2], Policy(tiny_model, 0.7)(batch)[0])      # the base, to the last bit
+    assert torch.equal(last[2], Policy(tiny_model, 0.7)(batch)[0])  # the base, to the last bit
     assert all(p.grad is None for p in root.parameters() if not p.requires_grad)
 
 
@@ -202,6 +213,7 @@ def test_what_is_made_again_is_made_with_the_same_adapters(tiny_model, batch):
 
 
 # --------------------------------------------------------------------------------------- bad input
+
 
 def test_what_cannot_be_adapted_is_refused(tiny_model):
     """GPT-2's layers are no nn.Linear. A rank above a layer's own would be the whole layer twice

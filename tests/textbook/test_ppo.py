@@ -6,6 +6,7 @@ else, so every gradient can be written down. They give log-probs, entropies and 
 tokens too, where all of them must be ignored. A "defect" has the number that this mistake of the
 released code has in docs/differences.md.
 """
+
 import copy
 import math
 import threading
@@ -18,9 +19,23 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ppo import (CriticPart, SelfCheckFailed, explained_variance, gae, importance_weights,
-                 kl_penalty, logp_gap, compute_log_probs, optimize, policy_loss, ppo_update,
-                 place_rewards, value_loss, whiten, masked_mean_std)
+from ppo import (
+    CriticPart,
+    SelfCheckFailed,
+    compute_log_probs,
+    explained_variance,
+    gae,
+    importance_weights,
+    kl_penalty,
+    logp_gap,
+    masked_mean_std,
+    optimize,
+    place_rewards,
+    policy_loss,
+    ppo_update,
+    value_loss,
+    whiten,
+)
 
 VOCAB, NAN, INF = 5, float("nan"), float("inf")
 
@@ -32,8 +47,9 @@ class Table(nn.Module):
     def __init__(self, seed=0, dropout=0.0, vocab=VOCAB):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.logits = nn.Parameter(torch.randn(vocab, vocab, generator=generator,
-                                               dtype=torch.float64))
+        self.logits = nn.Parameter(
+            torch.randn(vocab, vocab, generator=generator, dtype=torch.float64)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
@@ -50,8 +66,9 @@ class Values(nn.Module):
     def __init__(self, seed=1, scale=1.0, vocab=VOCAB):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.table = nn.Parameter(scale * torch.randn(vocab, generator=generator,
-                                                      dtype=torch.float64))
+        self.table = nn.Parameter(
+            scale * torch.randn(vocab, generator=generator, dtype=torch.float64)
+        )
 
     def forward(self, batch):
         return F.pad(self.table[batch.ids[:, :-1]], (1, 0), value=-7.0)
@@ -65,8 +82,9 @@ class Notes(torch.optim.SGD):
         self.seen = []
 
     def step(self):
-        self.seen.append(torch.cat([p.grad.flatten() for group in self.param_groups
-                                    for p in group["params"]]))
+        self.seen.append(
+            torch.cat([p.grad.flatten() for group in self.param_groups for p in group["params"]])
+        )
 
 
 def talk(seed, *turns, reward=None, group=0, policy=None, gap=0.0):
@@ -75,24 +93,30 @@ def talk(seed, *turns, reward=None, group=0, policy=None, gap=0.0):
     rng = np.random.default_rng(seed)
     sampled = torch.tensor([i % 2 == 1 for i, n in enumerate(turns) for _ in range(n)])
     turn = torch.tensor([(i + 1) // 2 * (i % 2) for i, n in enumerate(turns) for _ in range(n)])
-    d = SimpleNamespace(ids=torch.tensor(rng.integers(0, VOCAB, len(sampled))), action_mask=sampled,
-                        turn=turn, group=group,
-                        reward=float(rng.random()) if reward is None else reward)
+    d = SimpleNamespace(
+        ids=torch.tensor(rng.integers(0, VOCAB, len(sampled))),
+        action_mask=sampled,
+        turn=turn,
+        group=group,
+        reward=float(rng.random()) if reward is None else reward,
+    )
     noise = gap * torch.tensor(rng.standard_normal(len(sampled)))
-    d.engine_log_probs = (policy
-                          or Table())(SimpleNamespace(ids=d.ids[None]))[0][0].detach() + noise
+    d.engine_log_probs = (policy or Table())(SimpleNamespace(ids=d.ids[None]))[0][
+        0
+    ].detach() + noise
     return d
 
 
 def pack(*dialogues):
     """Dialogues side by side, padded on the right: a batch as the update sees it."""
-    side_by_side = lambda name: nn.utils.rnn.pad_sequence([getattr(d, name) for d in dialogues],
-                                                          batch_first=True)
-    return SimpleNamespace(**{name: side_by_side(name)
-                              for name in ("ids", "action_mask", "engine_log_probs", "turn")},
-                           reward=paid_last([d.reward for d in dialogues],
-                                            [int(d.turn.max()) for d in dialogues]),
-                           group=torch.tensor([d.group for d in dialogues]))
+    side_by_side = lambda name: nn.utils.rnn.pad_sequence(
+        [getattr(d, name) for d in dialogues], batch_first=True
+    )
+    return SimpleNamespace(
+        **{name: side_by_side(name) for name in ("ids", "action_mask", "engine_log_probs", "turn")},
+        reward=paid_last([d.reward for d in dialogues], [int(d.turn.max()) for d in dialogues]),
+        group=torch.tensor([d.group for d in dialogues]),
+    )
 
 
 def paid_last(rewards, turns):
@@ -125,8 +149,12 @@ def normal(*shape, seed=0, scale=1.0, dtype=torch.float64):
 
 
 def close(got, wanted, tolerance=1e-5):
-    torch.testing.assert_close(torch.as_tensor(got).double(), torch.as_tensor(wanted).double(),
-                               rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        torch.as_tensor(got).double(),
+        torch.as_tensor(wanted).double(),
+        rtol=tolerance,
+        atol=tolerance,
+    )
 
 
 def weights(model):
@@ -138,6 +166,7 @@ def untouched(model, before):
 
 
 # --------------------------------------------------------------------------------------- advantages
+
 
 @pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0.95), (0.9, 1), (0.9, 0.8), (0.9, 0)])
 def test_gae_is_the_sum_over_the_policys_tokens(gamma, lam):
@@ -179,7 +208,7 @@ def test_the_users_lines_do_not_decay_the_reward():
     rewards = place_rewards(torch.tensor([[0.0, 1.0]]), turns_of(mask))
     for gamma, lam in ((1, 0.95), (0.95, 1)):
         advantages, _ = gae(rewards, torch.zeros(mask.shape), mask, gamma, lam)
-        close(advantages[0, [0, 19, 170, 189]], [0.95 ** 39, 0.95 ** 20, 0.95 ** 19, 1])
+        close(advantages[0, [0, 19, 170, 189]], [0.95**39, 0.95**20, 0.95**19, 1])
     close(gae(rewards, torch.zeros(mask.shape), mask, 1, 1)[0], mask)
 
 
@@ -197,15 +226,16 @@ def test_at_lambda_and_gamma_1_the_sum_telescopes():
 def test_the_reward_stands_on_the_last_policy_token():
     """Defect 23: the user had the last word, the released code puts the reward on it, and under a
     mask it is lost. Also where the dialogue is padded, and nowhere if the policy never spoke."""
-    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0],
-                         [0, 0, 0, 1, 1, 1, 1, 1], [0] * 8]).bool()
+    mask = torch.tensor(
+        [[0, 1, 1, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1], [0] * 8]
+    ).bool()
     reward = torch.tensor([0.9, 0.2, 0.4, 0.7])
     placed = place_rewards(paid_last(reward.tolist(), [2, 1, 1, 0]).float(), turns_of(mask))
     wanted = torch.zeros(4, 8)
     wanted[0, 5], wanted[1, 2], wanted[2, 7] = 0.9, 0.2, 0.4
     assert torch.equal(placed, wanted)
     advantages, _ = gae(placed, torch.zeros(4, 8), mask, 1, 1)
-    close(advantages, reward[:, None] * mask)           # it arrives at every token of the dialogue
+    close(advantages, reward[:, None] * mask)  # it arrives at every token of the dialogue
 
 
 def test_each_turn_is_paid_on_its_last_token():
@@ -237,11 +267,15 @@ def test_whitening_is_over_the_whole_batch():
 def test_whitening_by_the_numbers():
     """1, 3, 5 and 7, in two micro-batches: mean 4, and 20 / 3 the unbiased variance. With the same
     again on a second rank, whose sums `reduce` adds, they are eight numbers, and 40 / 7."""
-    tensors, masks = [torch.tensor([[1, NAN, 3]]), torch.tensor([[5, 7.0], [NAN, NAN]])], [
-        torch.tensor([[True, False, True]]), torch.tensor([[True, True], [False, False]])]
+    tensors, masks = (
+        [torch.tensor([[1, NAN, 3]]), torch.tensor([[5, 7.0], [NAN, NAN]])],
+        [torch.tensor([[True, False, True]]), torch.tensor([[True, True], [False, False]])],
+    )
     close([float(x) for x in masked_mean_std(tensors, masks)], [4, math.sqrt(20 / 3)])
-    close([float(x) for x in masked_mean_std(tensors, masks, reduce=lambda x: 2 * x)],
-          [4, math.sqrt(40 / 7)])
+    close(
+        [float(x) for x in masked_mean_std(tensors, masks, reduce=lambda x: 2 * x)],
+        [4, math.sqrt(40 / 7)],
+    )
     close(whiten(tensors[0], masks[0], torch.tensor(4.0), torch.tensor(2.0)), [[-1.5, 0, -0.5]])
 
 
@@ -250,8 +284,9 @@ def test_a_rank_without_a_token_takes_part():
     silent: it brings nothing, and has the mean and the spread of 1, 3 and 5 like the first."""
     tensors = [torch.tensor([[1.0, 3.0, 5.0]]), torch.full((1, 3), NAN)]
     masks = [torch.full((1, 3), True), torch.full((1, 3), False)]
-    for got in Ranks().run(lambda i, reduce: masked_mean_std(tensors[i:i + 1],
-                                                             masks[i:i + 1], reduce)):
+    for got in Ranks().run(
+        lambda i, reduce: masked_mean_std(tensors[i : i + 1], masks[i : i + 1], reduce)
+    ):
         close([float(x) for x in got], [3, 2])
 
 
@@ -274,28 +309,46 @@ def test_whitening_of_next_to_nothing():
     for kept in ([False] * 3, [False, False, True]):
         mask = torch.tensor([kept])
         assert [float(s) for s in masked_mean_std([x], [mask])] == [0, 1]
-        assert torch.equal(whiten(x, mask, *masked_mean_std([x], [mask])),
-                           torch.where(mask, x, 0.0))
+        assert torch.equal(
+            whiten(x, mask, *masked_mean_std([x], [mask])), torch.where(mask, x, 0.0)
+        )
     mask = torch.ones(1, 7, dtype=torch.bool)
-    assert (whiten(torch.full((1, 7), 0.7), mask,
-                   *masked_mean_std([torch.full((1, 7), 0.7)], [mask])) == 0).all()
+    assert (
+        whiten(torch.full((1, 7), 0.7), mask, *masked_mean_std([torch.full((1, 7), 0.7)], [mask]))
+        == 0
+    ).all()
 
 
 # ------------------------------------------------------------------------------------------- losses
 
-@pytest.mark.parametrize("advantage, ratio, loss, gradient, clipped", [
-    (+2, 0.5, -1.0, -1.0, 0), (+2, 0.9, -1.8, -1.8, 0), (+2, 1.1, -2.2, -2.2, 0),
-    (+2, 1.3, -2.4, 0.0, 1), (+2, 9.0, -2.4, 0.0, 1),       # a good token gains nothing beyond 1.2
-    (-2, 0.5, +1.6, 0.0, 1),                                    # a bad one nothing below 0.8
-    (-2, 0.9, +1.8, +1.8, 0), (-2, 1.1, +2.2, +2.2, 0),
-    # but one that became more likely is pushed back without limit
-    (-2, 1.3, +2.6, +2.6, 0), (-2, 9.0, +18.0, +18.0, 0)])
+
+@pytest.mark.parametrize(
+    "advantage, ratio, loss, gradient, clipped",
+    [
+        (+2, 0.5, -1.0, -1.0, 0),
+        (+2, 0.9, -1.8, -1.8, 0),
+        (+2, 1.1, -2.2, -2.2, 0),
+        (+2, 1.3, -2.4, 0.0, 1),
+        (+2, 9.0, -2.4, 0.0, 1),  # a good token gains nothing beyond 1.2
+        (-2, 0.5, +1.6, 0.0, 1),  # a bad one nothing below 0.8
+        (-2, 0.9, +1.8, +1.8, 0),
+        (-2, 1.1, +2.2, +2.2, 0),
+        # but one that became more likely is pushed back without limit
+        (-2, 1.3, +2.6, +2.6, 0),
+        (-2, 9.0, +18.0, +18.0, 0),
+    ],
+)
 def test_the_clip(advantage, ratio, loss, gradient, clipped):
     """The side that is clipped: min for both signs of the advantage. The loss and its gradient by
     log pi, worked out by hand, clip 0.2; the gradient is rho times the advantage, or nothing."""
     log_probs = torch.tensor([[math.log(ratio) - 1.5]], dtype=torch.float64, requires_grad=True)
-    got, count = policy_loss(log_probs, torch.tensor([[-1.5]]), torch.tensor([[float(advantage)]]),
-                             torch.tensor([[True]]), 0.2)
+    got, count = policy_loss(
+        log_probs,
+        torch.tensor([[-1.5]]),
+        torch.tensor([[float(advantage)]]),
+        torch.tensor([[True]]),
+        0.2,
+    )
     got.backward()
     close([float(got.detach()), float(log_probs.grad)], [loss, gradient])
     # a tensor of one number, like the loss: who calls it takes the number out
@@ -307,11 +360,12 @@ def a_sum_over_the_policys_tokens(loss, x, mask):
     to its gradient by `x`, nor to a count; and the sums of two halves are the sum of the whole,
     which no mean of means is. `loss(rows, dress)` returns the loss and counts, of some rows,
     `dress` put on everything that has a value off the mask. Returns what it is of the whole."""
-    hide = lambda t: t.masked_fill(~mask, 30.0)                             # e^30 would show
+    hide = lambda t: t.masked_fill(~mask, 30.0)  # e^30 would show
 
     def look(rows, dress=lambda t: t):
         total, *counts = loss(rows, dress)
         return total.detach(), *counts, *torch.autograd.grad(total, x)
+
     whole = look(slice(0, 6))
     for got, wanted in zip(look(slice(0, 6), hide), whole):
         close(got, wanted)
@@ -326,9 +380,13 @@ def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
     gradient is NaN."""
     mask, old, advantages, w = ragged(5), *(normal(6, 14, seed=s) for s in (1, 2, 4))
     new = (old + normal(6, 14, seed=5, scale=0.5)).requires_grad_()
-    _, clipped, gradient = a_sum_over_the_policys_tokens(lambda rows, dress: policy_loss(
-        dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2,
-        dress(w)[rows]), new, mask)
+    _, clipped, gradient = a_sum_over_the_policys_tokens(
+        lambda rows, dress: policy_loss(
+            dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2, dress(w)[rows]
+        ),
+        new,
+        mask,
+    )
     assert clipped > 0
     # e^10000 is infinite, and infinity times 0 is NaN
     far = torch.where(mask, new.detach(), 1e4).requires_grad_()
@@ -340,8 +398,9 @@ def test_the_value_loss_is_a_sum_over_the_policys_tokens():
     """What the critic says of the user's tokens is nobody's error."""
     mask, old, returns = ragged(5), *(normal(6, 14, seed=s) for s in (1, 3))
     values = (old + normal(6, 14, seed=6, scale=0.5)).requires_grad_()
-    loss = lambda rows, dress: [value_loss(dress(values)[rows], old[rows], dress(returns)[rows],
-                                           mask[rows], 0.5)]
+    loss = lambda rows, dress: [
+        value_loss(dress(values)[rows], old[rows], dress(returns)[rows], mask[rows], 0.5)
+    ]
     a_sum_over_the_policys_tokens(loss, values, mask)
 
 
@@ -349,29 +408,45 @@ def test_each_token_has_its_own_weight():
     """An importance weight is a factor of its token's part of the loss, and of nothing else; the
     clip does not see it."""
     new, old = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2))
-    advantages, w, mask = (normal(1, 4, seed=3), torch.tensor([[2.0, 0.5, 0.0, 1.0]]),
-                           torch.ones(1, 4, dtype=torch.bool))
-    single = [policy_loss(new[:, i:i + 1], old[:, i:i + 1], advantages[:, i:i + 1], mask[:, :1],
-                          0.2) for i in range(4)]
+    advantages, w, mask = (
+        normal(1, 4, seed=3),
+        torch.tensor([[2.0, 0.5, 0.0, 1.0]]),
+        torch.ones(1, 4, dtype=torch.bool),
+    )
+    single = [
+        policy_loss(
+            new[:, i : i + 1], old[:, i : i + 1], advantages[:, i : i + 1], mask[:, :1], 0.2
+        )
+        for i in range(4)
+    ]
     loss, clipped = policy_loss(new, old, advantages, mask, 0.2, w)
     close(loss, 2 * single[0][0] + 0.5 * single[1][0] + single[3][0])
     assert clipped == sum(n for _, n in single) > 0
 
 
-@pytest.mark.parametrize("value, old, target, clip, loss, gradient", [
-    (1.0, 1.2, 2.0, 0.5, 0.5, -1.0),                # has not moved far: half of the squared error
-    # moved too far, and the wrong way: pulled back
-    (2.0, 1.0, 0.0, 0.5, 2.0, 2.0), (0.0, 1.0, 3.0, 0.5, 4.5, -3.0),
-    # the right way, but too far: no pull, and no reward for it
-    (2.0, 1.0, 3.0, 0.5, 1.125, 0.0), (0.0, 1.0, -1.0, 0.5, 1.125, 0.0),
-    # a distance, not a share: however large V is, and below 0
-    (3.0, 2.0, 4.0, 0.5, 1.125, 0.0), (-1.0, -2.0, 0.0, 0.5, 1.125, 0.0),
-    (2.0, 1.0, 3.0, 0, 0.5, -1.0), (2.0, 1.0, 3.0, None, 0.5, -1.0)])       # no clip
+@pytest.mark.parametrize(
+    "value, old, target, clip, loss, gradient",
+    [
+        (1.0, 1.2, 2.0, 0.5, 0.5, -1.0),  # has not moved far: half of the squared error
+        # moved too far, and the wrong way: pulled back
+        (2.0, 1.0, 0.0, 0.5, 2.0, 2.0),
+        (0.0, 1.0, 3.0, 0.5, 4.5, -3.0),
+        # the right way, but too far: no pull, and no reward for it
+        (2.0, 1.0, 3.0, 0.5, 1.125, 0.0),
+        (0.0, 1.0, -1.0, 0.5, 1.125, 0.0),
+        # a distance, not a share: however large V is, and below 0
+        (3.0, 2.0, 4.0, 0.5, 1.125, 0.0),
+        (-1.0, -2.0, 0.0, 0.5, 1.125, 0.0),
+        (2.0, 1.0, 3.0, 0, 0.5, -1.0),
+        (2.0, 1.0, 3.0, None, 0.5, -1.0),
+    ],
+)  # no clip
 def test_the_value_clip(value, old, target, clip, loss, gradient):
     """On paper: the loss and its gradient by V."""
     v = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
-    got = value_loss(v, torch.tensor([[old]]), torch.tensor([[target]]),
-                     torch.tensor([[True]]), clip)
+    got = value_loss(
+        v, torch.tensor([[old]]), torch.tensor([[target]]), torch.tensor([[True]]), clip
+    )
     got.backward()
     close([float(got.detach()), float(v.grad)], [loss, gradient])
 
@@ -381,8 +456,9 @@ def test_the_value_loss(clip):
     """The worse of two errors, where V stands and where it would stand had it moved by no more than
     the clip. On a grid, against the cases written out: no gradient where the clipped error is the
     worse one, for that does not depend on V. 0 and None: no clip."""
-    grid = [(v, o, r) for v in np.linspace(-2, 2, 9) for o in (-0.9, 0.1)
-            for r in (-1.8, 0.03, 1.2)]
+    grid = [
+        (v, o, r) for v in np.linspace(-2, 2, 9) for o in (-0.9, 0.1) for r in (-1.8, 0.03, 1.2)
+    ]
     v, o, r = (torch.tensor(column, dtype=torch.float64)[None] for column in zip(*grid))
     v.requires_grad_()
     loss = value_loss(v, o, r, torch.ones(v.shape, dtype=torch.bool), clip)
@@ -402,6 +478,7 @@ def test_the_value_loss(clip):
 
 # ----------------------------------------------------------------------------------------------- KL
 
+
 def kl(log_p, log_q):
     return (log_p.exp() * (log_p - log_q)).sum()
 
@@ -413,9 +490,16 @@ def two_distributions():
     return logits, logits.log_softmax(-1), normal(6, seed=2).log_softmax(-1)
 
 
-@pytest.mark.parametrize("estimator, place, direction", [
-    ("k1", "loss", "none"), ("k1", "reward", "KL(pi, ref)"), ("k2", "loss", "KL(pi, ref)"),
-    ("k3", "loss", "KL(ref, pi)"), ("k3-ratio", "loss", "KL(pi, ref)")])
+@pytest.mark.parametrize(
+    "estimator, place, direction",
+    [
+        ("k1", "loss", "none"),
+        ("k1", "reward", "KL(pi, ref)"),
+        ("k2", "loss", "KL(pi, ref)"),
+        ("k3", "loss", "KL(ref, pi)"),
+        ("k3-ratio", "loss", "KL(pi, ref)"),
+    ],
+)
 def test_which_gradient_each_kl_estimator_has(estimator, place, direction):
     """An unbiased estimate of the KL need not have its gradient. The exact expectation over samples
     of pi: in the loss the estimate itself is differentiated, in the reward it weighs grad log pi.
@@ -423,11 +507,14 @@ def test_which_gradient_each_kl_estimator_has(estimator, place, direction):
     logits, log_pi, log_ref = two_distributions()
     penalty = kl_penalty(log_pi, log_ref, estimator)
     per_sample = penalty if place == "loss" else penalty.detach() * log_pi
-    got, = torch.autograd.grad((log_pi.detach().exp() * per_sample).sum(), logits,
-                               retain_graph=True)
-    truth = {"KL(pi, ref)": torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)[0],
-             "KL(ref, pi)": torch.autograd.grad(kl(log_ref, log_pi), logits)[0],
-             "none": torch.zeros(6)}
+    (got,) = torch.autograd.grad(
+        (log_pi.detach().exp() * per_sample).sum(), logits, retain_graph=True
+    )
+    truth = {
+        "KL(pi, ref)": torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)[0],
+        "KL(ref, pi)": torch.autograd.grad(kl(log_ref, log_pi), logits)[0],
+        "none": torch.zeros(6),
+    }
     close(got, truth[direction], 1e-9)
     assert all((got - truth[other]).abs().max() > 0.1 for other in truth if other != direction)
 
@@ -438,10 +525,10 @@ def test_k3_with_the_ratio_is_right_off_policy_too():
     gradient of KL(pi, ref)."""
     logits, log_pi, log_ref = two_distributions()
     log_old = normal(6, seed=3).log_softmax(-1)
-    wanted, = torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)
     for estimator in ("k1", "k2", "k3", "k3-ratio"):
         penalty = kl_penalty(log_pi, log_ref, estimator, log_old)
-        got, = torch.autograd.grad((log_old.exp() * penalty).sum(), logits, retain_graph=True)
+        (got,) = torch.autograd.grad((log_old.exp() * penalty).sum(), logits, retain_graph=True)
         assert torch.allclose(got, wanted, atol=1e-9) == (estimator == "k3-ratio")
 
 
@@ -452,10 +539,13 @@ def test_kl_estimates_as_values():
     log_pi = log_pi.detach()
     for estimator in ("k1", "k3", "k3-ratio"):
         close((log_pi.exp() * kl_penalty(log_pi, log_ref, estimator)).sum(), kl(log_pi, log_ref))
-    assert ((kl_penalty(log_pi, log_ref, "k3") > 0).all()
-            and (kl_penalty(log_pi, log_ref, "k1") < 0).any())
-    assert all((kl_penalty(log_pi, log_pi, estimator) == 0).all()
-               for estimator in ("k1", "k2", "k3", "k3-ratio"))
+    assert (kl_penalty(log_pi, log_ref, "k3") > 0).all() and (
+        kl_penalty(log_pi, log_ref, "k1") < 0
+    ).any()
+    assert all(
+        (kl_penalty(log_pi, log_pi, estimator) == 0).all()
+        for estimator in ("k1", "k2", "k3", "k3-ratio")
+    )
     with pytest.raises(ValueError):
         kl_penalty(log_pi, log_ref, "K3")
 
@@ -465,34 +555,50 @@ def every_outcome(reward=0.0):
     one token hold just that. Means over it are expectations. Returns (policy, reference, batch)."""
     policy, reference = Table(vocab=3), Table(7, vocab=3)
     policy.logits.data[0] = torch.tensor([0.5, 0.25, 0.25]).log()
-    batch = SimpleNamespace(ids=torch.tensor([[0, 0], [0, 0], [0, 1], [0, 2]]),
-                            action_mask=torch.tensor([[False, True]] * 4),
-                            turn=torch.tensor([[0, 1]] * 4),
-                            reward=torch.full((4, 1), reward, dtype=torch.float64),
-                            group=torch.zeros(4).long())
+    batch = SimpleNamespace(
+        ids=torch.tensor([[0, 0], [0, 0], [0, 1], [0, 2]]),
+        action_mask=torch.tensor([[False, True]] * 4),
+        turn=torch.tensor([[0, 1]] * 4),
+        reward=torch.full((4, 1), reward, dtype=torch.float64),
+        group=torch.zeros(4).long(),
+    )
     batch.engine_log_probs = policy(batch)[0].detach()
     return policy, reference, batch
 
 
-@pytest.mark.parametrize("estimator, direction",
-                         [("k1", "pi"), ("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")])
+@pytest.mark.parametrize(
+    "estimator, direction", [("k1", "pi"), ("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")]
+)
 def test_the_kl_gradient_that_ppo_takes(estimator, direction):
     """The KL's direction through `ppo_update`, where the rewards are equal and the KL is all that
     is left: the step is against the gradient of the KL, not along it, k1 through the reward
     (whitened, hence on another scale) and the others in the loss."""
     policy, reference, batch = every_outcome()
     critic, notes = Values(scale=0, vocab=3), Notes(policy)
-    ppo_update(policy, notes, critic, Notes(critic), [[batch]], clip_eps=0.2, max_grad_norm=INF,
-               reference=reference, kl_coef=0.3, kl_estimator=estimator)
+    ppo_update(
+        policy,
+        notes,
+        critic,
+        Notes(critic),
+        [[batch]],
+        clip_eps=0.2,
+        max_grad_norm=INF,
+        reference=reference,
+        kl_coef=0.3,
+        kl_estimator=estimator,
+    )
     log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
-    exact, = torch.autograd.grad(kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi),
-                                 policy.logits)
-    scale = (1 / (0.3 * (log_pi - log_ref)[[0, 0, 1, 2]].detach().std())
-             if estimator == "k1" else 1.0)
+    (exact,) = torch.autograd.grad(
+        kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi), policy.logits
+    )
+    scale = (
+        1 / (0.3 * (log_pi - log_ref)[[0, 0, 1, 2]].detach().std()) if estimator == "k1" else 1.0
+    )
     close(notes.seen[0], 0.3 * scale * exact.flatten())
 
 
 # --------------------------------------------------------------------------------------- the update
+
 
 def test_importance_weights():
     """An engine that is not quite the trainer: min(pi_old / pi_engine, 2), and a constant: a weight
@@ -509,22 +615,34 @@ def test_importance_weights_are_in_the_policy_loss_only():
     the entropy, the KL and the critic are sums over what was sampled, whoever sampled it, and stay
     as they are."""
     policy, critic = Table(), Values()
-    exact, off = (pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4)))
-                  for gap in (0.0, 1.5))
+    exact, off = (
+        pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4))) for gap in (0.0, 1.5)
+    )
     old, ref = compute_log_probs(policy, [exact]), compute_log_probs(Table(9), [exact])
     returns = [normal(*exact.ids.shape, seed=8)]
 
     def gradients(batch, advantages, **more):
         notes, critic_notes = Notes(policy), Notes(critic)
-        optimize(policy, notes, [[batch]], old, [advantages],
-                 clip_eps=0.2, ref=ref, max_grad_norm=INF,
-                 critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns,
-                                   0.5, INF), **more)
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            old,
+            [advantages],
+            clip_eps=0.2,
+            ref=ref,
+            max_grad_norm=INF,
+            critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns, 0.5, INF),
+            **more,
+        )
         return notes.seen[0], critic_notes.seen[0]
+
     none = torch.zeros(exact.ids.shape, dtype=torch.float64)
     for name in ("k2", "k3", "k3-ratio"):
-        for a, b in zip(gradients(exact, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
-                        gradients(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name)):
+        for a, b in zip(
+            gradients(exact, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+            gradients(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+        ):
             assert torch.equal(a, b) and a.abs().max() > 1e-3
     advantages = normal(*exact.ids.shape, seed=5)
     w = (old[0] - off.engine_log_probs).exp()
@@ -547,16 +665,27 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
         rest = list(zip(dialogues, advantage))
         cuts = [[rest.pop(0) for _ in range(n)] for n in sizes]
         batches = [pack(*(d for d, _ in part)) for part in cuts]
-        advantages = [torch.tensor([[a] for _, a in part]) * b.action_mask
-                      for part, b in zip(cuts, batches)]
+        advantages = [
+            torch.tensor([[a] for _, a in part]) * b.action_mask for part, b in zip(cuts, batches)
+        ]
         notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, batches)
-        metrics = optimize(policy, notes, [batches], old, advantages, clip_eps=0.2,
-                           entropy_coef=0.01, max_grad_norm=INF,
-                           ref=compute_log_probs(Table(9), batches), kl_coef=0.1,
-                           critic=CriticPart(critic, critic_notes,
-                                             [critic(b).detach() for b in batches],
-                                             advantages, 0.5, INF))
+        metrics = optimize(
+            policy,
+            notes,
+            [batches],
+            old,
+            advantages,
+            clip_eps=0.2,
+            entropy_coef=0.01,
+            max_grad_norm=INF,
+            ref=compute_log_probs(Table(9), batches),
+            kl_coef=0.1,
+            critic=CriticPart(
+                critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF
+            ),
+        )
         return notes.seen, critic_notes.seen, metrics
+
     (gradient,), (critic_gradient,), metrics = update(cut)
     (whole,), (critic_whole,), wanted = update([4])
     close(gradient, whole)
@@ -576,10 +705,23 @@ def test_a_gradient_is_of_its_own_step():
     same gradient. One that is not reset brings the first along into the second."""
     policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
     notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, [batch] * 2)
-    optimize(policy, notes, [[batch], [batch]], old, [normal(*batch.ids.shape, seed=1)] * 2,
-             clip_eps=0.2, max_grad_norm=INF,
-             critic=CriticPart(critic, critic_notes, [critic(batch).detach()] * 2,
-                               [normal(*batch.ids.shape, seed=2)] * 2, 0.5, INF))
+    optimize(
+        policy,
+        notes,
+        [[batch], [batch]],
+        old,
+        [normal(*batch.ids.shape, seed=1)] * 2,
+        clip_eps=0.2,
+        max_grad_norm=INF,
+        critic=CriticPart(
+            critic,
+            critic_notes,
+            [critic(batch).detach()] * 2,
+            [normal(*batch.ids.shape, seed=2)] * 2,
+            0.5,
+            INF,
+        ),
+    )
     for seen in (notes.seen, critic_notes.seen):
         assert len(seen) == 2 and torch.equal(*seen) and seen[0].abs().max() > 1e-3
 
@@ -593,12 +735,14 @@ class Ranks:
     def run(self, work):
         def rank(i):
             def reduce(x):
-                self.brought[i] = x.clone()             # as all ranks' sum does: of tensors
+                self.brought[i] = x.clone()  # as all ranks' sum does: of tensors
                 self.barrier.wait()
                 total = self.brought[0] + self.brought[1]
-                self.barrier.wait()     # nobody brings the next one before both have seen this one
+                self.barrier.wait()  # nobody brings the next one before both have seen this one
                 return total
+
             return work(i, reduce)
+
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(rank, range(2)))
 
@@ -607,24 +751,39 @@ def test_two_ranks_are_one():
     """Every rank whitens with everybody's mean and divides by everybody's tokens, so that two
     halves, of unequal size here, make the gradient of the whole. A sum that forgets to be reduced
     trains two models on two opinions."""
-    masks, tensors = [ragged(1), ragged(2, length=9)], [normal(6, 14, seed=1) + 5,
-                                                        3 * normal(6, 9, seed=2)]
+    masks, tensors = (
+        [ragged(1), ragged(2, length=9)],
+        [normal(6, 14, seed=1) + 5, 3 * normal(6, 9, seed=2)],
+    )
     wanted = masked_mean_std(tensors, masks)
-    for got in Ranks().run(lambda i, reduce: masked_mean_std(tensors[i:i + 1],
-                                                             masks[i:i + 1], reduce)):
+    for got in Ranks().run(
+        lambda i, reduce: masked_mean_std(tensors[i : i + 1], masks[i : i + 1], reduce)
+    ):
         close(torch.stack(got), torch.stack(wanted))
 
     dialogues = [talk(s, 2, 3 + s, 2, 4) for s in range(6)]
     # [rank][micro-batch]
-    share = [[pack(*dialogues[:1]), pack(dialogues[1])],
-             [pack(*dialogues[2:4]), pack(*dialogues[4:])]]
+    share = [
+        [pack(*dialogues[:1]), pack(dialogues[1])],
+        [pack(*dialogues[2:4]), pack(*dialogues[4:])],
+    ]
 
     def update(batches, **more):
         policy, critic = Table(), Values()
         notes, critic_notes = Notes(policy), Notes(critic)
-        ppo_update(policy, notes, critic, critic_notes, [batches], clip_eps=0.2, entropy_coef=0.01,
-                   max_grad_norm=INF, **more)
+        ppo_update(
+            policy,
+            notes,
+            critic,
+            critic_notes,
+            [batches],
+            clip_eps=0.2,
+            entropy_coef=0.01,
+            max_grad_norm=INF,
+            **more,
+        )
         return torch.cat(notes.seen + critic_notes.seen)
+
     halves = Ranks().run(lambda i, reduce: update(share[i], reduce=reduce))
     close(halves[0] + halves[1], update(share[0] + share[1]))
 
@@ -632,9 +791,15 @@ def test_two_ranks_are_one():
 def update(policy, batches, critic=None, **settings):
     """A PPO update with one mini-batch per batch, and SGD that moves."""
     critic = critic or Values()
-    return ppo_update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), critic,
-                      torch.optim.SGD(critic.parameters(), lr=1.0), [[batch] for batch in batches],
-                      clip_eps=0.2, **settings)
+    return ppo_update(
+        policy,
+        torch.optim.SGD(policy.parameters(), lr=1.0),
+        critic,
+        torch.optim.SGD(critic.parameters(), lr=1.0),
+        [[batch] for batch in batches],
+        clip_eps=0.2,
+        **settings,
+    )
 
 
 def test_the_metrics_are_means_over_all_tokens_and_steps():
@@ -645,19 +810,34 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
     mean."""
     policy = Table()
     policy.logits.data.zero_()
-    batches = [pack(talk(0, 2, 4, 1, policy=policy)), pack(talk(1, 1, 1, 1, 3, policy=policy)),
-               pack(talk(2, 3, 2, policy=policy))]
-    old = [o - math.log(ratio)
-           for o, ratio in zip(compute_log_probs(policy, batches), (1, 1.5, 0.5))]
+    batches = [
+        pack(talk(0, 2, 4, 1, policy=policy)),
+        pack(talk(1, 1, 1, 1, 3, policy=policy)),
+        pack(talk(2, 3, 2, policy=policy)),
+    ]
+    old = [
+        o - math.log(ratio) for o, ratio in zip(compute_log_probs(policy, batches), (1, 1.5, 0.5))
+    ]
     for ranks in (1, 2):
         notes = Notes(policy)
-        metrics = optimize(policy, notes, [batches[:1], batches[1:]], old,
-                           [torch.ones(b.ids.shape) for b in batches], clip_eps=0.2,
-                           max_grad_norm=INF, reduce=lambda x: ranks * x)
+        metrics = optimize(
+            policy,
+            notes,
+            [batches[:1], batches[1:]],
+            old,
+            [torch.ones(b.ids.shape) for b in batches],
+            clip_eps=0.2,
+            max_grad_norm=INF,
+            reduce=lambda x: ranks * x,
+        )
         norms = [float(gradient.norm()) for gradient in notes.seen]
-        wanted = {"kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10,
-                  "entropy": math.log(5), "clipfrac": 0.4, "grad_norm": sum(norms) / 2,
-                  "tokens_trained": 10 * ranks}
+        wanted = {
+            "kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10,
+            "entropy": math.log(5),
+            "clipfrac": 0.4,
+            "grad_norm": sum(norms) / 2,
+            "tokens_trained": 10 * ranks,
+        }
         assert {key: metrics[key] for key in wanted} == pytest.approx(wanted)
 
 
@@ -665,19 +845,39 @@ def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
     """A norm is cut to the limit of its own model. And while the critic warms up, the policy is
     looked at, measured, and left as it is: its metrics are those of a policy that was about to
     move, and a second look finds the gradient of the first, not twice as much."""
+
     def step(count=1, **more):
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-        before, critic_before, old = (weights(policy), weights(critic),
-                                      compute_log_probs(policy, [batch]))
-        metrics = optimize(policy, torch.optim.SGD(policy.parameters(), lr=1.0), [[batch]] * count,
-                           old * count, [normal(*batch.ids.shape, seed=1)] * count,
-                           clip_eps=0.2, max_grad_norm=0.02,
-                           critic=CriticPart(critic, torch.optim.SGD(critic.parameters(), lr=1.0),
-                                   [critic(batch).detach()] * count,
-                                   [normal(*batch.ids.shape, seed=2)] * count, 0.5, 0.03), **more)
-        return metrics, *[math.sqrt(sum(((value - was[name]) ** 2).sum()
-                                        for name, value in model.state_dict().items()))
-                          for model, was in ((policy, before), (critic, critic_before))]
+        before, critic_before, old = (
+            weights(policy),
+            weights(critic),
+            compute_log_probs(policy, [batch]),
+        )
+        metrics = optimize(
+            policy,
+            torch.optim.SGD(policy.parameters(), lr=1.0),
+            [[batch]] * count,
+            old * count,
+            [normal(*batch.ids.shape, seed=1)] * count,
+            clip_eps=0.2,
+            max_grad_norm=0.02,
+            critic=CriticPart(
+                critic,
+                torch.optim.SGD(critic.parameters(), lr=1.0),
+                [critic(batch).detach()] * count,
+                [normal(*batch.ids.shape, seed=2)] * count,
+                0.5,
+                0.03,
+            ),
+            **more,
+        )
+        return metrics, *[
+            math.sqrt(
+                sum(((value - was[name]) ** 2).sum() for name, value in model.state_dict().items())
+            )
+            for model, was in ((policy, before), (critic, critic_before))
+        ]
+
     moving, looking = step(), step(frozen=True)
     close(moving[1:], [0.02, 0.03], 1e-4)
     close(looking[1:], [0, 0.03], 1e-4)
@@ -691,10 +891,19 @@ def test_the_entropy_is_a_bonus():
     already. The mean is over the policy's tokens, here all behind token 0."""
     policy, _, batch = every_outcome()
     notes = Notes(policy)
-    optimize(policy, notes, [[batch]], compute_log_probs(policy, [batch]),
-             [torch.zeros(batch.ids.shape)], clip_eps=0.2, entropy_coef=0.3, max_grad_norm=INF)
-    up, = torch.autograd.grad(torch.distributions.Categorical(logits=policy.logits[0]).entropy(),
-                              policy.logits)
+    optimize(
+        policy,
+        notes,
+        [[batch]],
+        compute_log_probs(policy, [batch]),
+        [torch.zeros(batch.ids.shape)],
+        clip_eps=0.2,
+        entropy_coef=0.3,
+        max_grad_norm=INF,
+    )
+    (up,) = torch.autograd.grad(
+        torch.distributions.Categorical(logits=policy.logits[0]).entropy(), policy.logits
+    )
     close(notes.seen[0], -0.3 * up.flatten())
 
 
@@ -703,38 +912,70 @@ def test_k1_is_no_loss():
     gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
     that of the others is not."""
     policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    old, ref, advantages = (compute_log_probs(policy, [batch]),
-                            compute_log_probs(Table(9), [batch]),
-                            [normal(*batch.ids.shape, seed=1)])
+    old, ref, advantages = (
+        compute_log_probs(policy, [batch]),
+        compute_log_probs(Table(9), [batch]),
+        [normal(*batch.ids.shape, seed=1)],
+    )
 
     def gradient(estimator, kl_coef=0.3):
         notes = Notes(policy)
-        optimize(policy, notes, [[batch]], old, advantages, clip_eps=0.2, max_grad_norm=INF,
-                 ref=ref, kl_coef=kl_coef, kl_estimator=estimator)
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            old,
+            advantages,
+            clip_eps=0.2,
+            max_grad_norm=INF,
+            ref=ref,
+            kl_coef=kl_coef,
+            kl_estimator=estimator,
+        )
         return notes.seen[0]
+
     without = gradient("k3", 0.0)
     close(gradient("k1"), without)
-    assert all((gradient(estimator) - without).abs().max() > 1e-2
-               for estimator in ("k2", "k3", "k3-ratio"))
+    assert all(
+        (gradient(estimator) - without).abs().max() > 1e-2 for estimator in ("k2", "k3", "k3-ratio")
+    )
 
 
 def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
     """A rank that has fewer micro-batches than another runs one in which nobody speaks. No mean of
     nothing, no maximum of nothing: the step is what it is without it, and a step of nothing else is
     none."""
+
     def step(*micros):
         policy, critic = Table(), Values()
         notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, micros)
-        metrics = optimize(policy, notes, [list(micros)], old,
-                           [torch.ones(b.ids.shape) for b in micros], clip_eps=0.2,
-                           entropy_coef=0.1, max_grad_norm=INF, critic=CriticPart(
-                               critic, critic_notes, [critic(b).detach() for b in micros],
-                               [torch.ones(b.ids.shape) for b in micros], 0.5, INF))
+        metrics = optimize(
+            policy,
+            notes,
+            [list(micros)],
+            old,
+            [torch.ones(b.ids.shape) for b in micros],
+            clip_eps=0.2,
+            entropy_coef=0.1,
+            max_grad_norm=INF,
+            critic=CriticPart(
+                critic,
+                critic_notes,
+                [critic(b).detach() for b in micros],
+                [torch.ones(b.ids.shape) for b in micros],
+                0.5,
+                INF,
+            ),
+        )
         # to take no step at all is right as well
         return torch.cat(notes.seen + critic_notes.seen or [torch.zeros(1)]), metrics
+
     speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
-    (wanted, told), (got, said), (none, nothing) = (step(speech), step(silence, speech, silence),
-                                                    step(silence))
+    (wanted, told), (got, said), (none, nothing) = (
+        step(speech),
+        step(silence, speech, silence),
+        step(silence),
+    )
     close(got, wanted)
     assert said == pytest.approx(told) and (none == 0).all() and set(nothing.values()) == {0}
 
@@ -743,15 +984,31 @@ def test_what_sharding_divides_is_multiplied_back():
     """FSDP hands out the mean of the ranks' gradients, where their sum is meant: each rank's share
     is made larger by the number of ranks, the critic's too. Else the more GPUs, the wider the limit
     on its norm."""
+
     def gradients(ranks):
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
         notes, critic_notes = Notes(policy), Notes(critic)
-        optimize(policy, notes, [[batch]], compute_log_probs(policy, [batch]),
-                 [normal(*batch.ids.shape, seed=1)], clip_eps=0.2, entropy_coef=0.1,
-                 max_grad_norm=INF, ranks=ranks,
-                 critic=CriticPart(critic, critic_notes, [critic(batch).detach()],
-                                   [normal(*batch.ids.shape, seed=2)], 0.5, INF))
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            compute_log_probs(policy, [batch]),
+            [normal(*batch.ids.shape, seed=1)],
+            clip_eps=0.2,
+            entropy_coef=0.1,
+            max_grad_norm=INF,
+            ranks=ranks,
+            critic=CriticPart(
+                critic,
+                critic_notes,
+                [critic(batch).detach()],
+                [normal(*batch.ids.shape, seed=2)],
+                0.5,
+                INF,
+            ),
+        )
         return torch.cat(notes.seen + critic_notes.seen)
+
     close(gradients(8), 8 * gradients(1))
 
 
@@ -776,11 +1033,15 @@ def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
     there, too, before any step."""
     batches, passes = [pack(talk(s, 2, 5), talk(s + 9, 1, 6)) for s in range(3)], []
     policy = Table()
-    policy.register_forward_hook(lambda module, args, out: passes.append(
-        [args[0] is b for b in batches].index(True)))
+    policy.register_forward_hook(
+        lambda module, args, out: passes.append([args[0] is b for b in batches].index(True))
+    )
     k1 = dict(reference=Table(9), kl_coef=0.1, kl_estimator="k1")
-    for settings, wanted in (({}, [0, 1, 2] * 2), ({"check_ratio": False}, [1, 2, 0, 1, 2]),
-                             ({"check_ratio": False, **k1}, [0, 1, 2] * 2)):
+    for settings, wanted in (
+        ({}, [0, 1, 2] * 2),
+        ({"check_ratio": False}, [1, 2, 0, 1, 2]),
+        ({"check_ratio": False, **k1}, [0, 1, 2] * 2),
+    ):
         update(policy, batches, **settings)
         assert passes == wanted
         passes.clear()
@@ -788,8 +1049,13 @@ def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
         policy, critic = Table(), Values()
         before, critic_before = weights(policy), weights(critic)
         with pytest.raises(SelfCheckFailed, match="engine"):
-            update(policy, [pack(talk(0, 2, 5, gap=1.0))], critic, gap_limits=(1e-4, 1e-2),
-                   check_ratio=check_ratio)
+            update(
+                policy,
+                [pack(talk(0, 2, 5, gap=1.0))],
+                critic,
+                gap_limits=(1e-4, 1e-2),
+                check_ratio=check_ratio,
+            )
         assert untouched(policy, before) and untouched(critic, critic_before)
 
 
@@ -802,7 +1068,8 @@ def test_a_broken_gradient_stops_before_the_weights_do(slope, broken):
     policy, critic = Table(), Values()
     before, critic_before = weights(policy), weights(critic)
     list((policy if broken == "policy" else critic).parameters())[0].register_hook(
-        lambda gradient: gradient * slope)
+        lambda gradient: gradient * slope
+    )
     with pytest.raises(SelfCheckFailed):
         update(policy, [pack(talk(0, 2, 5), talk(1, 2, 5))], critic)
     assert untouched(policy, before) and untouched(critic, critic_before)
@@ -839,7 +1106,7 @@ def test_engine_and_trainer_must_agree():
     with pytest.raises(SelfCheckFailed):
         update(policy, batches, gap_limits=(0.11, 0.49))
     assert untouched(policy, before)
-    assert logp_gap(batches, old)["logp_gap_max"] > 0.49    # without limits it is measured, no more
+    assert logp_gap(batches, old)["logp_gap_max"] > 0.49  # without limits it is measured, no more
     batches[0].engine_log_probs[0, 3] = NAN
     with pytest.raises(SelfCheckFailed):
         logp_gap(batches, old, (INF, INF))
@@ -853,11 +1120,17 @@ def test_grad_norm_is_the_mean_over_all_mini_batches():
 
     def optimise_at(chosen, limit):
         notes, scale = Notes(policy), [1.0, 4.0, 0.2]
-        metrics = optimize(policy, notes, [[batches[i]] for i in chosen],
-                           compute_log_probs(policy, [batches[i] for i in chosen]),
-                           [scale[i] * batches[i].action_mask for i in chosen], clip_eps=0.2,
-                           max_grad_norm=limit)
+        metrics = optimize(
+            policy,
+            notes,
+            [[batches[i]] for i in chosen],
+            compute_log_probs(policy, [batches[i] for i in chosen]),
+            [scale[i] * batches[i].action_mask for i in chosen],
+            clip_eps=0.2,
+            max_grad_norm=limit,
+        )
         return metrics["grad_norm"], [float(g.norm()) for g in notes.seen]
+
     mean, norms = optimise_at([0, 1, 2], INF)
     assert max(norms) > 2 * min(norms)
     close(mean, sum(norms) / 3)
@@ -884,8 +1157,23 @@ def test_explained_variance():
     assert explained_variance(values, returns, [torch.zeros_like(m) for m in masks]) == 0
 
 
-def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, entropy_coef, kl_coef,
-            estimator, value_clip, max_grad_norm, lr, critic_lr):
+def by_hand(
+    policy,
+    reference,
+    critic,
+    minibatches,
+    *,
+    gamma,
+    lam,
+    clip_eps,
+    entropy_coef,
+    kl_coef,
+    estimator,
+    value_clip,
+    max_grad_norm,
+    lr,
+    critic_lr,
+):
     """The PPO update once more: numpy, one token at a time, no autograd. The gradient of log pi(y |
     s) by the logits of row s is onehot(y) - pi; that of the entropy is -pi (log pi + H). Returns
     (logits, table, whether each of the limits was met somewhere, metrics)."""
@@ -903,8 +1191,11 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
                 for t in batch.action_mask[b].nonzero()[:, 0].tolist():
                     s, y = ids[t - 1], ids[t]
                     engine = batch.engine_log_probs[b, t].item()
-                    tokens.append(SimpleNamespace(s=s, y=y, old=log_pi(s)[y], engine=engine,
-                                                  v=table[s], r=0.0))
+                    tokens.append(
+                        SimpleNamespace(
+                            s=s, y=y, old=log_pi(s)[y], engine=engine, v=table[s], r=0.0
+                        )
+                    )
                 tokens[-1].r = batch.reward[b].sum().item()
                 if estimator == "k1":
                     for x in tokens:
@@ -916,11 +1207,18 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
                     x.target = x.raw + x.v
                 steps[-1] += tokens
     everyone = [x for tokens in steps for x in tokens]
-    raw, v, target = (np.array([getattr(x, name) for x in everyone])
-                      for name in ("raw", "v", "target"))
+    raw, v, target = (
+        np.array([getattr(x, name) for x in everyone]) for name in ("raw", "v", "target")
+    )
     gaps = [abs(x.engine - x.old) for x in everyone]
-    seen = {"kl": [], "entropy": [], "clipfrac": [], "grad_norm": [], "value_clipped": [],
-            "critic_norm": []}
+    seen = {
+        "kl": [],
+        "entropy": [],
+        "clipfrac": [],
+        "grad_norm": [],
+        "value_clipped": [],
+        "critic_norm": [],
+    }
 
     # One step of gradient descent per mini-batch, both models.
     for tokens in steps:
@@ -935,31 +1233,51 @@ def by_hand(policy, reference, critic, minibatches, *, gamma, lam, clip_eps, ent
                 factor += kl_coef * (lp - ref)
             elif estimator == "k3":
                 factor += kl_coef * (1 - math.exp(ref - lp))
-            elif estimator == "k3-ratio":                               # (rho k3)' = rho (k3 + k3')
-                factor += kl_coef * rho * (math.exp(ref - lp) - 1 - (ref - lp)
-                                           + 1 - math.exp(ref - lp))
+            elif estimator == "k3-ratio":  # (rho k3)' = rho (k3 + k3')
+                factor += (
+                    kl_coef * rho * (math.exp(ref - lp) - 1 - (ref - lp) + 1 - math.exp(ref - lp))
+                )
             slope[x.s] += factor * ((np.arange(VOCAB) == x.y) - p) + entropy_coef * p * (log_p + h)
             value = table[x.s]
             near = x.v + min(max(value - x.v, -value_clip), value_clip)
-            stuck = (abs(value - x.v) > value_clip
-                     and (near - x.target) ** 2 > (value - x.target) ** 2)
+            stuck = (
+                abs(value - x.v) > value_clip and (near - x.target) ** 2 > (value - x.target) ** 2
+            )
             critic_slope[x.s] += 0.0 if stuck else value - x.target
-            for name, number in (("kl", rho - 1 - (lp - x.old)), ("entropy", h),
-                                 ("clipfrac", clipped), ("value_clipped", stuck)):
+            for name, number in (
+                ("kl", rho - 1 - (lp - x.old)),
+                ("entropy", h),
+                ("clipfrac", clipped),
+                ("value_clipped", stuck),
+            ):
                 seen[name].append(number)
-        for name, weight, gradient, rate in (("grad_norm", logits, slope, lr),
-                                             ("critic_norm", table, critic_slope, critic_lr)):
-            norm = np.sqrt((gradient ** 2).sum()) / len(tokens)
+        for name, weight, gradient, rate in (
+            ("grad_norm", logits, slope, lr),
+            ("critic_norm", table, critic_slope, critic_lr),
+        ):
+            norm = np.sqrt((gradient**2).sum()) / len(tokens)
             seen[name].append(norm)
             weight -= rate * gradient / len(tokens) * min(1.0, max_grad_norm / (norm + 1e-6))
-    limits = {"grad_norm": max_grad_norm, "critic_norm": max_grad_norm, "kl": 0.01, "clipfrac": 0,
-              "value_clipped": 0}
+    limits = {
+        "grad_norm": max_grad_norm,
+        "critic_norm": max_grad_norm,
+        "kl": 0.01,
+        "clipfrac": 0,
+        "value_clipped": 0,
+    }
     acted = {name: max(seen[name]) > limit for name, limit in limits.items()}
     metrics = {name: np.mean(seen[name]) for name in ("kl", "entropy", "clipfrac", "grad_norm")}
-    metrics |= {"tokens_trained": len(everyone), "logp_gap": np.mean(gaps),
-                "logp_gap_max": max(gaps)}
-    return logits, table, acted, {**metrics,
-                                  "explained_variance": 1 - np.var(target - v) / np.var(target)}
+    metrics |= {
+        "tokens_trained": len(everyone),
+        "logp_gap": np.mean(gaps),
+        "logp_gap_max": max(gaps),
+    }
+    return (
+        logits,
+        table,
+        acted,
+        {**metrics, "explained_variance": 1 - np.var(target - v) / np.var(target)},
+    )
 
 
 @pytest.mark.parametrize("check_ratio", [True, False])
@@ -971,19 +1289,48 @@ def test_a_whole_update_by_hand(estimator, check_ratio):
     missing or a sign wrong, the weights end elsewhere; so they do if log pi_old of the first
     mini-batch, which its own pass finds unless the ratio is to be checked, is anything else."""
     policy, reference, critic = Table(1), Table(2), Values(3)
-    turns = [(2, 3), (1, 4, 3, 2), (2, 2, 1, 3, 4), (3, 1), (1, 5, 2), (2, 1, 2, 2), (1, 2, 5),
-             (2, 6), (4, 3, 1, 1), (1,) * 6]
+    turns = [
+        (2, 3),
+        (1, 4, 3, 2),
+        (2, 2, 1, 3, 4),
+        (3, 1),
+        (1, 5, 2),
+        (2, 1, 2, 2),
+        (1, 2, 5),
+        (2, 6),
+        (4, 3, 1, 1),
+        (1,) * 6,
+    ]
     d = [talk(s, *t, policy=policy, gap=0.7) for s, t in enumerate(turns)]
-    minibatches = [[pack(*d[:2]), pack(d[2])], [pack(d[3]), pack(*d[4:7])],
-                   [pack(d[7], d[8]), pack(d[9])]]
-    settings = dict(gamma=0.9, lam=0.8, clip_eps=0.2, entropy_coef=0.05,
-                    kl_coef=0.3 if estimator else 0.0, value_clip=0.5, max_grad_norm=0.1)
-    logits, table, acted, wanted = by_hand(policy, reference, critic, minibatches,
-                                           estimator=estimator, lr=20, critic_lr=15, **settings)
-    got = ppo_update(policy, torch.optim.SGD(policy.parameters(), lr=20), critic,
-                     torch.optim.SGD(critic.parameters(), lr=15), minibatches, reference=reference,
-                     kl_estimator=estimator or "k3", check_ratio=check_ratio, **settings)
-    assert all(acted.values()), acted                           # else the test would not see them
+    minibatches = [
+        [pack(*d[:2]), pack(d[2])],
+        [pack(d[3]), pack(*d[4:7])],
+        [pack(d[7], d[8]), pack(d[9])],
+    ]
+    settings = dict(
+        gamma=0.9,
+        lam=0.8,
+        clip_eps=0.2,
+        entropy_coef=0.05,
+        kl_coef=0.3 if estimator else 0.0,
+        value_clip=0.5,
+        max_grad_norm=0.1,
+    )
+    logits, table, acted, wanted = by_hand(
+        policy, reference, critic, minibatches, estimator=estimator, lr=20, critic_lr=15, **settings
+    )
+    got = ppo_update(
+        policy,
+        torch.optim.SGD(policy.parameters(), lr=20),
+        critic,
+        torch.optim.SGD(critic.parameters(), lr=15),
+        minibatches,
+        reference=reference,
+        kl_estimator=estimator or "k3",
+        check_ratio=check_ratio,
+        **settings,
+    )
+    assert all(acted.values()), acted  # else the test would not see them
     close(policy.logits.detach(), logits)
     close(critic.table.detach(), table)
     assert got == pytest.approx(wanted, rel=1e-5)

@@ -5,35 +5,60 @@ Silent mistakes live here: a blank too many in front of every message, a newline
 reply has, the next speaker's token taken for the end of a reply. A model that is trained on such a
 scaffold learns, and is wrong wherever its own template is used.
 """
+
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import (AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers,
-                        trainers)
+from test_policy import LINES, LoadedDice
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from engine import TorchEngine
-from policy import (Agent, BadModel, ChatFormat, Episode, Policy, load_model, pack, stop_ids,
-                    take_thoughts)
-from test_policy import LINES, LoadedDice
+from policy import (
+    Agent,
+    BadModel,
+    ChatFormat,
+    Episode,
+    Policy,
+    load_model,
+    pack,
+    stop_ids,
+    take_thoughts,
+)
 
-CORPUS = [*LINES, "user system assistant USER ASSISTANT INST SYS think Tell me more. It was last "
-          "Monday. Be warm. I am here, take your time. hurt wants ears"] * 4
+CORPUS = [
+    *LINES,
+    "user system assistant USER ASSISTANT INST SYS think Tell me more. It was last "
+    "Monday. Be warm. I am here, take your time. hurt wants ears",
+] * 4
 
 
 # --------------------------------------------------------------------------------- their tokenizers
+
 
 def byte_level(special, **_):
     """The kind of Qwen, Llama 3, DeepSeek: what is encoded in pieces is what is encoded whole."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(
-        vocab_size=400, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    bpe.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     return wrapped(bpe, special)
 
 
@@ -47,90 +72,165 @@ def sentencepiece(special, legacy, rstrip=False):
     vocab = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
     for piece in learnt["vocab"]:
         vocab.setdefault(piece, len(vocab))
-    bpe = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m) for m in learnt["merges"]],
-                               unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    bpe = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[tuple(m) for m in learnt["merges"]],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
     if legacy:
-        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
-                                               normalizers.Replace(" ", "▁")])
+        bpe.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     else:
         bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
-                                     decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    bpe.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     return wrapped(bpe, special, rstrip)
 
 
 def wrapped(bpe, special, rstrip=False):
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=special[0],
-                                        pad_token=special[0])
-    tokenizer.add_tokens([AddedToken(t, special=True, rstrip=rstrip) for t in special],
-                         special_tokens=True)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=special[0], pad_token=special[0]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(t, special=True, rstrip=rstrip) for t in special], special_tokens=True
+    )
     return tokenizer
 
 
 # --------------------------------------------------------------------------------- their templates
 
+
 def chatml(thinking=""):
-    return ("{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>"
-            "\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
-            + thinking + "' }}{%- endif %}")
+    return (
+        "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>"
+        "\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
+        + thinking
+        + "' }}{%- endif %}"
+    )
 
 
 def turns(user, reply, system="", ask="", start=""):
     """A template of turns: in `user`, `reply` and `system`, %s is the content; %S in `user` is what
     `system` makes of a system prompt, in the first turn."""
-    quoted = lambda text: "'" + text.replace("%s", "' + m.content + '").replace(
-        "%S", "' + ns.system + '") + "'"
-    return (f"{{%- set ns = namespace(system='') %}}{{{{ '{start}' }}}}{{%- for m in messages %}}"
-            f"{{%- if m.role == 'system' %}}{{%- set ns.system = {quoted(system)} %}}"
-            f"{{%- elif m.role == 'user' %}}{{{{ {quoted(user)} }}}}{{%- set ns.system = '' %}}"
-            f"{{%- else %}}{{{{ {quoted(reply)} }}}}{{%- endif %}}{{%- endfor %}}"
-            f"{{%- if add_generation_prompt %}}{{{{ '{ask}' }}}}{{%- endif %}}")
+    quoted = lambda text: (
+        "'" + text.replace("%s", "' + m.content + '").replace("%S", "' + ns.system + '") + "'"
+    )
+    return (
+        f"{{%- set ns = namespace(system='') %}}{{{{ '{start}' }}}}{{%- for m in messages %}}"
+        f"{{%- if m.role == 'system' %}}{{%- set ns.system = {quoted(system)} %}}"
+        f"{{%- elif m.role == 'user' %}}{{{{ {quoted(user)} }}}}{{%- set ns.system = '' %}}"
+        f"{{%- else %}}{{{{ {quoted(reply)} }}}}{{%- endif %}}{{%- endfor %}}"
+        f"{{%- if add_generation_prompt %}}{{{{ '{ask}' }}}}{{%- endif %}}"
+    )
 
 
-QWEN3 = ("{%- for m in messages %}{%- if m.role == 'assistant' and '</think>' in m.content %}"
-         "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') + "
-         "'<|im_end|>\\n' }}{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
-         "'<|im_end|>\\n' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}"
-         "{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and not enable_thinking"
-         " %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}")
+QWEN3 = (
+    "{%- for m in messages %}{%- if m.role == 'assistant' and '</think>' in m.content %}"
+    "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') + "
+    "'<|im_end|>\\n' }}{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
+    "'<|im_end|>\\n' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and not enable_thinking"
+    " %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
 IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
 S = ["</s>", "<s>"]
 # name: (tokenizer, its special tokens, how, template)
 FAMILIES = {
     "Qwen2.5": (byte_level, IM, {}, chatml()),
     "Qwen3": (byte_level, IM, {}, QWEN3),
-    "Llama-3.1": (byte_level, ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>",
-                               "<|end_header_id|>"], {},
-                  "{{ '<|begin_of_text|>' }}{%- for m in messages %}{{ '<|start_header_id|>' + "
-                  "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
-                  "{%- endfor %}{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant"
-                  "<|end_header_id|>\\n\\n' }}{%- endif %}"),
-    "Llama-2": (sentencepiece, S, {"legacy": True}, turns(
-        "<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n")),
-    "Mistral-v0.1": (sentencepiece, S, {"legacy": True}, turns(
-        "[INST] %S%s [/INST]", "%s</s>", "%s\\n\\n", start="<s>")),
-    "Mistral-v0.3": (sentencepiece, [*S, "[INST]", "[/INST]"], {"legacy": False}, turns(
-        "[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>")),
-    "Mistral-v0.3, legacy": (sentencepiece, [*S, "[INST]", "[/INST]"], {"legacy": True}, turns(
-        "[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>")),
+    "Llama-3.1": (
+        byte_level,
+        ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
+        {},
+        "{{ '<|begin_of_text|>' }}{%- for m in messages %}{{ '<|start_header_id|>' + "
+        "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant"
+        "<|end_header_id|>\\n\\n' }}{%- endif %}",
+    ),
+    "Llama-2": (
+        sentencepiece,
+        S,
+        {"legacy": True},
+        turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
+    ),
+    "Mistral-v0.1": (
+        sentencepiece,
+        S,
+        {"legacy": True},
+        turns("[INST] %S%s [/INST]", "%s</s>", "%s\\n\\n", start="<s>"),
+    ),
+    "Mistral-v0.3": (
+        sentencepiece,
+        [*S, "[INST]", "[/INST]"],
+        {"legacy": False},
+        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
+    ),
+    "Mistral-v0.3, legacy": (
+        sentencepiece,
+        [*S, "[INST]", "[/INST]"],
+        {"legacy": True},
+        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
+    ),
     "Yi": (sentencepiece, IM, {"legacy": True}, chatml()),
-    "TinyLlama": (sentencepiece, S, {"legacy": True}, turns(
-        "%S<|user|>\\n%s</s>\\n", "<|assistant|>\\n%s</s>\\n", "<|system|>\\n%s</s>\\n",
-        "<|assistant|>\\n")),
-    "Vicuna": (sentencepiece, S, {"legacy": True}, turns(
-        "%SUSER: %s ", "ASSISTANT: %s</s>", "%s ", "ASSISTANT:", start="<s>")),
-    "Phi-3": (sentencepiece, ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
-              {"legacy": False, "rstrip": True}, turns(
-                  "%S<|user|>\\n%s<|end|>\\n", "<|assistant|>\\n%s<|end|>\\n",
-                  "<|system|>\\n%s<|end|>\\n", "<|assistant|>\\n")),
-    "GLM-4": (byte_level, ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]",
-                           "<sop>"], {}, turns(
-        "%S<|user|>\\n%s", "<|assistant|>\\n%s", "<|system|>\\n%s", "<|assistant|>",
-        start="[gMASK]<sop>")),
+    "TinyLlama": (
+        sentencepiece,
+        S,
+        {"legacy": True},
+        turns(
+            "%S<|user|>\\n%s</s>\\n",
+            "<|assistant|>\\n%s</s>\\n",
+            "<|system|>\\n%s</s>\\n",
+            "<|assistant|>\\n",
+        ),
+    ),
+    "Vicuna": (
+        sentencepiece,
+        S,
+        {"legacy": True},
+        turns("%SUSER: %s ", "ASSISTANT: %s</s>", "%s ", "ASSISTANT:", start="<s>"),
+    ),
+    "Phi-3": (
+        sentencepiece,
+        ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
+        {"legacy": False, "rstrip": True},
+        turns(
+            "%S<|user|>\\n%s<|end|>\\n",
+            "<|assistant|>\\n%s<|end|>\\n",
+            "<|system|>\\n%s<|end|>\\n",
+            "<|assistant|>\\n",
+        ),
+    ),
+    "GLM-4": (
+        byte_level,
+        ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"],
+        {},
+        turns(
+            "%S<|user|>\\n%s",
+            "<|assistant|>\\n%s",
+            "<|system|>\\n%s",
+            "<|assistant|>",
+            start="[gMASK]<sop>",
+        ),
+    ),
 }
-THINKING = {         # always: their template opens the reply with the tag
-    "R1-distill": (byte_level, ["<end>", "<begin>", "<User>", "<Assistant>"], {}, turns(
-        "%S<User>%s", "<Assistant>%s<end>", "%s", "<Assistant><think>\\n", start="<begin>")),
+THINKING = {  # always: their template opens the reply with the tag
+    "R1-distill": (
+        byte_level,
+        ["<end>", "<begin>", "<User>", "<Assistant>"],
+        {},
+        turns("%S<User>%s", "<Assistant>%s<end>", "%s", "<Assistant><think>\\n", start="<begin>"),
+    ),
     "Qwen3-Thinking": (byte_level, IM, {}, chatml(thinking="<think>\\n")),
 }
 
@@ -144,30 +244,44 @@ def tokenizer_of(name):
 
 def own_text(chat, *said):
     """What the template writes, as its ids are read."""
-    return chat.decode(chat.tokenizer(chat.render(*said),
-                                      add_special_tokens=False)["input_ids"])
+    return chat.decode(chat.tokenizer(chat.render(*said), add_special_tokens=False)["input_ids"])
 
 
 def little_model(tokenizer):
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512)).eval()
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+        )
+    ).eval()
 
 
 def converse(chat, texts, think):
     """A dialogue in which the policy says `texts` as its next tokens. Returns (agent, replies)."""
     engine = TorchEngine(little_model(chat.tokenizer), chat.stop_id)
     agent = Agent(engine, chat, think=think, max_tokens=200, context=512, seed=0)
-    agent.rng = LoadedDice(agent, [text if isinstance(text, list) else
-                                   chat.encode(text, True) + [chat.stop_id] for text in texts])
+    agent.rng = LoadedDice(
+        agent,
+        [
+            text if isinstance(text, list) else chat.encode(text, True) + [chat.stop_id]
+            for text in texts
+        ],
+    )
 
     async def talk():
         return [await agent.reply(line) for line, _ in zip(LINES, texts)]
+
     return agent, asyncio.run(talk())
 
 
 # --------------------------------------------------------------------------------------- the pieces
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["", "Be warm."])
@@ -179,8 +293,10 @@ def test_what_a_policy_reads_is_what_its_template_writes(name, system):
     for think in (False, True):
         chat = ChatFormat(tokenizer, system, think)
         said = ["I am here, take your time.", "Tell me more."]
-        texts = [chat.lead + "<think>hurt, wants ears</think>" + text if think
-                 else chat.past_reply(text) for text in said]
+        texts = [
+            chat.lead + "<think>hurt, wants ears</think>" + text if think else chat.past_reply(text)
+            for text in said
+        ]
         agent, replies = converse(chat, [*texts, "Be warm."], think)
         assert [r.visible for r in replies[:2]] == said and (think or not replies[0].thought)
         trunk, at = [], []
@@ -188,8 +304,11 @@ def test_what_a_policy_reads_is_what_its_template_writes(name, system):
             if segment.log_probs is not None:
                 at.append(chat.decode(trunk + chat.opening))
             trunk += segment.ids * (segment.branch == 0)
-        assert at == [own_text(chat, LINES[0]), own_text(chat, LINES[0], said[0], LINES[1]),
-                      own_text(chat, LINES[0], said[0], LINES[1], said[1], LINES[2])]
+        assert at == [
+            own_text(chat, LINES[0]),
+            own_text(chat, LINES[0], said[0], LINES[1]),
+            own_text(chat, LINES[0], said[0], LINES[1], said[1], LINES[2]),
+        ]
 
 
 @pytest.mark.parametrize("name", ["Llama-2", "Mistral-v0.1", "Yi", "TinyLlama", "Vicuna"])
@@ -208,16 +327,29 @@ def test_other_text_is_refused_with_the_first_difference():
     """A template may look at its neighbours; here a user is thanked from the second turn on."""
     tokenizer = tokenizer_of("Qwen2.5")
     tokenizer.chat_template = tokenizer.chat_template.replace(
-        "m.content", "('Thanks! ' if m.content == 'It was last Monday.' else '') + m.content")
+        "m.content", "('Thanks! ' if m.content == 'It was last Monday.' else '') + m.content"
+    )
     with pytest.raises(BadModel, match=r"writes '.*user\\nThanks! .*pieces give '.*user\\nIt was"):
         ChatFormat(tokenizer)
 
 
-@pytest.mark.parametrize("template", [
-    turns("%S<|im_start|>user\\n%s<|im_end|>", "<|im_start|>say\\n%s<|im_end|>", "%s",
-          "<|im_start|>final\\n"),
-    turns("%S<|im_start|>user\\n%s<|im_end|>", "<|im_start|>a<|channel|>final\\n%s<|im_end|>", "%s",
-          "<|im_start|>a")])
+@pytest.mark.parametrize(
+    "template",
+    [
+        turns(
+            "%S<|im_start|>user\\n%s<|im_end|>",
+            "<|im_start|>say\\n%s<|im_end|>",
+            "%s",
+            "<|im_start|>final\\n",
+        ),
+        turns(
+            "%S<|im_start|>user\\n%s<|im_end|>",
+            "<|im_start|>a<|channel|>final\\n%s<|im_end|>",
+            "%s",
+            "<|im_start|>a",
+        ),
+    ],
+)
 def test_two_openings_that_have_nothing_in_common_are_refused(template):
     """The second is gpt-oss: its model writes the channel by itself."""
     tokenizer = tokenizer_of("Qwen2.5")
@@ -245,6 +377,7 @@ def test_the_stop_token_is_one_at_which_the_model_stops(tmp_path):
 
 # ----------------------------------------------------- thoughts that the template begins or leaves
 
+
 @pytest.mark.parametrize("name", THINKING)
 def test_a_template_that_begins_the_thought(name):
     """The tag is scaffold: seen by its own reply, never trained, gone from what later turns see."""
@@ -253,14 +386,20 @@ def test_a_template_that_begins_the_thought(name):
         ChatFormat(tokenizer)
     chat = ChatFormat(tokenizer, "Be warm.", think=True)
     assert chat.decode(chat.opening) == "<think>\n"
-    agent, replies = converse(chat, ["hurt, wants ears</think>I am here.", "x</think>Tell me more.",
-                                     "no end of it"], think=True)
+    agent, replies = converse(
+        chat,
+        ["hurt, wants ears</think>I am here.", "x</think>Tell me more.", "no end of it"],
+        think=True,
+    )
     assert [(r.thought, r.visible, r.malformed) for r in replies] == [
-        ("hurt, wants ears", "I am here.", False), ("x", "Tell me more.", False),
-        ("no end of it", "", True)]
+        ("hurt, wants ears", "I am here.", False),
+        ("x", "Tell me more.", False),
+        ("no end of it", "", True),
+    ]
     trunk = [t for s in agent.segments if not s.branch for t in s.ids]
-    assert (chat.decode(trunk + chat.opening) == own_text(
-        chat, LINES[0], "I am here.", LINES[1], "Tell me more.", LINES[2]))
+    assert chat.decode(trunk + chat.opening) == own_text(
+        chat, LINES[0], "I am here.", LINES[1], "Tell me more.", LINES[2]
+    )
     opened = [s for s in agent.segments if s.branch and s.log_probs is None]
     assert [s.ids for s in opened] == [chat.opening] * 3 and [s.branch for s in opened] == [1, 2, 3]
 
@@ -272,7 +411,10 @@ def test_a_switch_of_the_template_closes_the_thought():
     chat = ChatFormat(tokenizer, "Be warm.", template_args={"enable_thinking": False})
     agent, replies = converse(chat, ["I am here.", "Tell me more.", "x"], think=False)
     assert [(r.thought, r.visible, r.malformed) for r in replies] == [
-        ("", "I am here.", False), ("", "Tell me more.", False), ("", "x", False)]
+        ("", "I am here.", False),
+        ("", "Tell me more.", False),
+        ("", "x", False),
+    ]
     trunk = [t for s in agent.segments if not s.branch for t in s.ids]
     assert chat.decode(trunk).endswith(LINES[2] + "<|im_end|>\n<|im_start|>assistant\nx<|im_end|>")
     assert "<think>" not in chat.decode(trunk)
@@ -280,22 +422,28 @@ def test_a_switch_of_the_template_closes_the_thought():
         ChatFormat(tokenizer, think=True, template_args={"enable_thinking": False})
 
 
-@pytest.mark.parametrize("name, how", [("R1-distill", dict(think=True)), (
-    "Qwen3", dict(template_args={"enable_thinking": False}))])
+@pytest.mark.parametrize(
+    "name, how",
+    [("R1-distill", dict(think=True)), ("Qwen3", dict(template_args={"enable_thinking": False}))],
+)
 def test_an_opening_is_packed_in_front_of_its_reply(name, how):
     """What training computes of the packed row is what a row a turn gives, to 1e-5: the opening is
     seen by its reply, and the reply's positions go on behind it."""
     chat = ChatFormat(tokenizer_of(name), "Be warm.", **how)
-    agent, _ = converse(chat, ["hurt</think>I am here." if "think" in how else "I am here."] * 3,
-                        think="think" in how)
+    agent, _ = converse(
+        chat,
+        ["hurt</think>I am here." if "think" in how else "I am here."] * 3,
+        think="think" in how,
+    )
     model = agent.engine.model
     log_probs, _ = Policy(model)(pack([Episode("p", 0, "", segments=agent.segments)]))
     trunk, expected = [], []
     for segment in agent.segments:
         if segment.log_probs is not None:
             prompt = trunk + chat.opening
-            logits = model(torch.tensor([prompt + segment.ids]),
-                           use_cache=False).logits[0, len(prompt) - 1:-1]
+            logits = model(torch.tensor([prompt + segment.ids]), use_cache=False).logits[
+                0, len(prompt) - 1 : -1
+            ]
             expected.append(logits.log_softmax(-1)[torch.arange(len(segment.ids)), segment.ids])
         trunk += segment.ids * (segment.branch == 0)
     expected = torch.cat(expected)
@@ -304,16 +452,23 @@ def test_an_opening_is_packed_in_front_of_its_reply(name, how):
     assert (sampled - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("text, thought, visible", [
-    ("I am here.", "", "I am here."),
-    ("<think>hurt</think>I am here.", "hurt", "I am here."),
-    ("\n<think>\n\n</think>\n\nI am here.", "", "I am here."),
-    ("I see. <think>hurt</think> I am here. <think>more</think>", "hurt\nmore",
-     "I see.  I am here."),
-    ("hurt</think>I am here.", "hurt", "I am here."),
-    ("I am here. <think>cut off", "cut off", "I am here."),
-    ("<think>cut off", "cut off", ""),
-    ("", "", "")])
+@pytest.mark.parametrize(
+    "text, thought, visible",
+    [
+        ("I am here.", "", "I am here."),
+        ("<think>hurt</think>I am here.", "hurt", "I am here."),
+        ("\n<think>\n\n</think>\n\nI am here.", "", "I am here."),
+        (
+            "I see. <think>hurt</think> I am here. <think>more</think>",
+            "hurt\nmore",
+            "I see.  I am here.",
+        ),
+        ("hurt</think>I am here.", "hurt", "I am here."),
+        ("I am here. <think>cut off", "cut off", "I am here."),
+        ("<think>cut off", "cut off", ""),
+        ("", "", ""),
+    ],
+)
 def test_take_thoughts(text, thought, visible):
     """Wherever a thought stands, and where a tag is missing: the user hears none of it."""
     assert take_thoughts(text) == (thought, visible)
@@ -322,10 +477,14 @@ def test_take_thoughts(text, thought, visible):
 def test_a_stray_thought_is_taken_out_logged_and_told_of_once(capsys):
     """Qwen3 thinks unless it is told not to. In direct mode the user would hear all of it."""
     chat = ChatFormat(tokenizer_of("Qwen3"), "Be warm.")
-    agent, replies = converse(chat, ["<think>hurt</think>I am here.", "Tell me more.",
-                                     "<think>why</think>x"], think=False)
+    agent, replies = converse(
+        chat, ["<think>hurt</think>I am here.", "Tell me more.", "<think>why</think>x"], think=False
+    )
     assert [(r.thought, r.visible, r.malformed) for r in replies] == [
-        ("hurt", "I am here.", False), ("", "Tell me more.", False), ("why", "x", False)]
+        ("hurt", "I am here.", False),
+        ("", "Tell me more.", False),
+        ("why", "x", False),
+    ]
     told = capsys.readouterr().err
     assert told.count("--think") == told.count("--template-args '{\"enable_th") == 1
     trunk = chat.decode([t for s in agent.segments if not s.branch for t in s.ids])
@@ -342,5 +501,6 @@ def test_a_directory_says_where_its_model_stops(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
     assert load_model(tmp_path)
     from simulator import make_simulator
+
     with pytest.raises(BadModel, match="generation_config"):
         make_simulator(f"local:{tmp_path}")
