@@ -7,7 +7,7 @@ It is apart from policy.py because the two must not share code: that they agree 
 is checked at every step, and would be worth nothing if one were the other.
 """
 
-import support  # before all others: torch reads what it sets
+from support.settings import BadInput, Parser
 
 import asyncio
 import contextlib
@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-from support.settings import BadInput
 
 # --------------------------------------------------------------------------------- the torch engine
 
@@ -366,8 +364,6 @@ class VllmEngine:
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     ABOUT = (
         "The two engines that sample for the policy, PyTorch and vLLM. A part of rlver.py "
         "and evaluate.py; it prints nothing but this."

@@ -17,33 +17,6 @@ Numbers compare only within one simulator: with another model behind the same us
 same dialogues shift by 20 points (SAGE appendix B).
 """
 
-import support  # before all others: torch reads what it sets
-
-import asyncio
-import glob
-import os
-import re
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable
-
-import numpy as np
-
-import toy
-from simulator import (
-    PROMPTS,
-    User,
-    load_profiles,
-    load_prompt,
-    make_simulator,
-    move_emotion,
-    parse_emotion,
-    people_of,
-    refuse_foreign,
-    replay,
-    users_of_run,
-)
 from support.ability import compare_ability
 from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
 from support.report import draw_run, report_of_results, write_report
@@ -75,6 +48,32 @@ from support.settings import (
     split_name,
 )
 from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
+
+import asyncio
+import glob
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+import toy
+from simulator import (
+    PROMPTS,
+    User,
+    load_profiles,
+    load_prompt,
+    make_simulator,
+    move_emotion,
+    parse_emotion,
+    people_of,
+    refuse_foreign,
+    replay,
+    users_of_run,
+)
 
 FLOOR = 9  # the benchmark's: the highest emotion that ends a dialogue
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}  # where nobody says
@@ -150,8 +149,11 @@ def open_policy(
 ):
     """Whoever is to be measured, ready to talk. The flags fill in what the policy's own run does
     not say. Returns a Measured. Raises BadInput or BadModel."""
+    from support.chat_format import ChatFormat
+    from support.loading import best_device, load_model, stop_ids
+
     from engine import TorchEngine
-    from policy import Agent, ChatFormat, best_device, load_model, stop_ids
+    from policy import Agent
 
     kind, model_name, url = split_name(name)
     if kind == "openai":

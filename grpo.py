@@ -7,13 +7,12 @@ turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it al
 for the smallest example:  python grpo.py
 """
 
-import support  # before all others: torch reads what it sets
+from support.settings import Parser, SelfCheckFailed
 
 import torch
 import torch.nn.functional as F
 
 from ppo import compute_log_probs, old_log_probs, optimize
-from support.settings import SelfCheckFailed
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -147,8 +146,6 @@ def grpo_update(
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     Parser(description="Prints the advantages of five dialogues in three groups.").parse_args()
     rewards, groups = [0.0, 1.0, 0.5, 0.5, 0.9], [0, 0, 1, 1, 2]
     print("rewards   ", rewards, "\ngroups    ", groups)

@@ -14,8 +14,13 @@ FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is on
 (prompts/en/judge) over any model. docs/judging.md says what the numbers are not.
 """
 
-import support  # before all others: torch reads what it sets
 from support import judged, raters
+from support.answers import before_end, unmarked_sections
+from support.llm import CallLog, digest
+from support.report import radar_of, write_report
+from support.results import intention_of, recorded_dialogues
+from support.rundir import profile_files, read_json, refuse_overwriting, write_json
+from support.settings import BadInput, Parser, SimulatorFailed, split_name
 
 import asyncio
 import contextlib
@@ -30,12 +35,6 @@ from tqdm import tqdm
 import simulator
 import toy
 from simulator import CHECK, EMOTION_HEADERS, Simulator, as_json
-from support.answers import before_end, unmarked_sections
-from support.llm import CallLog, digest
-from support.report import radar_of, write_report
-from support.results import intention_of, recorded_dialogues
-from support.rundir import profile_files, read_json, refuse_overwriting, write_json
-from support.settings import BadInput, Parser, SimulatorFailed, split_name
 
 simulator.PLACEHOLDERS.update(judged.PROMPTS)
 

@@ -17,7 +17,8 @@ Engines and readers of checkpoints get W + (alpha / r) B A, a plain model. Left 
 adapters on embeddings and output layer. Run it alone for the smallest example:  python lora.py
 """
 
-import support  # before all others: torch reads what it sets
+from support.ranks import full_tensor
+from support.settings import BadInput, Parser
 
 import contextlib
 from types import SimpleNamespace
@@ -27,8 +28,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from policy import Critic
-from support.ranks import full_tensor
-from support.settings import BadInput
 
 
 class LoraLinear(nn.Linear):
@@ -158,8 +157,6 @@ class Part:
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     Parser(description="Takes a few steps on the adapters of one small layer.").parse_args()
     torch.manual_seed(0)
     block, x = nn.Sequential(nn.ModuleList([nn.Linear(3, 2, bias=False)])), torch.ones(3)

@@ -6,36 +6,8 @@ has moved. Apart from rlver.py because a first reader needs to know only that al
 from policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
-import support  # before all others: torch reads what it sets
-
-import json
-import time
-
-import numpy as np
-import torch
-import torch.distributed as dist
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-import toy
-from engine import TorchEngine, VllmEngine
-from lora import Part, SharedBase, merge
-from policy import (
-    Agent,
-    ChatFormat,
-    Critic,
-    Episode,
-    Policy,
-    Segment,
-    best_device,
-    empty_batch,
-    load_model,
-    pack,
-    recompute_activations,
-    stop_ids,
-)
-from ppo import kl_penalty, logp_gap
-from simulator import load_prompt
+from support.chat_format import ChatFormat
+from support.loading import best_device, load_model, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -52,7 +24,23 @@ from support.ranks import (
     world,
 )
 from support.rundir import write_json
-from support.settings import BadInput
+from support.settings import BadInput, Parser
+
+import json
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import toy
+from engine import TorchEngine, VllmEngine
+from lora import Part, SharedBase, merge
+from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, recompute_activations
+from ppo import kl_penalty, logp_gap
+from simulator import load_prompt
 
 # How far the engine's log-probs may be from the trainer's, on average and for a single token; and
 # the first ratio from 1, where the kernels are mostly the same. On the toy, in fp32, log-probs are
@@ -345,7 +333,5 @@ def adamw(module, lr):
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     Parser(description="Tells what one rank of a run trains and samples with.").parse_args()
     print(__doc__)

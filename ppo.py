@@ -16,15 +16,13 @@ Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |l
 pi_old|, and logp_gap_max its maximum.
 """
 
-import support  # before all others: torch reads what it sets
+from support.settings import Parser, SelfCheckFailed
 
 import math
 from dataclasses import dataclass
 from typing import Callable
 
 import torch
-
-from support.settings import SelfCheckFailed
 
 
 def identity(x):
@@ -422,8 +420,6 @@ def ppo_update(
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     Parser(description="Prints GAE's advantages and returns for five tokens.").parse_args()
     turn = torch.tensor([[1, 1, 0, 0, 2]])
     mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])

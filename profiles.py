@@ -10,7 +10,12 @@ with the complaint. What is drawn hangs on the seed alone and every answer is lo
 (FILE.calls.jsonl): a command that was killed goes on where it was and ends with the same file.
 """
 
-import support  # before all others: torch reads what it sets
+from support.answers import Unreadable, unmarked_sections
+from support.llm import CallLog
+from support.results import intention_of
+from support.rundir import write_file
+from support.settings import BadInput, Parser, SimulatorFailed
+from support.signs import words_of
 
 import asyncio
 import json
@@ -37,12 +42,6 @@ from simulator import (
     parse_reply,
     says_goodbye,
 )
-from support.answers import Unreadable, unmarked_sections
-from support.llm import CallLog
-from support.results import intention_of
-from support.rundir import write_file
-from support.settings import BadInput, Parser, SimulatorFailed
-from support.signs import words_of
 
 PARTS = {
     "persona": "Name Age Sex Job Hobbies Habits Style Talk".split(),

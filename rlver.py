@@ -14,36 +14,11 @@ First the dialogue and the rollout; then `Trainer`, its steps above what it is m
 torchrun, files and pictures are in support/, which a first reading may skip.
 """
 
-import support  # before all others: torch reads what it sets
-
 import time
 
 STARTED = time.perf_counter()  # before the imports: they take seconds, and a run counts them
 
 from support import plan, report
-
-import asyncio
-import contextlib
-import os
-import sys
-
-import torch
-from tqdm import tqdm
-
-import toy
-from grpo import check_groups, grpo_update
-from models import Models
-from policy import Episode, split_batch
-from ppo import ppo_update
-from simulator import (
-    User,
-    profiles_of_step,
-    says_goodbye,
-    simulator_of_run,
-    users_of_run,
-    watched,
-    watcher_of_run,
-)
 from support.llm import CallLog, Clock
 from support.ranks import (
     all_gather_list,
@@ -80,6 +55,29 @@ from support.settings import (
     read_flags,
 )
 from support.signs import INITIAL_EMOTION, batch_metrics, cut_replies, flat_groups, summarise
+
+import asyncio
+import contextlib
+import os
+import sys
+
+import torch
+from tqdm import tqdm
+
+import toy
+from grpo import check_groups, grpo_update
+from models import Models
+from policy import Episode, split_batch
+from ppo import ppo_update
+from simulator import (
+    User,
+    profiles_of_step,
+    says_goodbye,
+    simulator_of_run,
+    users_of_run,
+    watched,
+    watcher_of_run,
+)
 
 # ------------------------------------------------------------------------------------- the dialogue
 

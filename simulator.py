@@ -16,20 +16,6 @@ this prompt, four letters that the policy cannot know (support/answers.py), and 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
 
-import support  # before all others: torch reads what it sets
-
-import asyncio
-import copy
-import json
-import random
-import re
-import sys
-import time
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-
-import toy
 from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
 from support.llm import (
     CallLog,
@@ -51,6 +37,19 @@ from support.settings import (
     split_name,
 )
 from support.signs import INITIAL_EMOTION, emotion_level
+
+import asyncio
+import copy
+import json
+import random
+import re
+import sys
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import toy
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
@@ -524,10 +523,12 @@ def make_simulator(
 
 def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
+    from support.chat_format import ChatFormat
+    from support.loading import best_device, load_model, stop_ids
+
     import numpy as np  # late, these four: they bring torch along
 
     from engine import TorchEngine
-    from policy import ChatFormat, best_device, load_model, stop_ids
 
     model, tokenizer = load_model(path, best_device(), flag=f"{flag} local")
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))

@@ -13,7 +13,9 @@ it knows.
 Run it alone to meet a few of these people:  python toy.py
 """
 
-import support  # before all others: torch reads what it sets
+from support.answers import mark_in
+from support.settings import BadModel, Parser
+from support.signs import emotion_level
 
 import hashlib
 import json
@@ -28,10 +30,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-
-from support.answers import mark_in
-from support.settings import BadModel
-from support.signs import emotion_level
 
 # ------------------------------------------------------------------------------- words of the world
 # prompts/toy.toml holds them. Of people, events, feelings and wordings there are two lists, for
@@ -531,11 +529,13 @@ def sft(place, think, quiet=False):
     """Supervised training of a starting policy on the corpus, through the same chat format, packing
     and forward pass as RL, into the directory `place`. With one thread: the number of threads
     changes the order of sums, so the last bits, so what is learned."""
+    from support.chat_format import ChatFormat
+
     import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from policy import ChatFormat, Policy, pack
+    from policy import Policy, pack
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -586,8 +586,6 @@ def sft(place, think, quiet=False):
 
 
 if __name__ == "__main__":
-    from support.settings import Parser
-
     parser = Parser(
         description="Prints eight held-out users of the toy: their need, what they "
         "tell, and a reply that helps."

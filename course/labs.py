@@ -13,6 +13,10 @@ name of a run ends in a digest of its scripts and flags, and one that is finishe
 a lab that was stopped goes on, and labs share their healthy runs.
 """
 
+from support.results import read_dialogues
+from support.rundir import read_jsonl
+from support.settings import BadInput, Parser, natural, positive
+
 import asyncio
 import difflib
 import fcntl
@@ -29,13 +33,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 
 import toy
+from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 from simulator import Profile, replay
-from support.results import read_dialogues
-from support.rundir import read_jsonl
-from support.settings import BadInput, Parser, natural, positive
 
 RUNS = ROOT / "runs" / "labs"
 # a lab looks at the training users, step by step, and at no checkpoint

@@ -11,11 +11,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))  # the project's own modules are importable from here on
 
-import support  # says in one line what is missing, an old Python's tomllib among it
+from support.settings import BadInput
 
 import tomllib
-
-from support.settings import BadInput
 
 
 def read_toml(name):

@@ -1,5 +1,6 @@
-"""The machine room. `import support` is the first import of every program: what stands here must be
-so before torch is imported, and is written in words that an old Python can read, too."""
+"""The machine room. Every program imports from it before it imports anything that is not Python's
+own: what stands in this file must be so before torch is imported. It is written in words that an
+old Python can read, too."""
 
 import importlib.util
 import os

@@ -2,16 +2,16 @@
 training, paired problem by problem (docs/ability.md has the recipe).
 """
 
+from support.llm import digest
+from support.rundir import read_jsonl
+from support.settings import BadInput
+from support.signs import sign_flips
+
 import math
 import re
 from pathlib import Path
 
 import numpy as np
-
-from support.llm import digest
-from support.rundir import read_jsonl
-from support.settings import BadInput
-from support.signs import sign_flips
 
 
 def read_samples(place):

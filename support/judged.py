@@ -4,15 +4,6 @@ Nothing here asks a model. An answer that cannot be read is a ValueError, so tha
 again: it is never scored 0 or the middle, which a judge might have said.
 """
 
-import json
-import re
-from functools import cache
-from itertools import pairwise
-from pathlib import Path
-from unicodedata import normalize
-
-import numpy as np
-
 from support.answers import (
     Unreadable,
     before_end,
@@ -21,6 +12,15 @@ from support.answers import (
     peel,
     whole_number,
 )
+
+import json
+import re
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
 
 FORMS = json.loads((Path(__file__).parent.parent / "prompts/judge.json").read_text("utf-8"))
 CODES = [f"{letter}-{i}" for letter, n in FORMS["codes"].items() for i in range(1, n + 1)]

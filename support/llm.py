@@ -6,6 +6,10 @@ covers all that can go wrong: a server that is busy or away, and an answer that 
 released code asks for ever.)
 """
 
+from support.answers import LONGEST_ANSWER
+from support.rundir import read_jsonl, whole_letters
+from support.settings import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
+
 import asyncio
 import hashlib
 import json
@@ -17,10 +21,6 @@ from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 
 from tqdm import tqdm
-
-from support.answers import LONGEST_ANSWER
-from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
 AWAY = 5.0  # seconds to wait at least where no server listens: it does not restart in less
 MOST_BYTES = 2_000_000  # of a server's answer

@@ -11,11 +11,11 @@ weights. Estimates, from the shapes of the tensors alive at the peak: activation
 Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what was measured.
 """
 
+from support.settings import BadInput, is_beside_us, may_be_on_the_hub, resolve_settings
+
 import itertools
 import math
 from pathlib import Path
-
-from support.settings import BadInput, is_beside_us, may_be_on_the_hub, resolve_settings
 
 GB = 1e9
 # Shapes of the models that people ask for, from their published config.json, so that planning needs

@@ -8,6 +8,8 @@ ordinary call here is a collective one: every rank makes it, or all wait for eve
 run's directory, shared or copied.
 """
 
+from support.settings import GROUP_TIMEOUT, BadInput, SelfCheckFailed
+
 import ctypes
 import dataclasses
 import os
@@ -18,8 +20,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from support.settings import GROUP_TIMEOUT, BadInput, SelfCheckFailed
 
 LOST = []  # Ctrl-C's of this run; one that nobody catches stays here
 

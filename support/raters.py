@@ -4,16 +4,16 @@ Which side is whose is drawn for each pair and stands in a key of its own, which
 What they saw is the person and both dialogues, neither policy nor score.
 """
 
+from support.judged import interval
+from support.rundir import read_json, write_json
+from support.settings import BadInput
+from support.signs import sign_flips
+
 import csv
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-
-from support.judged import interval
-from support.rundir import read_json, write_json
-from support.settings import BadInput
-from support.signs import sign_flips
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 

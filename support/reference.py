@@ -10,14 +10,14 @@ is out where its smoothed curve stays beyond mean +- 4 s for a stretch of steps.
 makes the runs and the tables; docs/reference/README.md tells how often a healthy run is flagged.
 """
 
+from support.settings import BadInput, Settings, resolve_settings
+
 import csv
 import dataclasses
 import functools
 from pathlib import Path
 
 import numpy as np
-
-from support.settings import BadInput, Settings, resolve_settings
 
 PLACE = Path(__file__).parent.parent / "docs" / "reference"
 VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")

@@ -12,6 +12,9 @@ Content-Security-Policy lets the browser run only the script whose hash it names
 """
 
 from support import judged, reference
+from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
+from support.rundir import read_json, read_jsonl, write_file, write_json
+from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
 import base64
 import hashlib
@@ -26,10 +29,6 @@ from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
-
-from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
-from support.rundir import read_json, read_jsonl, write_file, write_json
-from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
 
 TEMPLATE = Path(__file__).parent / "report_template.html"
 LONGEST = 4000  # characters of one text; a longer one is shortened, and says so

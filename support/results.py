@@ -4,14 +4,14 @@ logs of dialogues.
 It stands below all that measures: rlver.py and evaluate.py, reports, and whoever judges.
 """
 
-import functools
-import re
-from pathlib import Path
-
 from support.answers import is_mark
 from support.rundir import read_jsonl
 from support.settings import BadInput
 from support.signs import INITIAL_EMOTION
+
+import functools
+import re
+from pathlib import Path
 
 # The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in
 # which they are tried.

@@ -7,6 +7,15 @@ lines, a checkpoint knows how long each log was, and what was logged after it is
 again. Nothing here knows what a policy is: who saves a checkpoint hands over what writes it.
 """
 
+from support.settings import (
+    BadInput,
+    CannotWrite,
+    Settings,
+    resolve_settings,
+    resumed_settings,
+    split_name,
+)
+
 import dataclasses
 import fcntl
 import json
@@ -17,15 +26,6 @@ import time
 import weakref
 from hashlib import file_digest
 from pathlib import Path
-
-from support.settings import (
-    BadInput,
-    CannotWrite,
-    Settings,
-    resolve_settings,
-    resumed_settings,
-    split_name,
-)
 
 # -------------------------------------------------------------------------------------------- files
 

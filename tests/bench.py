@@ -41,20 +41,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import support  # before torch
+from support.chat_format import ChatFormat
+from support.loading import load_model
+from support.rundir import append_line, read_jsonl
+from support.settings import resolve_settings
 
 import numpy as np
 import torch
-from server import start, steady, toy_people
 
 import toy
 from engine import TorchEngine
-from policy import Agent, ChatFormat, Episode, Policy, Segment, load_model, micro_batches
+from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss
 from rlver import rollout
+from server import start, steady, toy_people
 from simulator import Simulator, make_simulator, toy_profiles
-from support.rundir import append_line, read_jsonl
-from support.settings import resolve_settings
 
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu

@@ -28,8 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-import support  # before torch
 from support import plan
+from support.ranks import join_ranks
+from support.settings import resolve_settings
 
 import numpy as np
 import torch
@@ -39,8 +40,6 @@ from grpo import grpo_update
 from models import Models
 from policy import Episode, Segment, micro_batches
 from ppo import ppo_update
-from support.ranks import join_ranks
-from support.settings import resolve_settings
 
 # dense bf16, in 10^12 a second, from the makers' data sheets
 PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165, "3090": 71}
@@ -236,8 +235,9 @@ def child(*args, limit):
 
 def steps(place, out):
     """The three steps, without their checkpoints."""
-    import rlver
     from support.rundir import RunDir
+
+    import rlver
 
     RunDir.save_checkpoint = lambda self, *_: None
     return rlver.main(["--model", str(place), *END_TO_END, "--out", str(out)])

@@ -9,7 +9,7 @@ loss is divided by the tokens of the batch, as here. Keys and values of earlier 
 which samples a fifth faster than reading the dialogues again.
 """
 
-import support  # before torch
+from support.settings import resolve_settings
 
 import asyncio
 import json
@@ -20,15 +20,18 @@ import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from support.settings import resolve_settings
+
 import numpy as np
 import torch
-from tables import ROOT, dialogues_until  # and the project is on the path
 from transformers import DynamicCache, TrainerCallback
 
 from engine import TorchEngine
 from rlver import Trainer
 from simulator import profiles_of_step
-from support.settings import resolve_settings
+from tables import dialogues_until
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"

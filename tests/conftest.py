@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
-import support  # before all that may import torch
+import support  # noqa: F401 - before all that may import torch: it sets what torch reads
 
 # a name that is no directory must fail at once, not ask the network
 os.environ["HF_HUB_OFFLINE"] = "1"

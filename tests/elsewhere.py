@@ -10,14 +10,14 @@ the process at the first gradient of a fake cuda tensor. "meta" is the one other
 build can differentiate on.)
 """
 
+from support.loading import load_model
+
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from policy import load_model
 
 DEVICE = "meta"
 MOVES = {"_to_copy", "copy_"}  # what may see both sides

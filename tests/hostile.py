@@ -22,10 +22,10 @@ from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 
-from marks import sign
-
-from simulator import parse_emotion, parse_reply, says_goodbye
 from support.judged import CODES, FORMS, read_answer
+
+from marks import sign
+from simulator import parse_emotion, parse_reply, says_goodbye
 
 MARK = "kqvt"
 

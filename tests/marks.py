@@ -1,8 +1,8 @@
 """marks.py - what tests' own models need: to answer in the form that a prompt asks for."""
 
-import re
-
 from support.answers import mark_in
+
+import re
 
 HEADER = re.compile(
     r"^([ \t*#>_\[(-]*(?:\d{1,2}[.)] ?)?[*_]*)"

@@ -20,9 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
-from marks import signed
-
 import toy
+from marks import signed
 from simulator import CHECK
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']

@@ -32,12 +32,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
-import support  # before all that may import torch
 from support import reference
+from support.settings import Parser, positive
 
 import labs
-
-from support.settings import Parser, positive
 
 RUNS = ROOT / "runs" / "tables"
 EVERY = 5  # steps between evaluations of the runs of a table

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from conftest import make_tiny_model, suited
 from safetensors.torch import load_file
-from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
 
 import toy
+from conftest import make_tiny_model, suited
+from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
 
 LORA = ["--lora-rank", 4, "--lr", 0.02, "--critic-lr", 0.02]
 PPO = ["--algo", "ppo", "--kl-coef", 0.05]
@@ -126,10 +126,11 @@ def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_pat
 
 def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):
     """What vLLM says of it, in our words; its other complaints stay as they are."""
+    from support.settings import BadInput
+
     from types import SimpleNamespace
 
     from engine import VllmEngine
-    from support.settings import BadInput
 
     def refusing(words):
         def make(**_):

@@ -2,26 +2,28 @@
 that loses all text, a file that does not say who played the user. Each ended a run with a
 traceback, or worse, did not end it."""
 
+from support.llm import ServerModel
+from support.loading import load_model
+from support.results import comparison_key, read_results
+from support.rundir import RunDir, read_jsonl, whole_letters
+from support.settings import BadInput, CannotWrite, resolve_settings
+
 import asyncio
 import json
 import shutil
 
 import pytest
-from conftest import make_tiny_model
 from safetensors import safe_open
-from server import Loopback, completion, toy_people
-from test_evaluate import sage_line, write
 
 import evaluate
 import models
 import rlver
 import toy
-from policy import BadModel, load_model
+from conftest import make_tiny_model
+from policy import BadModel
+from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
-from support.llm import ServerModel
-from support.results import comparison_key, read_results
-from support.rundir import RunDir, read_jsonl, whole_letters
-from support.settings import BadInput, CannotWrite, resolve_settings
+from test_evaluate import sage_line, write
 
 SMALL = (
     "--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 2"

@@ -19,9 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
-import labs
-
 import course
+import labs
 from simulator import BadInput
 
 ALL = course.exercises()

@@ -2,6 +2,9 @@
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
 
+from support.loading import load_model
+from support.ranks import iter_full_weights, make_masters
+
 import asyncio
 import copy
 import json
@@ -11,18 +14,17 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import suited
-from elsewhere import DEVICE, elsewhere, load
-from test_ranks import ROOT, SMALL, make_episodes
 
 import models
 import rlver
+from conftest import suited
+from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from grpo import grpo_update
 from lora import Part, SharedBase, merge
-from policy import Critic, Policy, load_model, pack, recompute_activations, split_batch
+from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
-from support.ranks import iter_full_weights, make_masters
+from test_ranks import ROOT, SMALL, make_episodes
 
 fake_cuda = pytest.mark.fake_cuda
 FLAGS = dict(clip_eps=0.2, entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", ratio_limit=0.2)

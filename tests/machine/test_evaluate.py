@@ -1,6 +1,8 @@
 """evaluate.py: the Sentient Benchmark, comparisons, and whether the user may be trusted. Result
 files are made here, in SAGE's format."""
 
+from support.results import intention_of, read_results
+
 import json
 import random
 import re
@@ -8,14 +10,13 @@ import shutil
 
 import numpy as np
 import pytest
-from server import Loopback, completion
 
 import evaluate
 import rlver
 import toy
 from evaluate import BadInput, arithmetic, compare, consistency, final_of, score
+from server import Loopback, completion
 from simulator import make_simulator, toy_profiles
-from support.results import intention_of, read_results
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TASKS = [text for text, *_ in toy.NEEDS.values()]

@@ -3,6 +3,8 @@ word, runs that could not go on, complaints in another program's language. Each 
 them."""
 
 from support import plan
+from support.results import intention_of
+from support.settings import resolve_settings
 
 import importlib.util
 import json
@@ -16,14 +18,12 @@ import time
 from pathlib import Path
 
 import pytest
-from server import Loopback, people
 
 import evaluate
 import rlver
 import simulator
 import toy
-from support.results import intention_of
-from support.settings import resolve_settings
+from server import Loopback, people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (

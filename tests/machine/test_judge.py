@@ -2,6 +2,7 @@
 once. What is counted is checked by hand in tests/textbook/test_judge.py."""
 
 from support import judged, llm, report
+from support.results import recorded_dialogues
 
 import csv
 import json
@@ -10,13 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from marks import sign, signed
-from server import Loopback
 
 import judge
 import toy
+from marks import sign, signed
+from server import Loopback
 from simulator import toy_profiles
-from support.results import recorded_dialogues
 
 ANSWER = (
     "Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "

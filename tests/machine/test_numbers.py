@@ -1,23 +1,24 @@
 """Numbers that are what they say: whose score it is, of how many, with which settings; and files
 that nobody overwrites."""
 
+from support.rundir import append_line
+from support.settings import BadInput
+from support.signs import cut_replies, hacking_warnings
+
 import asyncio
 import fcntl
 import json
 import os
 
 import pytest
-from server import Loopback, completion
-from test_evaluate import lines, our_line, write
 
 import evaluate
 import judge
 import rlver
 import toy
+from server import Loopback, completion
 from simulator import load_profiles, make_simulator, users_of_run
-from support.rundir import append_line
-from support.settings import BadInput
-from support.signs import cut_replies, hacking_warnings
+from test_evaluate import lines, our_line, write
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]

@@ -1,6 +1,8 @@
 """plan.py: what it calls exact is exact, and it needs nothing but a config."""
 
 from support import plan
+from support.loading import load_model
+from support.settings import BadInput, make_parser, resolve_settings
 
 from pathlib import Path
 
@@ -9,8 +11,7 @@ import torch
 
 import rlver
 from models import adamw
-from policy import Critic, Policy, load_model
-from support.settings import BadInput, make_parser, resolve_settings
+from policy import Critic, Policy
 
 
 def settings(*flags):

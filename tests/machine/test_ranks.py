@@ -108,11 +108,13 @@ def make_episodes(count=6, think=True):
 def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     """One update of policy and critic on this rank's part of the dialogues. lora: rank of their
     adapters, or 0. Returns (metrics, gradients of each step, weights), whole."""
+    from support.loading import load_model
+    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
+
     import ppo
     from grpo import grpo_update
     from lora import Part, SharedBase, merge
-    from policy import Critic, Policy, empty_batch, load_model, micro_batches, recompute_activations
-    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
+    from policy import Critic, Policy, empty_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)
     torch.manual_seed(0)
@@ -458,12 +460,13 @@ def resident():
 
 def loading(model_dir, out):
     """What each rank does in the test below: the models of a PPO run, but for an engine."""
+    from support.ranks import all_gather_list, join_ranks, rank
+    from support.settings import resolve_settings
+
     import asyncio
     import threading
 
     import models
-    from support.ranks import all_gather_list, join_ranks, rank
-    from support.settings import resolve_settings
 
     models.TorchEngine = lambda *_, **__: SimpleNamespace(move=lambda *_: None)
     join_ranks(cuda=False)
@@ -498,9 +501,9 @@ def test_loading_needs_no_second_copy_in_fp32(tiny_tokenizer, tmp_path):
     """Policy and critic in the shape of Qwen2.5 0.5B, stored in bf16: the file is mapped, and block
     by block becomes fp32 and a shard. So a rank grows by its shard and the largest block (the
     embedding, which is the root's), and not by two whole models."""
-    from transformers import AutoModelForCausalLM
-
     from support.plan import config_of
+
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(
         config_of("Qwen/Qwen2.5-0.5B-Instruct"), dtype=torch.bfloat16

@@ -1,6 +1,8 @@
 """What the README and docs/ say: every command parses, and those of the toy run; every function,
 file, flag, key and link that they name is there."""
 
+from support.settings import FLAGS, Settings, make_parser, resolve_settings
+
 import ast
 import dataclasses
 import functools
@@ -18,7 +20,6 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import evaluate
 import rlver
-from support.settings import FLAGS, Settings, make_parser, resolve_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -423,7 +424,6 @@ def test_the_benchmark_compares_like_with_like():
     test: this machine may be busy.)"""
     sys.path.insert(0, str(ROOT / "tests"))
     import bench
-
     from policy import Episode, Segment, pack
 
     episode = Episode("p", 0, "")

@@ -2,15 +2,6 @@
 arithmetic is checked on curves made here, and its use on the forty runs that are committed."""
 
 from support import reference, report
-
-import json
-import re
-
-import numpy as np
-import pytest
-import tables
-
-from rlver import main
 from support.reference import (
     bands_of,
     columns_of,
@@ -21,6 +12,15 @@ from support.reference import (
     variant_of,
 )
 from support.settings import resolve_settings
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import tables
+from rlver import main
 
 THERE = tables.Results(reference.PLACE / "runs.jsonl").read()
 

@@ -6,6 +6,7 @@ one of them, or chromedriver, is missing those tests skip and say which.
 """
 
 from support import report
+from support.report import PANELS, choose, write_report
 
 import base64
 import hashlib
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 
 from simulator import toy_profiles
-from support.report import PANELS, choose, write_report
 
 # What a policy, or a user's model, might say. Each must come out as the text that it is.
 PAYLOAD = "</script><script>window.pwned = 1; alert(1)</script>"

@@ -1,18 +1,19 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages, groups without
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
 
-import re
-
-import pytest
-from conftest import suited
-from test_rlver import SMALL, alike, go, go_on, metrics, moods, refuse, rows
-
-import rlver
-import toy
 from support.plan import calls_of
 from support.report import joined
 from support.settings import resolve_settings
 from support.signs import flat_groups, hacking_warnings
+
+import re
+
+import pytest
+
+import rlver
+import toy
+from conftest import suited
+from test_rlver import SMALL, alike, go, go_on, metrics, moods, refuse, rows
 
 __all__ = ["moods"]  # a fixture
 

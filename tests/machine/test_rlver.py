@@ -10,6 +10,8 @@ toy's own policy.
 """
 
 from support import report, rundir
+from support.chat_format import ChatFormat
+from support.settings import Settings, make_parser, resolve_settings
 
 import copy
 import dataclasses
@@ -27,21 +29,20 @@ from statistics import mean, stdev
 
 import pytest
 import torch
-from conftest import make_tiny_model, suited
 from safetensors.torch import load_file
-from server import people
 
 import evaluate
 import rlver
 import simulator
 import toy
+from conftest import make_tiny_model, suited
 from engine import TorchEngine
 from evaluate import consistency
 from grpo import check_groups
-from policy import ChatFormat, Episode
+from policy import Episode
 from ppo import SelfCheckFailed
+from server import people
 from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
-from support.settings import Settings, make_parser, resolve_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JUDGE, DRAW = toy.judge, report.learning_curve

@@ -5,24 +5,6 @@ Waits are made short by a smaller first wait; nothing here measures time but for
 which is a promise about time."""
 
 from support import llm
-
-import asyncio
-import gzip
-import itertools
-import json
-import time
-import tracemalloc
-from datetime import datetime, timedelta, timezone
-from email.utils import format_datetime
-
-import pytest
-from marks import sign
-from server import Handler, Loopback, completion, toy_people
-from test_dialogue import Agent
-
-import rlver
-from rlver import rollout
-from simulator import CHECK, Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
 from support.answers import mark_in
 from support.llm import CallLog, RetryableError, seconds_to_wait
 from support.rundir import open_run
@@ -35,6 +17,24 @@ from support.settings import (
     make_parser,
     split_name,
 )
+
+import asyncio
+import gzip
+import itertools
+import json
+import time
+import tracemalloc
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+
+import rlver
+from marks import sign
+from rlver import rollout
+from server import Handler, Loopback, completion, toy_people
+from simulator import CHECK, Simulator, User, load_local, make_simulator, parse_reply, toy_profiles
+from test_dialogue import Agent
 
 ANN = toy_profiles("train", 1)[0]
 FIRST_WAIT = make_simulator("openai:m@http://127.0.0.1").wait
@@ -794,9 +794,9 @@ def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
 
 
 def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
-    import torch
+    from support.loading import load_model
 
-    from policy import load_model
+    import torch
 
     local = load_local(str(tiny_dir), 0.0)
     local.max_tokens = 8

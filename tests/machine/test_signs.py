@@ -1,9 +1,9 @@
 """signs.py: what it counts, on dialogues small enough to count by hand; and that it tells a hacked
 run from a healthy one."""
 
-import pytest
-
 from support.signs import REWARD_TALK, hacking_warnings, signs, words_of
+
+import pytest
 
 
 def test_counted_by_hand():

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import bench
 import pytest
+
+import bench
 from server import start, toy_people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -143,12 +144,13 @@ def test_a_run_over_a_server_with_every_fault():
 def test_the_parsers_read_or_refuse_whatever_they_are_given():
     """Some thousand answers put together from pieces that mean something to them: a result of the
     right kind, or a ValueError, nothing else."""
+    from support.judged import CODES, read_answer
+
     from hypothesis import given, settings
     from hypothesis import strategies as some
-    from marks import sign
 
+    from marks import sign
     from simulator import parse_emotion, parse_reply
-    from support.judged import CODES, read_answer
 
     pieces = [
         "Content",

@@ -1,21 +1,24 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
+from support.chat_format import ChatFormat
+from support.loading import load_model
+from support.ranks import iter_full_weights
+from support.settings import vllm_is_there
+
 import asyncio
 import json
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_tiny_model, suited
 
 import rlver
+from conftest import make_tiny_model, suited
 from engine import VllmEngine
 from models import PROBE
-from policy import Agent, ChatFormat, Episode, Policy, load_model, pack
+from policy import Agent, Episode, Policy, pack
 from ppo import logp_gap
-from support.ranks import iter_full_weights
-from support.settings import vllm_is_there
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"

@@ -2,6 +2,8 @@
 writer stands behind a real server on loopback, with every fault that a language model has."""
 
 from support import llm
+from support.answers import Unreadable, unmarked_sections
+from support.results import intention_of, read_results
 
 import asyncio
 import hashlib
@@ -16,14 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from marks import sign, signed
-from server import Loopback, answer_check, completion
 
 import evaluate
 import profiles
 import simulator
 import toy
+from marks import sign, signed
 from profiles import PARTS, alike, check_files, draw_slots, read_first_line, read_parts, runs_of
+from server import Loopback, answer_check, completion
 from simulator import (
     PROMPTS,
     BadInput,
@@ -34,8 +36,6 @@ from simulator import (
     load_prompt,
     refuse_foreign,
 )
-from support.answers import Unreadable, unmarked_sections
-from support.results import intention_of, read_results
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = PROMPTS / "en" / "writer" / "by_rule.txt"

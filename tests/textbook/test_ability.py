@@ -1,6 +1,8 @@
 """Is the model still able? Logs of lm-eval and lighteval, paired by problem: McNemar by hand, sign
 flips by brute force, and what the paper's own twelve differences are worth."""
 
+from support.ability import compare_ability, paired, read_samples
+
 import json
 import math
 import shutil
@@ -13,8 +15,6 @@ import numpy as np
 import pytest
 
 import evaluate
-from support.ability import compare_ability, paired, read_samples
-from support.settings import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROBES = ROOT / "tests" / "probes"

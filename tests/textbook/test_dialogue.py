@@ -10,9 +10,9 @@ from collections import Counter
 from itertools import cycle
 
 import pytest
-from marks import signed
 
 import toy
+from marks import signed
 from policy import Reply, Segment, split_thought
 from rlver import converse, rollout
 from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator, toy_profiles

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
+from grpo import group_advantages, grpo_update, turn_advantages
+from ppo import SelfCheckFailed, ppo_update
 from test_ppo import (
     INF,
     NAN,
@@ -23,9 +26,6 @@ from test_ppo import (
     untouched,
     weights,
 )
-
-from grpo import group_advantages, grpo_update, turn_advantages
-from ppo import SelfCheckFailed, ppo_update
 
 
 def gradients(minibatches, policy=None, **settings):

@@ -1,15 +1,6 @@
 """What a judge says, read; and all that is counted in judged dialogues, by hand. No model is asked:
 tests/machine/test_judge.py does that."""
 
-from support import judged
-
-import random
-
-import numpy as np
-import pytest
-from marks import sign
-
-import toy
 from support.judged import (
     CODES,
     FORMS,
@@ -34,6 +25,14 @@ from support.judged import (
 )
 from support.raters import holm, krippendorff
 from support.signs import reliability
+
+import random
+
+import numpy as np
+import pytest
+
+import toy
+from marks import sign
 
 DIMENSIONS = FORMS["capabilities"]["parts"]
 NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnopqrstuvwx")}

@@ -2,20 +2,21 @@
 the merged model that everybody else sees. The yardstick is the plain model with W + (alpha / r) B A
 in the place of W."""
 
+from support.ranks import iter_full_weights
+from support.settings import BadInput
+
 import copy
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_tiny_model
-from test_policy import random_episode
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from conftest import make_tiny_model
 from lora import LoraLinear, Part, SharedBase, add_adapters, merge, turned
 from policy import Critic, Policy, pack, recompute_activations
-from support.ranks import iter_full_weights
-from support.settings import BadInput
+from test_policy import random_episode
 
 
 @pytest.fixture

@@ -6,6 +6,10 @@ Random policies do not think well-formed thoughts. Where a test needs certain wo
 is real and the dice are loaded.
 """
 
+from support.chat_format import ChatFormat
+from support.loading import load_model
+from support.ranks import make_masters
+
 import asyncio
 import copy
 import dataclasses
@@ -25,12 +29,10 @@ from engine import TorchEngine
 from policy import (
     Agent,
     BadModel,
-    ChatFormat,
     Critic,
     Episode,
     Policy,
     Segment,
-    load_model,
     micro_batches,
     pack,
     split_thought,
@@ -38,7 +40,6 @@ from policy import (
     tree_mask,
 )
 from ppo import place_rewards
-from support.ranks import make_masters
 
 LINES = [
     "My sister forgot my birthday.",

@@ -5,6 +5,17 @@ it could be forged.
 """
 
 from support import llm
+from support.answers import (
+    LONGEST_ANSWER,
+    MARK_LETTERS,
+    mark_in,
+    mark_of,
+    marked_sections,
+    unmarked_sections,
+)
+from support.judged import CODES, read_answer
+from support.llm import CallLog, PromptRefused, RetryableError
+from support.settings import SimulatorRefused, TooManyLost, UnreadableAnswers
 
 import asyncio
 import json
@@ -13,11 +24,11 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from marks import sign, signed
 
 import simulator
 import toy
 from evaluate import consistency
+from marks import sign, signed
 from policy import Reply
 from rlver import converse
 from simulator import (
@@ -46,17 +57,6 @@ from simulator import (
     says_goodbye,
     toy_profiles,
 )
-from support.answers import (
-    LONGEST_ANSWER,
-    MARK_LETTERS,
-    mark_in,
-    mark_of,
-    marked_sections,
-    unmarked_sections,
-)
-from support.judged import CODES, read_answer
-from support.llm import CallLog, PromptRefused, RetryableError
-from support.settings import SimulatorRefused, TooManyLost, UnreadableAnswers
 
 LIN = {
     "id": "p-1",

@@ -6,12 +6,14 @@ reply has, the next speaker's token taken for the end of a reply. A model that i
 scaffold learns, and is wrong wherever its own template is used.
 """
 
+from support.chat_format import ChatFormat
+from support.loading import load_model, stop_ids
+
 import asyncio
 import json
 
 import pytest
 import torch
-from test_policy import LINES, LoadedDice
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -24,17 +26,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from engine import TorchEngine
-from policy import (
-    Agent,
-    BadModel,
-    ChatFormat,
-    Episode,
-    Policy,
-    load_model,
-    pack,
-    stop_ids,
-    take_thoughts,
-)
+from policy import Agent, BadModel, Episode, Policy, pack, take_thoughts
+from test_policy import LINES, LoadedDice
 
 CORPUS = [
     *LINES,

@@ -2,6 +2,8 @@
 policies found, each closed; the weak scorer, which has them all, shows that they are real. Tests go
 by the rules of toy.py, not by its present wording."""
 
+from support.loading import load_model
+
 import asyncio
 import functools
 import random
@@ -16,7 +18,7 @@ import torch
 
 import policy
 import toy
-from policy import Reply, load_model
+from policy import Reply
 from rlver import converse
 from simulator import Profile, Simulator, User, make_simulator, toy_profiles
 from toy import (
@@ -297,10 +299,10 @@ def ngrams(words, n):
 
 @pytest.mark.slow
 def test_only_whole_sentences_are_understood():
-    """ "One step is the one step is the one step" ended a prototype at learning rate 3e-3: each pair
-    of its words is legal. Triples let 129 sentences pass that nobody would say, "You are right and
-    your sister." for one. So whatever pairs and triples of one act's words can be walked through,
-    by way of many random walks, is understood only if it is one of its sentences."""
+    """ "One step is the one step is the one step" ended a prototype at learning rate 3e-3: each
+    pair of its words is legal. Triples let 129 sentences pass that nobody would say, "You are
+    right and your sister." for one. So whatever pairs and triples of one act's words can be walked
+    through, by way of many random walks, is understood only if it is one of its sentences."""
     rng, refused = random.Random(0), set()
     for act in ACTS:
         legal = {tuple(toy.abstract(toy.tokens_of(text))) for text in sentences(act)}
