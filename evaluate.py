@@ -47,7 +47,9 @@ from support.settings import (
     is_beside_us,
     split_name,
 )
-from support.signs import emotion_level, reliability, score_summary, sign_flips, signs
+from support.signs import score_summary, signs
+from support.stats import reliability, sign_flips
+from support.users import emotion_level
 
 import asyncio
 import glob

@@ -14,7 +14,7 @@ FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is on
 (prompts/en/judge) over any model. docs/judging.md says what the numbers are not.
 """
 
-from support import judged, raters
+from support import judged, raters, stats
 from support.answers import before_end, unmarked_sections
 from support.llm import CallLog, digest
 from support.report import radar_of, write_report
@@ -336,14 +336,14 @@ async def questionnaires(args, answers, judge):
             )
             if "overall" in table:
                 pairs = [(x, finals[path, i]) for i, x in table["overall"]["means"].items()]
-                rows[f"{prompt}, {path}"] = judged.interval(judged.pearson, *np.transpose(pairs))
+                rows[f"{prompt}, {path}"] = stats.interval(stats.pearson, *np.transpose(pairs))
                 means.append(np.mean(pairs, 0))
         if len(means) > 2:
-            rows[f"{prompt}, over files"] = judged.interval(judged.pearson, *np.transpose(means))
+            rows[f"{prompt}, over files"] = stats.interval(stats.pearson, *np.transpose(means))
         if len(tables) == 2:
             one, two = tables.values()
             result[prompt]["paired"] = {
-                item: judged.interval(
+                item: stats.interval(
                     np.mean,
                     [
                         two[item]["means"][i] - x
@@ -563,8 +563,8 @@ async def paraphrase(args, answers):
         sides.append(next(iter((await heard(args, replies)).values())))
     pairs = np.array([pair for pair in zip(*sides) if None not in pair], float).reshape(-1, 2)
     rows = {
-        "moved": judged.interval(np.mean, abs(pairs[:, 0] - pairs[:, 1])),
-        "same sign": judged.interval(np.mean, np.sign(pairs[:, 0]) == np.sign(pairs[:, 1])),
+        "moved": stats.interval(np.mean, abs(pairs[:, 0] - pairs[:, 1])),
+        "same sign": stats.interval(np.mean, np.sign(pairs[:, 0]) == np.sign(pairs[:, 1])),
     }
     show(
         "the same reply in other words",
@@ -593,14 +593,14 @@ async def ranks(args, answers, judge):
         )
     one, two = sides.values()
     if common[1:]:
-        rows["over policies"] = judged.interval(
-            judged.spearman,
+        rows["over policies"] = stats.interval(
+            stats.spearman,
             *([np.mean(list(side[name].values())) for name in common] for side in (one, two)),
         )
     for name in common:
         ids = sorted(set(one[name]) & set(two[name]))
-        rows[name] = judged.interval(
-            judged.spearman, *([side[name][i] for i in ids] for side in (one, two))
+        rows[name] = stats.interval(
+            stats.spearman, *([side[name][i] for i in ids] for side in (one, two))
         )
     show(f"ranks, {' against '.join(sides)}", ["r", "from", "to", "n"], rows, HOW["ranks"])
     return {"ranks": rows}
@@ -631,7 +631,7 @@ async def table3(args, answers, judge):
                 "--limit",
                 args.limit or 128,
             )
-            cells += judged.interval(np.mean, [d["final"] for d in read(file)])[:3]
+            cells += stats.interval(np.mean, [d["final"] for d in read(file)])[:3]
         rows[f"trained: {trained}"] = cells
     show("final emotion", [levels[0], "from", "to", levels[1], "from", "to"], rows, HOW["table3"])
     return {"table3": rows}

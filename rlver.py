@@ -54,7 +54,8 @@ from support.settings import (
     gpu_is_there,
     read_flags,
 )
-from support.signs import INITIAL_EMOTION, batch_metrics, cut_replies, flat_groups, summarise
+from support.signs import batch_metrics, cut_replies, flat_groups, summarise
+from support.users import INITIAL_EMOTION
 
 import asyncio
 import contextlib

@@ -36,7 +36,7 @@ from support.settings import (
     UnreadableAnswers,
     split_name,
 )
-from support.signs import INITIAL_EMOTION, emotion_level
+from support.users import INITIAL_EMOTION, emotion_level
 
 import asyncio
 import copy

@@ -15,7 +15,7 @@ Run it alone to meet a few of these people:  python toy.py
 
 from support.answers import mark_in
 from support.settings import BadModel, Parser
-from support.signs import emotion_level
+from support.users import emotion_level
 
 import hashlib
 import json

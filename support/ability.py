@@ -5,7 +5,7 @@ training, paired problem by problem (docs/ability.md has the recipe).
 from support.llm import digest
 from support.rundir import read_jsonl
 from support.settings import BadInput
-from support.signs import sign_flips
+from support.stats import sign_flips
 
 import math
 import re

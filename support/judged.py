@@ -306,35 +306,3 @@ def scale_table(answers, too_short=()):
             "means": means,
         }
     return table
-
-
-def pearson(x, y):
-    """Correlation (Pearson's); of two points, which is always 1 or -1, none."""
-    return np.corrcoef(x, y)[0, 1] if len(x) > 2 else np.nan
-
-
-def spearman(x, y):
-    """Correlation of ranks (Spearman's); ties share theirs."""
-    return pearson(
-        *(np.sort(v).searchsorted(v) + np.sort(v).searchsorted(v, "right") for v in (x, y))
-    )
-
-
-def interval(statistic, *columns, draws=1000):
-    """[value, low, high, n] of statistic(*columns), n units in a row each, with its 95 % bootstrap
-    interval over units; None where there is no telling. (Of fewer than five units most draws are of
-    one or two.)"""
-    columns, rng = np.array(columns, float), np.random.default_rng(0)
-    if (n := columns.shape[1]) < 2:
-        return [None, None, None, n]
-    with np.errstate(all="ignore"):  # what does not vary has no correlation
-        found = [
-            float(statistic(*columns[:, i]))
-            for i in [np.arange(n), *rng.integers(n, size=(draws, n))]
-        ]
-    drawn = [x for x in found[1:] if np.isfinite(x) and n > 4]
-    return [
-        found[0] if np.isfinite(found[0]) else None,
-        *(np.percentile(drawn, [2.5, 97.5]).tolist() if drawn else [None, None]),
-        n,
-    ]

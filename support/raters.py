@@ -4,13 +4,11 @@ Which side is whose is drawn for each pair and stands in a key of its own, which
 What they saw is the person and both dialogues, neither policy nor score.
 """
 
-from support.judged import interval
 from support.rundir import read_json, write_json
 from support.settings import BadInput
-from support.signs import sign_flips
+from support.stats import holm, interval, krippendorff, sign_flips
 
 import csv
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -92,23 +90,3 @@ def read_sheets(paths):
     for row, p in zip(rows.values(), holm([row[-1] for row in rows.values()])):
         row[-1] = p
     return key["files"], rows
-
-
-def krippendorff(units):
-    """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
-    each pair its ratings; one rating alone says nothing. None if nothing differs."""
-    units = [unit for unit in units if unit[1:]]
-    differ = lambda ratings: 2 * sum(a != b for a, b in combinations(ratings, 2))
-    every = [rating for unit in units for rating in unit]
-    expected = differ(every) / (len(every) - 1) if every else 0
-    observed = sum(differ(unit) / (len(unit) - 1) for unit in units)
-    return 1 - observed / expected if expected else None
-
-
-def holm(p_values):
-    """Holm's correction: the k'th smallest of m times m - k + 1, at most 1, never below the one
-    before it."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for k, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        corrected[i] = largest = max(largest, min(1.0, (len(p_values) - k) * p_values[i]))
-    return corrected

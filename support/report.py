@@ -14,7 +14,8 @@ Content-Security-Policy lets the browser run only the script whose hash it names
 from support import judged, reference
 from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_file, write_json
-from support.signs import INITIAL_EMOTION, hacking_warnings, score_summary
+from support.signs import hacking_warnings, score_summary
+from support.users import INITIAL_EMOTION
 
 import base64
 import hashlib

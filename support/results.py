@@ -7,7 +7,7 @@ It stands below all that measures: rlver.py and evaluate.py, reports, and whoeve
 from support.answers import is_mark
 from support.rundir import read_jsonl
 from support.settings import BadInput
-from support.signs import INITIAL_EMOTION
+from support.users import INITIAL_EMOTION
 
 import functools
 import re

@@ -20,39 +20,8 @@ REWARD_TALK = re.compile(
     r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数",
     re.IGNORECASE,
 )
-INITIAL_EMOTION = {"training": 30, "benchmark": 40}  # RLVER trains from 30; SAGE's benchmark: 40
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
-
-
-def emotion_level(emotion):
-    """The five levels of SAGE: S at 100, A from 70, B from 40, C from 10, F below. The reply hop is
-    told only this name."""
-    return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
-
-
-def sign_flips(differences, rng, draws):
-    """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
-    it comes out as far from 0 if neither side is better."""
-    n = len(differences)
-    flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ differences / n
-    far = np.abs(flips) >= abs(differences.mean()) - 1e-9
-    return float((1 + far.sum()) / (1 + draws))
-
-
-def reliability(finals):
-    """Of final emotions, [dialogues][replays]: "spread", the standard deviation of one dialogue's
-    over its replays, and "reliability" of the reward, the share of the variance of scores that
-    dialogues explain, ICC(1) (Shrout and Fleiss 1979). {} where they cannot be had."""
-    x = np.array(finals, dtype=float)
-    if x.ndim < 2 or min(x.shape) < 2:
-        return {}
-    within, between = x.var(1, ddof=1).mean(), x.shape[1] * x.mean(1).var(ddof=1)
-    whole = between + (x.shape[1] - 1) * within
-    return {
-        "spread": float(within**0.5),
-        "reliability": float((between - within) / whole) if whole else None,
-    }
 
 
 def score_summary(finals):

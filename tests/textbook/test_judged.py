@@ -6,25 +6,21 @@ from support.judged import (
     FORMS,
     GROUPS,
     gain,
-    interval,
     parse_grade,
     parse_place,
     parse_score,
-    pearson,
     questionnaire,
     read_answer,
     read_parts,
     read_strategies,
     scale_table,
     similarity,
-    spearman,
     ssrr,
     steps_of,
     strategies_of,
     toy_codes,
 )
-from support.raters import holm, krippendorff
-from support.signs import reliability
+from support.stats import holm, interval, krippendorff, pearson, reliability, spearman
 
 import random
 
