@@ -19,6 +19,7 @@ matrix puts in wrong answers. exercises.toml says what is an exercise and which 
 wrong_answers.toml what typically goes wrong.
 """
 
+from patches import HERE, ROOT, kill, read_toml, replaced, terminable
 from support.settings import BadInput, Parser, above_zero
 
 import ast
@@ -46,7 +47,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import labs
-from patches import HERE, ROOT, kill, read_toml, replaced, terminable
 
 # of the project, for a copy; tests are cut, course/ stays here
 PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "toy_policy", "docs"]

@@ -13,6 +13,7 @@ name of a run ends in a digest of its scripts and flags, and one that is finishe
 a lab that was stopped goes on, and labs share their healthy runs.
 """
 
+from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 from support.results import read_dialogues
 from support.rundir import read_jsonl
 from support.settings import BadInput, Parser, natural, positive
@@ -35,7 +36,6 @@ from pathlib import Path
 import numpy as np
 
 import toy
-from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 from simulator import Profile, replay
 
 RUNS = ROOT / "runs" / "labs"
