@@ -130,7 +130,7 @@ def jobs():
         "replay",
         "replay",
         needs=("grpo-think-0",),
-        command="evaluate.py --consistency {grpo-think-0}/dialogues.jsonl --json {json}",
+        command="-m tools.replay {grpo-think-0}/dialogues.jsonl --json {json}",
     )
     yield Job("bench", "bench", command="tests/bench.py", threads=2)
     for lab in labs.load_labs():
@@ -268,7 +268,7 @@ def run(job):
 
 
 def call(job, command, home):
-    """Run a script of the project with the job's threads. Returns what it printed, or None where it
+    """Run a script of the project, or a module with `-m`, with the job's threads. Returns what it printed, or None where it
     did not end well."""
     done = subprocess.run(
         [sys.executable, *command],

@@ -21,9 +21,9 @@ import rlver
 import toy
 from conftest import make_tiny_model
 from policy import BadModel
+from result_files import sage_line, write
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
-from test_evaluate import sage_line, write
 
 SMALL = (
     "--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 2"
