@@ -846,7 +846,10 @@ def finish(args, result, problems):
 
 def make_parser():
     """The flags of evaluate.py."""
-    parser = Parser(prog="evaluate.py", description="Measure a policy, and compare results.")
+    parser = Parser(
+        prog="evaluate.py",
+        description="Measure a policy with the Sentient Benchmark, and compare results.",
+    )
     parser.add_argument(
         "--policy",
         help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "

@@ -268,8 +268,8 @@ def run(job):
 
 
 def call(job, command, home):
-    """Run a script of the project, or a module with `-m`, with the job's threads. Returns what it printed, or None where it
-    did not end well."""
+    """Run a script of the project, or a module of it with `-m`, with the job's threads. Returns
+    what it printed, or None where it did not end well."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=home,

@@ -1,12 +1,13 @@
-"""Make users: persona type, persona, need, scene, first line (SAGE 2.2, appendix G); or say what is
-in a file of users.
+"""Make users, or say what is in files of users.
+
+A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
 
     python -m tools.profiles --out results/users.jsonl --count 500           by rule, offline
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
-What --check counts can be counted: how many are alike, what gives the hidden theme away. It does not
-say whether the people are believable.
+What --check counts is what can be counted: how many are alike, how many give their hidden theme
+away. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here every answer is cut into named parts and checked; one that cannot be used is asked for again,

@@ -1,6 +1,6 @@
-"""May the user who gives the reward be trusted? Puts the replies of recorded dialogues to their user
-again, and tells how often emotion, its sign and the final score are the same; and checks that every
-reward in the log is the one that its dialogue earned.
+"""May the user who gives the reward be trusted? The replies of recorded dialogues are put to their
+user again: how often are emotion, its sign and the final score the same? And is every reward in the
+log the one that its dialogue earned?
 
 High shares mean that the user feels the same about the same reply, so that a reward is no accident.
 They do not mean that what it feels is right. With --times, "reliability" is the share of the
@@ -35,7 +35,10 @@ def main(argv=None):
 
 def make_parser():
     """The flags of this tool."""
-    parser = Parser(prog="python -m tools.replay", description="Replay recorded dialogues.")
+    parser = Parser(
+        prog="python -m tools.replay",
+        description="Replay recorded dialogues: may the user who gives the reward be trusted?",
+    )
     parser.add_argument(
         "log", help="replay the dialogues of a log or a result file", metavar="FILE"
     )

@@ -85,7 +85,10 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path):
         ["--policy", str(tiny_dir), "--max-tokens", "6", "--limit", "12", "--out", str(path)]
     )
     assert path.read_text(encoding="utf-8").startswith(before)
-    by_id = lambda p: {line["id"]: line for line in lines(p)}
+
+    def by_id(p):
+        return {line["id"]: line for line in lines(p)}
+
     assert set(by_id(path)) == set(by_id(results)) and len(lines(path)) == 12
     with pytest.raises(BadInput, match="holds results of"):
         evaluate.run(

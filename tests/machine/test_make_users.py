@@ -103,7 +103,10 @@ def test_the_seed_alone_decides():
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
-    read = lambda name: profiles.seed_lines(PROMPTS / lang / "writer" / name, 1, "")
+
+    def read(name):
+        return profiles.seed_lines(PROMPTS / lang / "writer" / name, 1, "")
+
     assert len(read("topics.txt")) >= 120 and len(read("talk.txt")) >= 60
     sizes = {
         line.split(": ")[0]: len(set(line.split(": ")[1].split(", ")))
@@ -283,9 +286,14 @@ def test_what_fails_for_good_is_counted(tmp_path, capfd):
     line says how many are missing and why, and the released code would ask to this day."""
     rule = toy.ScriptedWriter(RULE)
     (tmp_path / "topics").write_text("a lost glove\na found glove\n")
-    answer = lambda p: (
-        "I would rather not." if "a lost glove" in p and "<topic>" in p else asyncio.run(rule(p))
-    )
+
+    def answer(p):
+        return (
+            "I would rather not."
+            if "a lost glove" in p and "<topic>" in p
+            else asyncio.run(rule(p))
+        )
+
     with Loopback(answer=answer) as server:
         assert (
             make(

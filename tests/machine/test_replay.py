@@ -1,4 +1,5 @@
-"""tools/replay.py: may the user who gives the reward be trusted? Recorded dialogues are replayed."""
+"""tools/replay.py: may the user who gives the reward be trusted? Recorded dialogues are
+replayed."""
 
 import json
 import random

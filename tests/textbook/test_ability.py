@@ -260,7 +260,10 @@ def test_thoughts_are_stripped_before_scoring():
         import thoughts
     finally:
         sys.path.remove(str(PROBES))
-    strip = lambda *texts: thoughts.strip([list(texts)], [{}])
+
+    def strip(*texts):
+        return thoughts.strip([list(texts)], [{}])
+
     assert strip("<think>\nlong, long\n</think>\n\nno commas here") == [["no commas here"]]
     assert strip("<think>cut, in the mid", "plain, as it is") == [["", "plain, as it is"]]
     assert strip("long thought</think>said") == [["said"]]  # the template opened it
