@@ -110,8 +110,7 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
     """`--world chit-chat`: tables by world and purpose, a file that no heart-to-heart result goes
     into, and a log that replays. The user is a server that keeps to the form."""
 
-    def answer(body):
-        prompt = body["messages"][-1]["content"]
+    def answer(prompt):
         return signed(
             prompt,
             "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
@@ -120,24 +119,24 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         )
 
     out = tmp_path / "chat.jsonl"
-    flags = ["--policy", str(tiny_dir), "--limit", "6", "--max-turns", "2", "--max-tokens", "4"]
+    flags = ["--policy", str(tiny_dir), "--max-turns", "2", "--max-tokens", "4"]
     with Loopback(answer=answer) as server:
-        flags += ["--simulator", f"openai:m@{server.url}"]
+        flags += ["--simulator", f"openai:scripted@{server.url}"]
         assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
         text = capsys.readouterr().out
         assert "world: chit-chat" in text
         assert "purpose: no-target" in text and "purpose: target" in text
         rows, _ = read_results(out)
-        assert Counter(row["purpose"] for row in rows) == {"target": 3, "no-target": 3}
+        assert Counter(row["purpose"] for row in rows) == {"target": 12, "no-target": 12}
         people = load_profiles(PROMPTS / "profiles" / "en_chat.jsonl")
-        assert {row["id"] for row in rows} <= {p.id for p in people}
+        assert {row["id"] for row in rows} == {p.id for p in people}
         assert "By purpose" in out.with_suffix(".html").read_text(encoding="utf-8")
         assert (
             replay.main(
                 [
                     str(out),
                     "--simulator",
-                    f"openai:m@{server.url}",
+                    f"openai:scripted@{server.url}",
                     "--profiles",
                     str(PROMPTS / "profiles" / "en_chat.jsonl"),
                 ]
