@@ -253,8 +253,9 @@ EMOTION_HEADERS = {
 REPLY_HEADERS = {name: name for name in ("Thinking", "Origin", "Change", "Response")}
 
 
-def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
-    """A prompt file's text. Raises BadInput if it, or a placeholder, is missing or unknown."""
+def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None):
+    """A prompt file's text. placeholders: names that it must have, and no others (default: those of
+    PLACEHOLDERS). Raises BadInput if it, or a placeholder, is missing or unknown."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
@@ -262,7 +263,8 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
-    found, known = set(re.findall(r"\{\{(\w+)\}\}", text)), PLACEHOLDERS.get(name, set())
+    found = set(re.findall(r"\{\{(\w+)\}\}", text))
+    known = PLACEHOLDERS.get(name, set()) if placeholders is None else placeholders
     for wrong, names in {"lacks its": known - found, "has an unknown": found - known}.items():
         if names:
             raise BadInput(f"prompt file {path} {wrong} placeholder {{{{{min(names)}}}}}")

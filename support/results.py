@@ -1,7 +1,7 @@
 """support/results.py - reading what runs and evaluations leave: result files, ours and SAGE's, and
 logs of dialogues.
 
-It stands below all that measures: rlver.py and evaluate.py, reports, and whoever judges.
+rlver.py, evaluate.py, the reports and the tools read them through this file.
 """
 
 from support.answers import is_mark
@@ -38,14 +38,10 @@ def intention_of(task, need=""):
     else by the words of its `task`; both "other" where that is none of SAGE's eight."""
     if need in INTENTIONS:
         return need, INTENTIONS[need][0]
-    return next(
-        (
-            (name, kind)
-            for name, (kind, words) in INTENTIONS.items()
-            if re.search(words, task or "", re.I)
-        ),
-        ("other", "other"),
-    )
+    for name, (kind, words) in INTENTIONS.items():
+        if re.search(words, task or "", re.IGNORECASE):
+            return name, kind
+    return "other", "other"
 
 
 # ------------------------------------------------------------------------------------- result files
@@ -55,20 +51,15 @@ def read_results(path):
     """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named
     with file and line, and counted.
 
-    Row: {"id", "final", "emotions" (after each scored reply), "replies" (texts), "intention",
-    "kind", "world", "purpose" (the profile's target), "group", "made_by", "ended", "raw",
-    "simulator" (of a SAGE file, by its directory)}."""
+    Row: as `parse_result` has it, and "simulator": who played the user in a SAGE file, else ""."""
     rows, problems, line_of = [], [], {}
-    # SAGE's released files say only by their directory who played the user
-    world = next(
-        (part for part in Path(path).resolve().parts if part.endswith("_based_simulator")), ""
-    )
+    simulator = simulator_by_directory(path)
     try:
         for number, raw, problem in read_jsonl(path):
             try:
                 if problem:
                     raise ValueError(problem)
-                row = {**parse_result(raw), "simulator": world}
+                row = {**parse_result(raw), "simulator": simulator}
                 if row["id"] in line_of:
                     raise ValueError(
                         f"id {row['id']!r} stands in line {line_of[row['id']]} already"
@@ -84,55 +75,32 @@ def read_results(path):
     return rows, problems
 
 
+def simulator_by_directory(path):
+    """Who played the user, "" if nothing says so: SAGE's released files tell it only by their
+    directory."""
+    for part in Path(path).resolve().parts:
+        if part.endswith("_based_simulator"):
+            return part
+    return ""
+
+
 def parse_result(raw):
-    """A line's object as a row. Raises ValueError saying what is wrong with it."""
-    if not isinstance(raw, dict):
-        raise ValueError("a JSON object is needed")
-    for name, kind in (("id", str), ("emo_point", (int, float)), ("history", list), ("task", str)):
-        if name not in raw:
-            raise ValueError(f"field {name!r} is missing")
-        if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
-            raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
-    history, turns = raw["history"], []
-    if not all(
-        isinstance(m, dict)
-        and isinstance(m.get("content"), str)
-        and m.get("role") in ("user", "assistant")
-        for m in history
-    ):
-        raise ValueError("field 'history' holds something that is no message")
-    for message, after in zip(history, [*history[1:], {}]):
-        if message["role"] == "assistant":
-            own = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
-            turns.append(
-                {
-                    "reply": message["content"],
-                    "user": after.get("content"),
-                    **{
-                        key: own.get(key)
-                        for key in ("thought", "analysis", "change", "mark", "emotion")
-                    },
-                }
-            )
-            if not is_mark(turns[-1]["mark"]):
-                turns[-1]["mark"] = None
-            if own.get("emotion") is None and "emotion-point" in after:  # SAGE's: a line later
-                plan = after["planning"] if isinstance(after.get("planning"), dict) else {}
-                turns[-1] |= {
-                    "emotion": after["emotion-point"],
-                    "analysis": "\n".join(
-                        f"{key}: {plan.get(key) or plan.get(key.lower())}" for key in SAGE_SECTIONS
-                    ),
-                }
-    scored = [t for t in turns if t["emotion"] is not None]
-    emotions = [t["emotion"] for t in scored]
+    """A line's object as a row: {"id", "final", "emotions" (after each scored reply), "replies"
+    (texts), "turns" (see `turns_of`), "start", "intention", "kind", "world", "purpose" (the
+    profile's target), "group", "made_by", "ended", "raw"}. Raises ValueError saying what is wrong
+    with it."""
+    refuse_malformed(raw)
+    turns = turns_of(raw["history"])
+    scored = [turn for turn in turns if turn["emotion"] is not None]
+    emotions = [turn["emotion"] for turn in scored]
     for value in [raw["emo_point"], *emotions]:
         if not isinstance(value, (int, float)) or not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
     made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
     start = made_by.get("start", INITIAL_EMOTION["benchmark"])
-    for before, t in zip([start, *emotions], scored):
-        t["change"] = t["emotion"] - before if t["change"] is None else t["change"]
+    for before, turn in zip([start, *emotions], scored):
+        if turn["change"] is None:
+            turn["change"] = turn["emotion"] - before
     need = raw.get("need")
     intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
     group = raw.get("character") or raw.get("main_cha") or "other"
@@ -140,7 +108,7 @@ def parse_result(raw):
         "id": raw["id"],
         "final": raw["emo_point"],
         "emotions": emotions,
-        "replies": [t["reply"] for t in turns],
+        "replies": [turn["reply"] for turn in turns],
         "turns": turns,
         "start": start,
         "intention": intention,
@@ -153,6 +121,51 @@ def parse_result(raw):
     }
 
 
+def refuse_malformed(raw):
+    """Raise ValueError if a line's object lacks what every result has."""
+    if not isinstance(raw, dict):
+        raise ValueError("a JSON object is needed")
+    for name, kind in (("id", str), ("emo_point", (int, float)), ("history", list), ("task", str)):
+        if name not in raw:
+            raise ValueError(f"field {name!r} is missing")
+        if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
+            raise ValueError(f"field {name!r} is a {type(raw[name]).__name__}")
+    for message in raw["history"]:
+        if (
+            not isinstance(message, dict)
+            or not isinstance(message.get("content"), str)
+            or message.get("role") not in ("user", "assistant")
+        ):
+            raise ValueError("field 'history' holds something that is no message")
+
+
+def turns_of(history):
+    """The policy's replies in a result's messages: [{"reply", "user" (the line after it, or None),
+    "thought", "analysis", "change", "mark", "emotion"}], None where the file does not say it."""
+    turns = []
+    for message, after in zip(history, [*history[1:], {}]):
+        if message["role"] != "assistant":
+            continue
+        ours = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
+        turn = {"reply": message["content"], "user": after.get("content")}
+        for key in ("thought", "analysis", "change", "mark", "emotion"):
+            turn[key] = ours.get(key)
+        if not is_mark(turn["mark"]):
+            turn["mark"] = None
+        if turn["emotion"] is None and "emotion-point" in after:  # SAGE's stands a line later
+            turn["emotion"] = after["emotion-point"]
+            turn["analysis"] = analysis_by_sage(after)
+        turns.append(turn)
+    return turns
+
+
+def analysis_by_sage(message):
+    """What the user felt about a reply, from the message that followed it in a SAGE file."""
+    planning = message["planning"] if isinstance(message.get("planning"), dict) else {}
+    sections = [(key, planning.get(key) or planning.get(key.lower())) for key in SAGE_SECTIONS]
+    return "\n".join(f"{key}: {text}" for key, text in sections)
+
+
 def world_of(target):
     """What a profile's `target` says, as columns of the tables."""
     target = target if isinstance(target, str) and target else "eq"
@@ -161,36 +174,38 @@ def world_of(target):
 
 def parts_of(rows):
     """What tables tell apart: who chats has no hidden need, and most files hold no chit-chat."""
-    chat = any(row["purpose"] != "eq" for row in rows)
-    return ["world", "purpose"] * chat + ["kind", "intention", "group"]
+    parts = ["kind", "intention", "group"]
+    if any(row["purpose"] != "eq" for row in rows):
+        return ["world", "purpose", *parts]
+    return parts
 
 
 def comparison_key(row):
     """What a score is measured with: only scores of the same compare."""
-    if not row["made_by"]:
+    made_by = row["made_by"]
+    if not made_by:
         return f"simulator {row['simulator']}, by SAGE" if row["simulator"] else "SAGE's own"
-    named = {
-        key: row["made_by"].get(key)
+    settings = [
+        f"{key} {made_by[key]}"
         for key in ("simulator", "difficulty", "lang", "start", "max_turns", "world")
-    }
-    return (
-        ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
-        or "SAGE's own"
-    )
+        if made_by.get(key) is not None
+    ]
+    return ", ".join(settings) or "SAGE's own"
 
 
 def describe(made_by):
     """Who made a result, with all that tells it from another one of the same weights."""
     if not made_by:
         return "a SAGE result file"
-    told = [
-        f"{key.replace('_', ' ')} {made_by[key]}"
-        for key in ("policy_lang", "temperature", "max_tokens", "context")
-        if made_by.get(key) is not None
-    ]
-    mode = ["thinking" if made_by["think"] else "direct"] if "think" in made_by else []
-    more = f" ({', '.join(mode + told)})" if mode + told else ""
-    return f"policy {made_by.get('policy', '?')}{more} with user {made_by.get('simulator', '?')}"
+    settings = []
+    if "think" in made_by:
+        settings.append("thinking" if made_by["think"] else "direct")
+    for key in ("policy_lang", "temperature", "max_tokens", "context"):
+        if made_by.get(key) is not None:
+            settings.append(f"{key.replace('_', ' ')} {made_by[key]}")
+    in_brackets = f" ({', '.join(settings)})" if settings else ""
+    policy, simulator = made_by.get("policy", "?"), made_by.get("simulator", "?")
+    return f"policy {policy}{in_brackets} with user {simulator}"
 
 
 # -------------------------------------------------------------------------------- logs of dialogues
@@ -200,7 +215,7 @@ def read_dialogues(path):
     """The lines of a run's dialogues.jsonl. Raises BadInput naming the line that is none."""
     if not Path(path).is_file():
         raise BadInput(f"{path}: no such file")
-    found = []
+    dialogues = []
     for number, row, problem in read_jsonl(path):
         if (
             problem
@@ -208,10 +223,10 @@ def read_dialogues(path):
             or not {"profile_id", "first_line", "turns"} <= set(row)
         ):
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        found.append(row)
-    if not found:
+        dialogues.append(row)
+    if not dialogues:
         raise BadInput(f"{path}: the file holds no dialogue")
-    return found
+    return dialogues
 
 
 def recorded_dialogues(path):

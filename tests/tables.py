@@ -130,7 +130,7 @@ def jobs():
         "replay",
         "replay",
         needs=("grpo-think-0",),
-        command="evaluate.py --consistency {grpo-think-0}/dialogues.jsonl --json {json}",
+        command="-m tools.replay {grpo-think-0}/dialogues.jsonl --json {json}",
     )
     yield Job("bench", "bench", command="tests/bench.py", threads=2)
     for lab in labs.load_labs():
@@ -268,8 +268,8 @@ def run(job):
 
 
 def call(job, command, home):
-    """Run a script of the project with the job's threads. Returns what it printed, or None where it
-    did not end well."""
+    """Run a script of the project, or a module of it with `-m`, with the job's threads. Returns
+    what it printed, or None where it did not end well."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=home,

@@ -24,6 +24,7 @@ import rlver
 import simulator
 import toy
 from server import Loopback, people
+from tools import report as report_tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (
@@ -171,14 +172,14 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_a_chat_ends_politely(run, tmp_path):
+def test_a_chat_ends_politely(run):
     """Ctrl-D is the end of a conversation, no interruption."""
     done = subprocess.run(
-        [sys.executable, ROOT / "evaluate.py", "--chat", run],
+        [sys.executable, "-m", "tools.chat", run],
         input="",
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=ROOT,
     )
     assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
 
@@ -428,6 +429,6 @@ def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypa
     assert go(tiny_dir, tmp_path / "out") == 130
     assert seen == [True, True]
     (tmp_path / "out" / "report.html").unlink()
-    assert evaluate.main(["--report", str(tmp_path / "out")]) == 0
+    assert report_tool.main([str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").exists()
-    assert evaluate.main(["--report", str(tiny_dir)]) == 2
+    assert report_tool.main([str(tiny_dir)]) == 2

@@ -16,9 +16,10 @@ import evaluate
 import judge
 import rlver
 import toy
+from result_files import lines, our_line, write
 from server import Loopback, completion
 from simulator import load_profiles, make_simulator, users_of_run
-from test_evaluate import lines, our_line, write
+from tools import replay
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
@@ -97,7 +98,7 @@ def test_a_file_of_users_that_changed_is_refused_by_name(trained, tmp_path, caps
     for main, flags in (
         (rlver.main, ["--resume", str(trained), "--steps", "2"]),
         (evaluate.main, ["--policy", str(trained), "--out", "r.jsonl"]),
-        (evaluate.main, ["--consistency", log]),
+        (replay.main, [log]),
         (judge.main, ["needs", log]),
     ):
         assert main(flags) == 2
@@ -331,7 +332,7 @@ def test_an_edited_setting_is_refused_by_name(name, value, trained, tmp_path, ca
 def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
     """It was printed as nan."""
     monkeypatch.setattr(
-        evaluate,
+        replay,
         "consistency",
         lambda *_: {
             "turns": 1,
@@ -346,7 +347,7 @@ def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
         },
     )
     path = write(tmp_path / "r.jsonl", our_line(0, [50]))
-    measure("--consistency", path, "--times", 2)
+    replay.main([str(path), "--times", "2"])
     assert "dialogues explain: 0.00" in capsys.readouterr().out
 
 
@@ -358,7 +359,7 @@ def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
     [
         ["evaluate", "--score", "F", "--json", "F"],
         ["evaluate", "--compare", "F", "G", "--json", "G"],
-        ["evaluate", "--consistency", "F", "--json", "./F"],
+        ["replay", "F", "--json", "./F"],
         ["judge", "strategies", "F", "--json", "F"],
         ["judge", "capabilities", "F", "--html", "F"],
         ["judge", "capabilities", "F", "--html", "x", "--json", "x"],
@@ -371,7 +372,7 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
     for name in "FG":
         write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
     text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
-    main = {"evaluate": evaluate.main, "judge": judge.main}[flags[0]]
+    main = {"evaluate": evaluate.main, "judge": judge.main, "replay": replay.main}[flags[0]]
     assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
     assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
 

@@ -20,6 +20,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import evaluate
 import rlver
+from tools import replay
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,7 +34,11 @@ PAGES = {
 METRICS = PAGES["docs/metrics.md"]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in [*ROOT.glob("*.py"), *(ROOT / "support").glob("[a-z]*.py")]
+    for path in [
+        *ROOT.glob("*.py"),
+        *(ROOT / "support").glob("[a-z]*.py"),
+        *(ROOT / "tools").glob("[a-z]*.py"),
+    ]
 }
 
 
@@ -109,7 +114,9 @@ def test_every_command_parses():
         evaluate.make_parser().parse_args(flags)
     assert not of("torchrun")
     for script, *flags in COMMANDS:
-        if script == "-m":
+        if script == "-m" and flags[0].startswith("tools."):
+            importlib.import_module(flags[0]).make_parser().parse_args(flags[1:])
+        elif script == "-m":
             assert flags[0] == "pytest" or flags[0] in MODULES, flags
         elif script not in ("rlver.py", "evaluate.py"):
             source = (ROOT / script).read_text(encoding="utf-8")  # whose parser is inside of main
@@ -170,7 +177,7 @@ def resolve_all(words, strict):
             (".py", ".md", ".txt", ".json", ".jsonl")
         ):
             continue
-        first = ".".join(word.split(".")[: 1 + word.startswith("support.")])
+        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools."))])
         if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
             home, count = resolve(word, home), count + 1
     return count
@@ -385,20 +392,29 @@ def test_the_toy_commands_run(flags, tmp_path):
         str(tmp_path / "run"),
     ]
     assert rlver.main([*flags, *short]) == 0
-    assert evaluate.main(["--consistency", str(tmp_path / "run" / "dialogues.jsonl")]) == 0
+    assert replay.main([str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+TOOLS = sorted(f"tools.{path.stem}" for path in (ROOT / "tools").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *TOOLS])
 def test_each_script_answers_help(script, monkeypatch, capsys):
     """--help says in words what the script does; a flag that it does not know is one line. (In this
     process: nine starts of torch would take half a minute.)"""
+    is_tool = script in TOOLS
+    if is_tool and "make_parser" not in vars(importlib.import_module(script)):
+        pytest.skip("what tools share is no script")
+    path = ROOT / (script.replace(".", "/") + ".py" if is_tool else script)
     for flag in ("--help", "--no-such-flag"):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / script), flag])
+        monkeypatch.setattr(sys, "argv", [str(path), flag])
         with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / script), run_name="__main__")
+            runpy.run_path(str(path), run_name="__main__")
         told = capsys.readouterr()
         if flag == "--help":
-            assert end.value.code == 0 and told.out.startswith(f"usage: {script}")
+            name = f"python -m {script}" if is_tool else script
+            assert end.value.code == 0 and told.out.startswith(f"usage: {name}")
             assert re.search(r"^[A-Z].{40}", told.out, re.M) and not told.err
         else:
             assert end.value.code == 2 and told.err.count("\n") == 1 and not told.out

@@ -111,7 +111,7 @@ def test_flat_groups_by_hand():
 @pytest.mark.slow
 def test_a_second_user_watches_and_changes_nothing(tiny_dir, tmp_path, monkeypatch):
     """--watch: the same replies put to another user. What is learned is the same to the last bit;
-    `watched` is what `evaluate.py --consistency` says of the same dialogues."""
+    `watched` is what `tools.replay` says of the same dialogues."""
     monkeypatch.setattr(toy, "judge_weakly", lambda reply: 5)
     assert go(tiny_dir, tmp_path / "alone") == 0
     assert go(tiny_dir, tmp_path / "out", "--watch", "toy-weak", "--watch-every", 2) == 0

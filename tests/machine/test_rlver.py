@@ -37,12 +37,12 @@ import simulator
 import toy
 from conftest import make_tiny_model, suited
 from engine import TorchEngine
-from evaluate import consistency
 from grpo import check_groups
 from policy import Episode
 from ppo import SelfCheckFailed
 from server import people
 from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
+from tools.replay import consistency
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JUDGE, DRAW = toy.judge, report.learning_curve

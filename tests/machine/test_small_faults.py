@@ -25,9 +25,10 @@ import evaluate
 import judge
 import rlver
 from test_readme import PAGES
+from tools import chat
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SCRIPTS = sorted(ROOT.glob("*.py"))
+SCRIPTS = sorted([*ROOT.glob("*.py"), *ROOT.glob("tools/[a-z]*.py")])
 SERVER = "openai:m@http://127.0.0.1:9/v1"
 
 
@@ -102,18 +103,23 @@ def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ("--score a --compare b c", "--score and --compare"),
-        ("--chat toy --show toy", "--chat and --show"),
-        ("--ability a b --report r --consistency c", "--report and --consistency and --ability"),
         ("--html page.html", "--html is for --show"),
-        ("--score a --pause", "--pause is for --show"),
-        ("--chat toy --html page.html --pause", "--html and --pause is for --show"),
+        ("--pause", "--pause is for --show"),
+        ("--html page.html --pause", "--html and --pause is for --show"),
     ],
 )
-def test_one_thing_at_a_time(flags, told, capfd, tmp_path, monkeypatch):
-    """`--score A --compare B C` compared, and said nothing of A; `--html` wrote no page."""
+def test_a_talk_has_no_page(flags, told, capfd, tmp_path, monkeypatch):
+    """`--html` without `--show` wrote no page, and said nothing of it."""
     monkeypatch.chdir(tmp_path)
-    assert told in refused(capfd, evaluate.main, *flags.split())
+    assert told in refused(capfd, chat.main, "toy", *flags.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_thing_at_a_time(capfd, tmp_path, monkeypatch):
+    """`--score A --compare B C` compared, and said nothing of A."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--score a --compare b c"
+    assert "--score and --compare" in refused(capfd, evaluate.main, *flags.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -253,7 +259,8 @@ def test_after_the_imports_ctrl_c_is_an_exception_again():
 def test_a_terminal_without_chinese_letters_shows_their_numbers():
     code, out, err = started(
         sys.executable,
-        "profiles.py",
+        "-m",
+        "tools.profiles",
         "--check",
         "prompts/profiles/zh_train.jsonl",
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

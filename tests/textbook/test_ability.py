@@ -1,7 +1,7 @@
 """Is the model still able? Logs of lm-eval and lighteval, paired by problem: McNemar by hand, sign
 flips by brute force, and what the paper's own twelve differences are worth."""
 
-from support.ability import compare_ability, paired, read_samples
+from support.stats import paired
 
 import json
 import math
@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import evaluate
+from tools import ability
+from tools.ability import compare_ability, read_samples
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROBES = ROOT / "tests" / "probes"
@@ -101,10 +102,7 @@ def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):
     assert list(result) == ["ifeval, prompt_level_strict_acc"]
     assert (r["n"], r["test"], r["unpaired"]) == (3, "McNemar, +2 -0", 2)
     out = tmp_path / "t.json"
-    assert (
-        evaluate.main(["--ability", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)])
-        == 0
-    )
+    assert ability.main([str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "33.3 to 100.0, difference +66.7" in text and "2 problems are on one side" in text
     assert json.loads(out.read_text()) == result
@@ -151,7 +149,7 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
     """Exit code 2, whatever is wrong."""
 
     def refuse(a, b):
-        assert evaluate.main(["--ability", str(a), str(b)]) == 2
+        assert ability.main([str(a), str(b)]) == 2
         (line,) = capfd.readouterr().err.splitlines()
         return line
 
@@ -262,7 +260,10 @@ def test_thoughts_are_stripped_before_scoring():
         import thoughts
     finally:
         sys.path.remove(str(PROBES))
-    strip = lambda *texts: thoughts.strip([list(texts)], [{}])
+
+    def strip(*texts):
+        return thoughts.strip([list(texts)], [{}])
+
     assert strip("<think>\nlong, long\n</think>\n\nno commas here") == [["no commas here"]]
     assert strip("<think>cut, in the mid", "plain, as it is") == [["", "plain, as it is"]]
     assert strip("long thought</think>said") == [["said"]]  # the template opened it

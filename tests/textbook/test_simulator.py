@@ -27,7 +27,6 @@ import pytest
 
 import simulator
 import toy
-from evaluate import consistency
 from marks import sign, signed
 from policy import Reply
 from rlver import converse
@@ -57,6 +56,7 @@ from simulator import (
     says_goodbye,
     toy_profiles,
 )
+from tools.replay import consistency
 
 LIN = {
     "id": "p-1",
@@ -670,7 +670,7 @@ def test_every_complaint_is_there(lang):
     """One for each kind of unreadable answer that the code can name."""
     source = "".join(
         (PROMPTS.parent / path).read_text(encoding="utf-8")
-        for path in ("support/answers.py", "support/judged.py", "simulator.py", "profiles.py")
+        for path in ("support/answers.py", "support/judged.py", "simulator.py", "tools/profiles.py")
     )
     named = set(re.findall(r'Unreadable\("(\w+)"', source)) | {"form"}
     assert named == set(load_complaints(lang)) and len(named) == 8

@@ -1,0 +1,45 @@
+"""tools/chat.py: to talk to a policy, or to watch it talk."""
+
+import re
+
+import pytest
+
+from tools import chat
+
+
+def test_chat(tiny_dir, monkeypatch, capsys):
+    said = iter(["Hello.", "I feel hurt.", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    assert chat.main([str(tiny_dir), "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.count("it>") == 2
+
+
+@pytest.mark.slow
+def test_a_dialogue_before_ones_eyes(tmp_path, capsys, monkeypatch):
+    """--show: line by line, the emotion as a bar; --pause waits at each; --html is the dialogue."""
+    waited = []
+    monkeypatch.setattr("builtins.input", lambda prompt: waited.append(prompt) or "")
+    page = tmp_path / "d.html"
+    assert (
+        chat.main(
+            [
+                "toy",
+                "--show",
+                "--think",
+                "--seed",
+                "2",
+                "--max-turns",
+                "2",
+                "--pause",
+                "--html",
+                str(page),
+            ]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "########------------  40  user" in text and text.count("policy  ") == 2
+    assert "wants" in text and re.search("Change [a-z]{4}: ", text) and "ended by" in text
+    assert len(waited) == len(re.findall(r"^[#-]{20}", text, re.M))
+    said = re.search(r"policy  (.*)", text).group(1)
+    assert said in page.read_text(encoding="utf-8")

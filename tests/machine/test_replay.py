@@ -1,0 +1,212 @@
+"""tools/replay.py: may the user who gives the reward be trusted? Recorded dialogues are
+replayed."""
+
+import json
+import random
+import re
+
+import pytest
+
+import evaluate
+import rlver
+import toy
+from result_files import lines, write
+from simulator import Simulator, make_simulator, toy_profiles
+from tools import replay
+from tools.replay import arithmetic, consistency
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture(scope="module")
+def results(tiny_dir, tmp_path_factory):
+    """The benchmark of a random model, twelve users."""
+    path = tmp_path_factory.mktemp("benchmark") / "r.jsonl"
+    assert (
+        evaluate.main(
+            ["--policy", str(tiny_dir), "--max-tokens", "6", "--limit", "12", "--out", str(path)]
+        )
+        == 0
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(no_pictures, tiny_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                "--steps",
+                "2",
+                "--batch-size",
+                "4",
+                "--group-size",
+                "2",
+                "--max-turns",
+                "3",
+                "--max-tokens",
+                "6",
+                "--eval-size",
+                "4",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    return out
+
+
+PEOPLE = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
+
+
+@pytest.mark.slow
+def test_the_scripted_user_says_all_of_it_again(run, results):
+    for path in (run / "dialogues.jsonl", results):
+        found = consistency(path, make_simulator("toy"), PEOPLE, times=2)
+        assert (
+            found["emotion"] == found["sign"] == found["final"] == 1
+            and found["found"] == []
+            and found["turns"] > 20
+        )
+    assert replay.main([str(run / "dialogues.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("what", ["emotion", "change", "reward"])
+def test_one_changed_number_is_found_and_named(what, run, tmp_path, capsys):
+    found = lines(run / "dialogues.jsonl")
+    k, row = next(
+        (k, row)
+        for k, row in enumerate(found)
+        if len(row["turns"]) >= 2 and 5 < row["turns"][-1]["emotion"] < 90
+    )
+    if what == "reward":
+        row["reward"] += 0.01
+    else:
+        row["turns"][1][what] += 1
+    path = write(tmp_path / "dialogues.jsonl", *found)
+    assert replay.main([str(path)]) == 1
+    [line] = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("not as recorded")
+    ]
+    assert f"line {k + 1}, {row['profile_id']}, " in line and ("turn 2" in line or what == "reward")
+
+
+def test_a_log_whose_numbers_agree_among_themselves_is_still_replayed(run, tmp_path):
+    """Emotion, change and reward all raised alike: arithmetic finds nothing, the replay does."""
+    found = lines(run / "dialogues.jsonl")
+    k, row = next(
+        (k, row)
+        for k, row in enumerate(found)
+        if len(row["turns"]) >= 2 and 5 < row["turns"][-1]["emotion"] < 90
+    )
+    row["turns"][-1]["emotion"] += 1
+    row["turns"][-1]["change"] += 1
+    row["reward"] = row["turns"][-1]["emotion"] / 100
+    assert arithmetic({**row, "start": 30}, row["turns"]) is None
+    result = consistency(write(tmp_path / "d.jsonl", *found), make_simulator("toy"), PEOPLE)
+    assert (
+        len(result["found"]) == 1 and f"line {k + 1}" in result["found"][0] and result["final"] < 1
+    )
+
+
+def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
+    """A challenging user's results are replayed with a challenging user, wherever the file lies;
+    with another one the difference is no fault of the log, and is not called one."""
+    path = str(tmp_path / "r.jsonl")
+    assert (
+        evaluate.main(
+            [
+                "--policy",
+                str(tiny_dir),
+                "--difficulty",
+                "challenging",
+                "--limit",
+                "4",
+                "--max-tokens",
+                "5",
+                "--out",
+                path,
+            ]
+        )
+        == 0
+    )
+    assert replay.main([path]) == 0
+    assert replay.main([path, "--simulator", "toy-weak"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "same emotion in 100.0 %" in out
+        and "another user than the one that was recorded" in out
+        and "not as recorded" not in out
+    )
+
+
+def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
+    files = [
+        str(
+            write(
+                tmp_path / f"{split}.jsonl",
+                *[
+                    {**vars(p), "id": f"own-{split}-{i}"}
+                    for i, p in enumerate(toy_profiles(split, 4))
+                ],
+            )
+        )
+        for split in ("train", "heldout")
+    ]
+    assert (
+        rlver.main(
+            [
+                "--model",
+                str(tiny_dir),
+                "--profiles",
+                *files,
+                "--steps",
+                "1",
+                "--batch-size",
+                "2",
+                "--group-size",
+                "2",
+                "--max-turns",
+                "2",
+                "--max-tokens",
+                "4",
+                "--eval-size",
+                "2",
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
+    assert replay.main([str(tmp_path / "run" / "dialogues.jsonl")]) == 0
+
+
+def test_a_moody_user_is_seen_to_be_moody(run):
+    """Shares as by hand: a user whose change has the right sign and half of the time another
+    size."""
+    rng, scripted = random.Random(0), toy.ScriptedModel()
+
+    async def moody(prompt):
+        text = await scripted(prompt)
+        if "Response" in text:
+            return text
+        head, change, end = re.fullmatch(r"(.*): ([+-]\d+)(\nEnd .*)", text, re.S).groups()
+        change = int(change) + (rng.random() < 0.5) * (1 if int(change) > 0 else -1)
+        return f"{head}: {change:+d}{end}"
+
+    result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
+    assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9
+    assert result["spread"] > 0 and 0 < result["reliability"] < 1
+
+
+def test_replays_of_a_dialogue_that_nobody_felt(run, tmp_path):
+    """Its first reply was malformed: there is no emotion to replay, and none in the reliability."""
+    rows = [json.loads(line) for line in open(run / "dialogues.jsonl", encoding="utf-8")][:3]
+    told = dict.fromkeys(("thought", "user", "analysis", "change", "emotion"))
+    rows.append({**rows[0], "turns": [{**told, "reply": "x"}], "ended": "malformed", "reward": 0})
+    found = consistency(write(tmp_path / "d.jsonl", *rows), make_simulator("toy"), PEOPLE, times=2)
+    assert found["dialogues"] == 8 and found["spread"] == 0 and not found["found"]

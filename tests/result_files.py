@@ -1,0 +1,107 @@
+"""Result files for tests: lines as SAGE's files and as ours hold them."""
+
+import json
+
+import toy
+
+TASKS = [text for text, *_ in toy.NEEDS.values()]
+
+
+def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):
+    """A dialogue as SAGE's released files hold it: the emotion stands at each line of the user, and
+    a tenth reply has none behind it."""
+    history = [{"role": "user", "content": "Well.", "emotion-point": 40}]
+    for k, emotion in enumerate(emotions):
+        history += [
+            {"role": "assistant", "content": f"reply {k}"},
+            {
+                "role": "user",
+                "content": f"line {k}",
+                "thinking": "t",
+                "emotion-point": emotion,
+                "planning": {
+                    "activity": "a",
+                    "TargetCompletion": "t",
+                    "content": "c",
+                    "analyse": "x",
+                    "change": 0,
+                },
+            },
+        ]
+    if len(emotions) == 9:
+        history.append({"role": "assistant", "content": "never scored"})
+    return {
+        "id": f"p{number}",
+        "emo_point": emotions[-1],
+        "emo_state": "Emotion-F",
+        "target": "eq",
+        "player": "p",
+        "scene": "s",
+        "character": group,
+        "topic": "t",
+        "task": task,
+        "history": history,
+        **more,
+    }
+
+
+def our_line(
+    number,
+    emotions,
+    task=TASKS[0],
+    group="passive",
+    ended="turn_limit",
+    simulator="toy",
+    policy="a",
+    max_turns=10,
+):
+    history, last = [{"role": "user", "content": "Well.", "emotion-point": 40}], 40
+    for k, emotion in enumerate(emotions):
+        history += [
+            {
+                "role": "assistant",
+                "content": f"reply {k}",
+                "rlver": {
+                    "thought": "",
+                    "change": emotion - last,
+                    "emotion": emotion,
+                    "analysis": "a",
+                },
+            }
+        ]
+        if k + 1 < len(emotions):
+            history += [{"role": "user", "content": f"line {k}", "emotion-point": emotion}]
+        last = emotion
+    return {
+        "id": f"p{number}",
+        "emo_point": last,
+        "emo_state": "E",
+        "player": "p",
+        "scene": "s",
+        "character": group,
+        "topic": "",
+        "task": task,
+        "history": history,
+        "rlver": {
+            "policy": policy,
+            "simulator": simulator,
+            "start": 40,
+            "max_turns": max_turns,
+            "ended": ended,
+        },
+    }
+
+
+def write(path, *lines):
+    path.write_text(
+        "".join(
+            (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n"
+            for line in lines
+        ),
+        encoding="utf-8",
+    )
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

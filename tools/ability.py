@@ -1,0 +1,139 @@
+"""Can the model still do what it could? Compares logs of the same benchmarks before and after
+training, problem by problem, as lm-eval or lighteval wrote them (docs/ability.md has the recipe).
+
+A small p says that training changed the score on these problems by more than chance does. A large
+one does not say that nothing was lost: the interval says how much may have been. What the benchmark
+does not ask is not in the number.
+
+    python -m tools.ability results/logs/before results/logs/after
+"""
+
+from support.llm import digest
+from support.rundir import read_jsonl, write_json
+from support.settings import BadInput, Parser
+from support.stats import paired
+
+import re
+import sys
+from pathlib import Path
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    return make_parser().run(run, argv)
+
+
+def make_parser():
+    """The flags of this tool."""
+    parser = Parser(
+        prog="python -m tools.ability",
+        description="Compare per-sample logs of benchmarks before and after training.",
+    )
+    logs = "per-sample logs of lm-eval or lighteval, or directories of them"
+    parser.add_argument("before", help=logs, metavar="BEFORE")
+    parser.add_argument("after", help=logs, metavar="AFTER")
+    parser.add_argument("--json", help="write the tables here too", metavar="FILE")
+    return parser
+
+
+def run(args):
+    """A line for each benchmark and metric, in percent. Returns the exit code."""
+    result = compare_ability(args.before, args.after)
+    for name, numbers in result.items():
+        before, after = 100 * numbers["before"], 100 * numbers["after"]
+        difference = 100 * numbers["difference"]
+        low, high = (100 * bound for bound in numbers["interval"])
+        line = (
+            f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
+            f"{low:.1f} to {high:.1f}, p = {numbers['p']:.4f}, {numbers['test']}, "
+            f"n = {numbers['n']}"
+        )
+        if numbers["unpaired"]:
+            line += f"; {numbers['unpaired']} problems are on one side only"
+        print(line + ")")
+    if args.json:
+        write_json(args.json, result)
+    return 0
+
+
+def compare_ability(before, after):
+    """The logs in two places, paired: {"task, metric": as `paired`, and "unpaired", the problems
+    that only one side has}. Raises BadInput where they have nothing in common."""
+    scores_before, scores_after = read_samples(before), read_samples(after)
+    result = {}
+    for name in sorted(set(scores_before) & set(scores_after)):
+        x, y = scores_before[name], scores_after[name]
+        problems = sorted(set(x) & set(y))
+        if problems:
+            result[name] = {
+                **paired(
+                    [x[problem] for problem in problems], [y[problem] for problem in problems]
+                ),
+                "unpaired": len(set(x) ^ set(y)),
+            }
+    if not result:
+        raise BadInput(
+            f"{before} ({', '.join(sorted(scores_before))}) and {after} "
+            f"({', '.join(sorted(scores_after))}) have no problem in common"
+        )
+    return result
+
+
+def read_samples(place):
+    """The scores in a per-sample log, or in all below a directory: {"task, metric": {problem:
+    score}}. A problem goes by a hash of its own text; of several logs of a task the newest counts.
+    lm-eval writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details).
+    Raises BadInput."""
+    scores_of = {}
+    for path in sorted(logs_in(Path(place)), key=lambda path: path.name):
+        # samples_TASK_2026-01-01T00-00-00.1
+        task = re.sub(r"^(samples|details)_|_\d{4}-\d\d-\d\dT[\d.-]+$", "", path.stem)
+        read_log = read_lighteval if path.suffix == ".parquet" else read_lm_eval
+        try:
+            samples = read_log(path)
+        except (ImportError, KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{path}: no log of lm-eval or lighteval (for which pyarrow "
+                f"is needed): {error!r:.90}"
+            ) from None
+        for filter_name, problem, scores in samples:
+            for metric, score in scores.items():
+                if isinstance(score, (bool, int, float)):  # not IFEval's list of instructions
+                    name = f"{task}{filter_name}, {metric}"
+                    scores_of.setdefault(name, {})[problem] = float(score)
+    if not scores_of:
+        raise BadInput(
+            f"{place}: no per-sample log of lm-eval (samples_*.jsonl) or "
+            "lighteval (details_*.parquet) is there"
+        )
+    return scores_of
+
+
+def logs_in(place):
+    """The per-sample logs below a directory; or the file itself, if it is called like one."""
+    kinds = ("samples_*.jsonl", "details_*.parquet")
+    if place.is_dir():
+        return [path for kind in kinds for path in place.rglob(kind)]
+    return [place] if any(place.match(kind) for kind in kinds) else []
+
+
+def read_lm_eval(path):
+    """[(" (filter)" or "", problem, {metric: score})] of a log of lm-eval."""
+    samples = []
+    for _, row, _ in read_jsonl(path):
+        filter_name = "" if row["filter"] == "none" else f" ({row['filter']})"
+        scores = {metric: row[metric] for metric in row["metrics"]}
+        samples.append((filter_name, row["doc_hash"], scores))
+    return samples
+
+
+def read_lighteval(path):
+    """The same of a log of lighteval, which has no filters."""
+    from pyarrow import parquet  # lighteval's environment has it; ours need not
+
+    rows = parquet.read_table(path).to_pylist()
+    return [("", digest(row["doc"]["query"]), row["metric"]) for row in rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

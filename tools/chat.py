@@ -1,0 +1,209 @@
+"""Talk to a policy yourself, or watch it talk with a user. What you see is one dialogue and not a
+measurement: whether a policy is good is told by evaluate.py, over many users.
+
+    python -m tools.chat runs/NAME                                 you are the one who has troubles
+    python -m tools.chat runs/NAME --show --seed 7 --pause         watch it talk with user number 7
+    python -m tools.chat runs/NAME --show --html results/dialogue.html
+"""
+
+from support.report import write_report
+from support.results import intention_of
+from support.settings import BadInput, Parser
+
+import asyncio
+import secrets
+import sys
+
+from evaluate import (
+    FLOOR,
+    PolicyFlags,
+    add_policy_flags,
+    add_user_flags,
+    open_policy,
+    who_talks,
+)
+from simulator import User
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    return make_parser().run(run, argv)
+
+
+def make_parser():
+    """The flags of this tool."""
+    parser = Parser(
+        prog="python -m tools.chat",
+        description="Talk to a policy, or watch it talk with a simulated user.",
+    )
+    parser.add_argument("policy", help="talk to a policy; P as for --policy", metavar="P")
+    parser.add_argument(
+        "--show", help="watch a policy talk with the user number --seed", action="store_true"
+    )
+    parser.add_argument(
+        "--pause", help="--show: wait for Enter after each line", action="store_true"
+    )
+    parser.add_argument("--html", help="--show: write the dialogue as a page, too", metavar="FILE")
+    add_policy_flags(parser)
+    add_user_flags(parser)
+    return parser
+
+
+def run(args):
+    """Talk, or show. Returns the exit code; raises RunError."""
+    if args.show:
+        return show(args)
+    without_effect = [f"--{name}" for name in ("html", "pause") if getattr(args, name)]
+    if without_effect:
+        raise BadInput(
+            f"{' and '.join(without_effect)} is for --show alone; leave it out, or say --show"
+        )
+    return chat(args)
+
+
+# --------------------------------------------------------------------------------- talk to it
+
+
+def chat(args):
+    """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
+    policy = open_policy(args.policy, PolicyFlags.of(args))
+    agent = policy.make_agent(secrets.randbits(32))
+    print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
+    if policy.run.get("model", args.policy) == "toy":
+        print(
+            "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
+            "Nobody knows how it feels."
+        )
+    with asyncio.Runner() as runner:
+        while line := ask_line("you> "):
+            reply = runner.run(agent.reply(line))
+            if reply is None:
+                print("(its context is full)")
+                break
+            if reply.thought:
+                print(dimmed(f"({reply.thought})"))
+            if reply.malformed:
+                print(f"it>  (malformed) {reply.text}")
+                break
+            print(f"it>  {reply.visible}")
+    return 0
+
+
+def ask_line(prompt):
+    """A line from the terminal; "" at its end (Ctrl-D)."""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        print()
+        return ""
+
+
+def dimmed(text):
+    """`text` in grey, on a terminal."""
+    return f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+# --------------------------------------------------------------------------------- watch it talk
+
+
+def show(args):
+    """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed. With --html
+    as a page too, to be sent to somebody."""
+    setup = who_talks(args, args.policy)
+    profile = setup.users[args.seed % len(setup.users)]
+    user = ShownUser(setup.simulator, profile, args.start, f"show {profile.id}")
+    user.pause = args.pause
+    agent = ShownAgent(setup.policy.make_agent([args.seed, 3, 0]), user)
+    print(f"{setup.policy.label}\n\n{profile.player}\n")
+    episode = asyncio.run(talk(agent, user, args.max_turns))
+    print(f"ended by {episode.ended}, final emotion {episode.emotion}")
+    if args.html:
+        write_page(args.html, setup, profile, episode)
+        print(f"written: {args.html}")
+    return 0
+
+
+async def talk(agent, user, max_turns):
+    """The dialogue of a ShownAgent with a ShownUser, from its first line. Returns the Episode."""
+    from rlver import converse
+
+    await user.simulator.check()
+    first_line = await user.open()
+    if user.profile.first_talk:  # else it was made by the reply hop, and was shown there
+        user.show(f"user    {first_line}")
+    return await converse(agent, user, first_line, max_turns, floor=FLOOR)
+
+
+class ShownUser(User):
+    """A user who is watched: each step of its prompt chain is printed as it happens."""
+
+    pause = False  # whether each line waits for Enter
+
+    def show(self, text, hidden=""):
+        """Print a line with the user's emotion as a bar before it, and above it what the other side
+        does not see."""
+        for line in hidden.splitlines():
+            print(dimmed(f"{'':25}| {line}"))
+        print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  {text}")
+        if self.pause:
+            ask_line("")
+
+    async def answer(self):
+        """As simulator.User.answer."""
+        line = await super().answer()
+        self.show(f"user    {line}")
+        return line
+
+    async def feel(self, reply):
+        """As simulator.User.feel."""
+        analysis, change, mark = await super().feel(reply)
+        self.show(f"({change:+d})", analysis)
+        return analysis, change, mark
+
+
+class ShownAgent:
+    """An agent that is watched: what it says is shown by its ShownUser."""
+
+    def __init__(self, agent, user):
+        self.agent, self.user = agent, user
+
+    @property
+    def segments(self):
+        """As policy.Agent.segments."""
+        return self.agent.segments
+
+    async def reply(self, line):
+        """As policy.Agent.reply."""
+        reply = await self.agent.reply(line)
+        if reply:
+            text = reply.text if reply.malformed else reply.visible
+            self.user.show(f"policy  {text}", reply.thought)
+        return reply
+
+
+def write_page(path, setup, profile, episode):
+    """The dialogue as a page."""
+    intention, kind = intention_of(profile.task, profile.need)
+    dialogue = {
+        **vars(episode),
+        "id": profile.id,
+        "side": "",
+        "score": episode.emotion,
+        "intention": intention,
+        "kind": kind,
+        "group": profile.main_cha,
+        "persona": profile.player,
+    }
+    write_report(
+        path,
+        title=f"{setup.policy.label} and {profile.id}",
+        settings=setup.made_by,
+        curves=[],
+        evaluations=[],
+        tables=[],
+        dialogues=[dialogue],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
