@@ -19,7 +19,7 @@ from server import Loopback, completion
 from simulator import make_simulator, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-TASKS = [text for text, *_ in toy.NEEDS.values()]
+TASKS = [need.theme for need in toy.NEEDS.values()]
 
 
 def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):
@@ -125,8 +125,8 @@ def write(path, *lines):
     "task, name, kind",
     [
         *[
-            (text, name, "rational" if i < 4 else "emotional")
-            for i, (name, (text, *_)) in enumerate(toy.NEEDS.items())
+            (need.theme, name, "rational" if i < 4 else "emotional")
+            for i, (name, need) in enumerate(toy.NEEDS.items())
         ],
         ("你想批判、辩证地分析事件中的问题", "analyse", "rational"),
         ("你想得到对眼前困境真正有帮助的建议", "advise", "rational"),
