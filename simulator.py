@@ -76,7 +76,7 @@ class Profile:
     task: str
     topic: str = ""
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
-    need: str = ""  # which of the eight `task` words: analyse, ..., side; released files: none
+    need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
     target: str = "eq"  # what the talk is for: one of PURPOSES
 
 
@@ -118,9 +118,9 @@ FAREWELL = re.compile(
 
 
 def says_goodbye(line):
-    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough: one clause
-    of the sentence must be nothing but a farewell. The released code ends the dialogue wherever the
-    word occurs.
+    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough: one
+    clause of the sentence must be nothing but a farewell. The released code ends the dialogue
+    wherever the word occurs.
 
         Thanks for listening. Goodbye!      yes
         I have to run, see you tomorrow!    yes   one clause is enough
@@ -239,7 +239,7 @@ def parse_reply(text, mark):
     return sections, response
 
 
-# ---------------------------------------------------------------------------- the simulator and user
+# --------------------------------------------------------------------------- the simulator and user
 
 
 class Simulator:

@@ -143,7 +143,7 @@ def act_of(sentence):
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
-# ---------------------------------------------------------------------------------------- what helps
+# --------------------------------------------------------------------------------------- what helps
 
 # Besides its own act each need has a second one, which helps a little. So payoffs are near a
 # permutation: one kind of reply helps most with a need, another one a little, and all else does
