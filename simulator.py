@@ -27,16 +27,18 @@ from support.llm import (
     ask_with_retries,
     digest,
 )
-from support.rundir import read_jsonl, whole_letters
 from support.settings import (
     BadInput,
     Parser,
     SimulatorFailed,
     TooManyLost,
     UnreadableAnswers,
+    natural,
+    positive,
     split_name,
 )
-from support.users import INITIAL_EMOTION, emotion_level
+from support.toy_words import NEEDS
+from support.users import INITIAL_EMOTION, check_profile, emotion_level, read_profiles
 
 import asyncio
 import copy
@@ -54,9 +56,12 @@ import toy
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
 CHECK = "I am here. Tell me a little more about it."  # the reply of `Simulator.check`
+# What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
+# wait for the other to bring something up. purpose_*.txt among the prompts has the words.
+PURPOSES = ("eq", "target", "no-target")
 
 
-# ----------------------------------------------------------------------------------------- profiles
+# ------------------------------------------------------------------------------------- the person
 
 
 @dataclass(frozen=True)
@@ -71,125 +76,8 @@ class Profile:
     task: str
     topic: str = ""
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
-    need: str = ""  # which of the eight `task` words: analyse, ..., side; released files: none
+    need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
     target: str = "eq"  # what the talk is for: one of PURPOSES
-
-
-ENGLISH = {
-    "player": "persona",
-    "scene": "background",
-    "main_cha": "persona_group",
-    "cha_group": "traits",
-    "task": "intention",
-    "first_talk": "first_line",
-}
-
-# What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
-# wait for the other to bring something up. purpose_*.txt among the prompts has the words.
-PURPOSES = ("eq", "target", "no-target")
-
-
-def load_profiles(path, flag="--profiles"):
-    """Read JSONL with released or English field names. Raises BadInput naming line and field."""
-    if not Path(path).is_file():
-        raise BadInput(f"{flag} {path}: no such file")
-    found, line_of = [], {}
-    for number, row, problem in read_jsonl(path):
-        where = f"{flag} {path}, line {number}"
-        if problem:
-            raise BadInput(f"{where}: {problem}")
-        profile = parse_profile(row, where)
-        if (first := line_of.setdefault(profile.id, number)) != number:
-            raise BadInput(f"{where}: id {profile.id!r} is used in line {first} already")
-        found.append(profile)
-    if not found:
-        raise BadInput(f"{flag} {path}: the file holds no profile")
-    return found
-
-
-def parse_profile(row, where):
-    """A line's object as a Profile. `where` names the line in a complaint."""
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
-    values = {}
-    for name, kind in Profile.__annotations__.items():
-        value = row.get(name, row.get(ENGLISH.get(name)))
-        optional = hasattr(Profile, name)  # it has a default
-        if value is None and not optional:
-            english = f" (or {ENGLISH[name]!r})" if name in ENGLISH else ""
-            raise BadInput(f"{where}: field {name!r} is missing{english}")
-        if value is not None and not isinstance(value, kind):
-            raise BadInput(
-                f"{where}: field {name!r} should be a {kind.__name__}, it is a "
-                f"{type(value).__name__}"
-            )
-        if not value and not optional and kind is str:
-            raise BadInput(f"{where}: field {name!r} is empty")
-        known = {"need": toy.NEEDS, "target": PURPOSES}.get(name)
-        if known and value and value not in known:
-            raise BadInput(f"{where}: {name} {value!r} is unknown; there are {', '.join(known)}")
-        if value or kind is list:
-            values[name] = whole_letters(value) if kind is str else value
-    return Profile(**values)
-
-
-def users_of_run(names, held_out, simulator):
-    """The users to train on and those held out, at most `held_out`: of one file of profiles the
-    last fifth, of two files the second, of none the toy's. Raises BadInput, also for two files that
-    share users: a score on users of the training says nothing about others."""
-    if not names:
-        need_profiles(simulator)
-        return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
-    if len(names) > 2:
-        raise BadInput("--profiles takes one file, or two: for training and held out")
-    files = [load_profiles(name) for name in names]
-    for people in files:
-        refuse_foreign(simulator, people)
-    if len(files) == 2:
-        shared = {p.id for p in files[0]} & {p.id for p in files[1]}
-        if shared:
-            raise BadInput(
-                f"--profiles {names[0]} {names[1]}: both files hold user "
-                f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
-                "to train on and users held out must be different people"
-            )
-        return files[0], files[1][:held_out]
-    if len(files[0]) < 2:
-        raise BadInput(
-            f"--profiles {names[0]}: one profile is too few to train and to "
-            "hold one out; name a second file"
-        )
-    count = min(held_out, max(1, len(files[0]) // 5))
-    return files[0][:-count], files[0][-count:]
-
-
-def need_profiles(simulator):
-    """The toy's users are for its scripted user alone. Raises BadInput for any other."""
-    if not simulator.startswith("toy"):
-        raise BadInput(
-            f"--simulator {simulator}: name its users with --profiles; 40 people are in "
-            "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
-            "ones are train_profile.jsonl and test_profile.jsonl"
-        )
-
-
-def profiles_of_step(people, count, seed, step):
-    """The users of a training step: pass after pass over all, each shuffled in its own way."""
-    order = lambda epoch: random.Random(f"{seed} {epoch}").sample(range(len(people)), len(people))
-    start = (step - 1) * count
-    return [people[order(i // len(people))[i % len(people)]] for i in range(start, start + count)]
-
-
-def people_of(names):
-    """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
-    return [p for name in names for p in load_profiles(name)] or (
-        toy_profiles("heldout", 1000) + toy_profiles("train")
-    )
-
-
-def toy_profiles(split, count=None):
-    """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
-    return [Profile(**row) for row in toy.profiles(split, count)]
 
 
 # ------------------------------------------------------------------------------------------ emotion
@@ -205,34 +93,60 @@ def move_emotion(emotion, change):
     return min(100, max(0, emotion + clamp_change(change)))
 
 
+# -------------------------------------------------------------------------------- leaving the talk
+
+# A clause that is nothing but a farewell, its words separated by single spaces.
 FAREWELL = re.compile(
-    r"(?:(?:ok|okay|well|so|then|anyway|alright|all right|thanks|thank you|and|now|just|i'?ll say|"
-    r"i say|for now)\s+)*"
-    r"(?:good\s?bye|bye(?:\s?bye)?|farewell|see you|see ya|good night)"
-    r"(?:\s+(?:for|now|then|and|thanks|thank|you|again|soon|later|tomorrow|my|dear|friend|everyone|"
-    r"all|take|care|around|the))*"
-    r"|(?:那|那么|就|好|好的|好了|嗯|行|行吧|我|我们|咱们|咱|先|下次|谢谢|谢谢你|\s)*"
-    r"(?:再见|拜拜|拜拜了|回头见)(?:了|啦|吧|咯|喽|哦|呀|啊|您|你|朋友|\s)*",
-    re.IGNORECASE,
+    r"""
+    # English: words that lead up to a farewell,
+    (?: (?: ok | okay | well | so | then | anyway | alright | all\ right | thanks | thank\ you | and
+          | now | just | i'?ll\ say | i\ say | for\ now ) \s+ )*
+    # the farewell itself,
+    (?: good\s?bye | bye (?: \s?bye )? | farewell | see\ you | see\ ya | good\ night )
+    # and words that follow it.
+    (?: \s+ (?: for | now | then | and | thanks | thank | you | again | soon | later | tomorrow | my
+          | dear | friend | everyone | all | take | care | around | the ) )*
+    |
+    # Chinese: the same three parts; blanks may stand anywhere.
+    (?: 那 | 那么 | 就 | 好 | 好的 | 好了 | 嗯 | 行 | 行吧 | 我 | 我们 | 咱们 | 咱 | 先 | 下次 | 谢谢
+      | 谢谢你 | \s )*
+    (?: 再见 | 拜拜 | 拜拜了 | 回头见 )
+    (?: 了 | 啦 | 吧 | 咯 | 喽 | 哦 | 呀 | 啊 | 您 | 你 | 朋友 | \s )*
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 
 def says_goodbye(line):
-    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough ("he never
-    said goodbye", 他没说再见): one clause of it must be nothing but a farewell. The released code ends
-    the dialogue wherever the word occurs."""
+    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough: one
+    clause of the sentence must be nothing but a farewell. The released code ends the dialogue
+    wherever the word occurs.
+
+        Thanks for listening. Goodbye!      yes
+        I have to run, see you tomorrow!    yes   one clause is enough
+        Bye-bye                             yes
+        好吧，那就这样，再见！                yes
+        He never said goodbye.              no    the clause says more than that
+        他没有说再见。                       no    the same in Chinese
+        我们还能再见面吗？                    no    the word is part of another one
+        Goodbye! No, wait, one thing.       no    not in the last sentence
+        He just said, "Goodbye."            no    somebody else's farewell: the comma goes
+        Goodbye is the word she used.       no
+    """
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
-    last = re.sub(
-        r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)\s*[,:，：]",
-        r"\1 ",
-        sentences[-1].replace("’", "'"),
-    )
-    clauses = re.split(
-        r"[,;，、；()（）—–]+|\s-\s", re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last)
-    )
-    return any(FAREWELL.fullmatch(" ".join(c.replace("-", " ").split())) for c in clauses)
+    last = sentences[-1].replace("’", "'")
+    # What is reported belongs to the clause of its verb: the sign between the two goes.
+    saying = r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)"
+    last = re.sub(saying + r"\s*[,:，：]", r"\1 ", last)
+    # Only letters, apostrophes, hyphens, colons and what ends a clause are looked at.
+    last = re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last)
+    for clause in re.split(r"[,;，、；()（）—–]+|\s-\s", last):
+        words = clause.replace("-", " ").split()
+        if FAREWELL.fullmatch(" ".join(words)):
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------ prompts and their answers
@@ -263,11 +177,14 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
-    found = set(re.findall(r"\{\{(\w+)\}\}", text))
+    present = set(re.findall(r"\{\{(\w+)\}\}", text))
     known = PLACEHOLDERS.get(name, set()) if placeholders is None else placeholders
-    for wrong, names in {"lacks its": known - found, "has an unknown": found - known}.items():
-        if names:
-            raise BadInput(f"prompt file {path} {wrong} placeholder {{{{{min(names)}}}}}")
+    if known - present:
+        raise BadInput(f"prompt file {path} lacks its placeholder {{{{{min(known - present)}}}}}")
+    if present - known:
+        raise BadInput(
+            f"prompt file {path} has an unknown placeholder {{{{{min(present - known)}}}}}"
+        )
     return text.strip()
 
 
@@ -322,7 +239,7 @@ def parse_reply(text, mark):
     return sections, response
 
 
-# ------------------------------------------------------------------------------------ the simulator
+# --------------------------------------------------------------------------- the simulator and user
 
 
 class Simulator:
@@ -346,8 +263,10 @@ class Simulator:
         log=None,
         clock=None,
     ):
-        self.model, self.retries, self.wait = model, retries, wait
-        self.clock, self.log = clock or Clock(), log or CallLog()
+        self.model = model
+        self.retries, self.wait = retries, wait
+        self.clock = clock or Clock()
+        self.log = log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.checked = False  # has this model shown that it can keep the form?
         self.last_failure = ""
@@ -358,17 +277,13 @@ class Simulator:
         self.complaints = load_complaints(lang)
 
     def key(self, prompt, dialogue, unreadable):
-        """What an answer is an answer to. At temperature 0 equal prompts share it; else the
-        dialogue is part of it, or all of a group would hear the same "sample". `unreadable` counts
-        the answers before it that could not be read."""
+        """The cache key of a model call: under which the log keeps its answer. At temperature 0
+        equal prompts share an answer. At any other the name of the dialogue is part of the key, or
+        all dialogues of a group would hear the same "sample". `unreadable` counts the answers to
+        this question before it that could not be read."""
+        name = getattr(self.model, "name", "")
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(
-            getattr(self.model, "name", ""),
-            temperature,
-            prompt,
-            dialogue if temperature else "",
-            unreadable,
-        )
+        return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
 
     async def check(self):
         """One question before anything is paid for, as in a dialogue: a wrong key or address shows
@@ -379,10 +294,12 @@ class Simulator:
         await self.pass_check(user.feel(CHECK))
 
     def unlogged(self):
-        """This simulator without its log, for `check`: an old answer says nothing of the server."""
-        twin = copy.copy(self)
-        twin.log, twin.retries_unreadable = CallLog(), 2
-        return twin
+        """A copy of this simulator without its log, for `check`: an old answer says nothing about
+        the server of today."""
+        unlogged = copy.copy(self)
+        unlogged.log = CallLog()
+        unlogged.retries_unreadable = 2
+        return unlogged
 
     async def pass_check(self, question):
         """Await the `question` of a check; of its failures, say what each means."""
@@ -406,7 +323,9 @@ class Simulator:
             began = time.perf_counter()
             with self.clock.during("calls"):
                 text = await self.model(prompt)
-                if getattr(text, "cut", False) and not (mark and end_of(text, mark) is not None):
+                is_cut = getattr(text, "cut", False)  # at the limit of its length
+                is_whole = mark and end_of(text, mark) is not None  # what is cut comes after End
+                if is_cut and not is_whole:
                     text = await self.call_again(prompt, text)
         self.log.write(key, prompt, text, time.perf_counter() - began, mark)
         return text
@@ -431,12 +350,10 @@ class Simulator:
             mark = mark_of(template, values, len(errors))
             return fill(template, {**values, "mark": mark}), mark
 
-        return await self.put(
-            f"the {name} hop",
-            render,
-            parse,
-            lambda prompt, unreadable: self.key(prompt, dialogue, unreadable),
-        )
+        def key_of(prompt, unreadable):
+            return self.key(prompt, dialogue, unreadable)
+
+        return await self.put(f"the {name} hop", render, parse, key_of)
 
     async def put(self, what, render, parse, key_of):
         """Put a question to the model until an answer can be read: (answer, mark, *what
@@ -444,27 +361,13 @@ class Simulator:
 
         render(errors) -> (prompt, mark), where `errors` are of the unreadable answers so far.
         key_of(prompt, number of errors): under which the log keeps the answer."""
-
-        def question(errors):
-            prompt, mark = render(errors)
-            return prompt, mark, key_of(prompt, len(errors))
-
-        # What was paid for is not asked again, nor are the unreadable answers on the way to a
-        # readable one. Where the log ends in an unreadable one, all is asked anew: else a run that
-        # stopped for such answers would stop at them for ever.
-        errors = []
-        while self.log.answers:
-            _, mark, key = question(errors)
-            if key not in self.log.answers:
-                break
-            try:
-                return self.log.answers[key], mark, *parse(self.log.answers[key], mark)
-            except ValueError as error:
-                errors.append(error)
+        logged = self.look_up(render, parse, key_of)
+        if logged:
+            return logged
 
         async def call(errors):
-            prompt, mark, key = question(errors)
-            return await self.call(prompt, key, mark), mark
+            prompt, mark = render(errors)
+            return await self.call(prompt, key_of(prompt, len(errors)), mark), mark
 
         def read(answer_and_mark):
             return *answer_and_mark, *parse(*answer_and_mark)
@@ -484,79 +387,24 @@ class Simulator:
             self.last_failure = str(error)
             raise
 
+    def look_up(self, render, parse, key_of):
+        """The same as `put`, from the log; None where the log ends without a readable answer.
 
-def make_simulator(
-    name,
-    lang="en",
-    difficulty="vanilla",
-    *,
-    concurrency=64,
-    timeout=60.0,
-    retries=8,
-    temperature=0.0,
-    log=None,
-    clock=None,
-    flag="--simulator",
-):
-    """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
-    kind, model, url = split_name(name)
-    if name in ("toy", "toy-weak"):
-        if lang != "en":
-            raise BadInput(
-                f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
-            )
-        return Simulator(
-            toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock
-        )
-    if kind == "openai":
-        if not model or not re.match(r"https?://[^\s/]", url):
-            raise BadInput(
-                f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
-            )
-        answering = ServerModel(model, url, temperature, timeout)
-    elif kind == "local" and model:
-        answering, concurrency = load_local(model, temperature, flag), None  # it has a queue
-    else:
-        raise BadInput(
-            f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR"
-        )
-    return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
-
-
-def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
-    from support.chat_format import ChatFormat
-    from support.loading import best_device, load_model, stop_ids
-
-    import numpy as np  # late, these four: they bring torch along
-
-    from engine import TorchEngine
-
-    model, tokenizer = load_model(path, best_device(), flag=f"{flag} local")
-    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
-    return LocalModel(
-        path,
-        TorchEngine(model, chat.stop_id, temperature),
-        chat,
-        model.config.max_position_embeddings,
-        np.random.default_rng(0),
-        temperature,
-    )
-
-
-def refuse_foreign(name, profiles):
-    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the
-    scripted user knows only its world."""
-    for profile in profiles if name.startswith("toy") else []:
-        try:
-            if profile.target != "eq":
-                raise toy.NotOfThisWorld(
-                    f"its target is {profile.target}, and the scripted user "
-                    "knows no chit-chat; choose a real --simulator"
-                )
-            toy.read_scene(profile.scene, profile.task)
-        except toy.NotOfThisWorld as error:
-            raise BadInput(f"profile {profile.id!r}: {error}") from None
+        What was paid for is not asked again, nor are the unreadable answers on the way to a
+        readable one. Where the log ends in an unreadable one, all is asked anew: else a run that
+        stopped for such answers would stop at them for ever."""
+        errors = []
+        while self.log.answers:
+            prompt, mark = render(errors)
+            key = key_of(prompt, len(errors))
+            if key not in self.log.answers:
+                break
+            answer = self.log.answers[key]
+            try:
+                return answer, mark, *parse(answer, mark)
+            except ValueError as error:
+                errors.append(error)
+        return None
 
 
 @dataclass
@@ -649,6 +497,175 @@ async def replay(dialogue, user):
     return emotions
 
 
+def make_simulator(
+    name,
+    lang="en",
+    difficulty="vanilla",
+    *,
+    concurrency=64,
+    timeout=60.0,
+    retries=8,
+    temperature=0.0,
+    log=None,
+    clock=None,
+    flag="--simulator",
+):
+    """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
+    kind, model, url = split_name(name)
+    if name in ("toy", "toy-weak"):
+        if lang != "en":
+            raise BadInput(
+                f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
+            )
+        return Simulator(
+            toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock
+        )
+    if kind == "openai":
+        if not model or not re.match(r"https?://[^\s/]", url):
+            raise BadInput(
+                f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
+            )
+        answering = ServerModel(model, url, temperature, timeout)
+    elif kind == "local" and model:
+        answering = load_local(model, temperature, flag)
+        concurrency = None  # the engine has a queue of its own
+    else:
+        raise BadInput(
+            f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR"
+        )
+    return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
+
+
+def load_local(path, temperature, flag="--simulator"):
+    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
+    from support.chat_format import ChatFormat
+    from support.loading import best_device, load_model, stop_ids
+
+    import numpy as np  # here and not above: these imports load torch
+
+    from engine import TorchEngine
+
+    model, tokenizer = load_model(path, best_device(), flag=f"{flag} local")
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
+    return LocalModel(
+        path,
+        TorchEngine(model, chat.stop_id, temperature),
+        chat,
+        model.config.max_position_embeddings,
+        np.random.default_rng(0),
+        temperature,
+    )
+
+
+# ------------------------------------------------------------------------------- the users of a run
+
+
+def load_profiles(path, flag="--profiles"):
+    """Read JSONL with released or English field names. Raises BadInput naming line and field."""
+    return read_profiles(path, Profile, known_values(), flag)
+
+
+def parse_profile(row, where):
+    """A line's object as a Profile. `where` names the line in a complaint."""
+    return check_profile(row, where, Profile, known_values())
+
+
+def known_values():
+    """The fields of a Profile that allow only certain values, and these values."""
+    return {"need": NEEDS, "target": PURPOSES}
+
+
+def toy_profiles(split, count=None):
+    """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
+    return [Profile(**row) for row in toy.profiles(split, count)]
+
+
+def people_of(names):
+    """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
+    people = [profile for name in names for profile in load_profiles(name)]
+    if people:
+        return people
+    return toy_profiles("heldout", 1000) + toy_profiles("train")
+
+
+def users_of_run(names, held_out, simulator):
+    """The users to train on and those held out, at most `held_out`: of one file of profiles the
+    last fifth, of two files the second, of none the toy's. Raises BadInput, also for two files that
+    share users: a score on users of the training says nothing about others."""
+    if not names:
+        need_profiles(simulator)
+        return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
+    if len(names) > 2:
+        raise BadInput("--profiles takes one file, or two: for training and held out")
+    files = [load_profiles(name) for name in names]
+    for people in files:
+        refuse_foreign(simulator, people)
+    if len(files) == 2:
+        train, test = files
+        refuse_shared(names, train, test)
+        return train, test[:held_out]
+    (people,) = files
+    if len(people) < 2:
+        raise BadInput(
+            f"--profiles {names[0]}: one profile is too few to train and to "
+            "hold one out; name a second file"
+        )
+    count = min(held_out, max(1, len(people) // 5))
+    return people[:-count], people[-count:]
+
+
+def refuse_shared(names, train, test):
+    """Raise BadInput if the two files `names` share a user."""
+    shared = {profile.id for profile in train} & {profile.id for profile in test}
+    if shared:
+        raise BadInput(
+            f"--profiles {names[0]} {names[1]}: both files hold user "
+            f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
+            "to train on and users held out must be different people"
+        )
+
+
+def need_profiles(simulator):
+    """The toy's users are for its scripted user alone. Raises BadInput for any other."""
+    if not simulator.startswith("toy"):
+        raise BadInput(
+            f"--simulator {simulator}: name its users with --profiles; 40 people are in "
+            "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
+            "ones are train_profile.jsonl and test_profile.jsonl"
+        )
+
+
+def refuse_foreign(name, profiles):
+    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the
+    scripted user knows only its world."""
+    if not name.startswith("toy"):
+        return
+    for profile in profiles:
+        try:
+            if profile.target != "eq":
+                raise toy.NotOfThisWorld(
+                    f"its target is {profile.target}, and the scripted user "
+                    "knows no chit-chat; choose a real --simulator"
+                )
+            toy.read_scene(profile.scene, profile.task)
+        except toy.NotOfThisWorld as error:
+            raise BadInput(f"profile {profile.id!r}: {error}") from None
+
+
+def profiles_of_step(people, count, seed, step):
+    """The `count` users of a training step, counted from 1: epoch after epoch over all people, each
+    epoch in an order of its own, which follows from the seed alone."""
+    chosen, order_of_epoch = [], {}
+    first = (step - 1) * count
+    for i in range(first, first + count):
+        epoch, place = divmod(i, len(people))
+        if epoch not in order_of_epoch:
+            rng = random.Random(f"{seed} {epoch}")
+            order_of_epoch[epoch] = rng.sample(range(len(people)), len(people))
+        chosen.append(people[order_of_epoch[epoch][place]])
+    return chosen
+
+
 def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):
     """The Simulator that a run's Settings ask for; the last three: what is not the run's own."""
     return make_simulator(
@@ -677,17 +694,21 @@ async def watched(watcher, episodes, people, gather):
     """Mean final emotion of `watcher` when it is told the replies of `episodes`; 0 for a malformed
     one, as its reward. A dialogue in which it fails is left out; None if it failed in all. gather:
     the lists of all ranks in one."""
-    profiles = {p.id: p for p in people}
+    profiles = {profile.id: profile for profile in people}
 
-    async def final(e):
-        user = User(watcher, profiles[e.profile_id], e.start, f"watch {e.number}")
+    async def final_emotion(episode):
+        profile = profiles[episode.profile_id]
+        user = User(watcher, profile, episode.start, f"watch {episode.number}")
         try:
-            emotions = await replay(vars(e), user)
+            emotions = await replay(vars(episode), user)
         except SimulatorFailed:
             return None
-        return 0 if e.ended == "malformed" or not emotions else emotions[-1]
+        if episode.ended == "malformed" or not emotions:
+            return 0
+        return emotions[-1]
 
-    known = [x for x in gather(await asyncio.gather(*map(final, episodes))) if x is not None]
+    finals_of_rank = await asyncio.gather(*map(final_emotion, episodes))
+    known = [final for final in gather(finals_of_rank) if final is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -704,22 +725,15 @@ def play(user, max_turns):
             "at most; an empty line ends.\n"
         )
         if isinstance(user.simulator.model, toy.ScriptedModel):
-            print(
-                "This user understands only the sentences of a small grammar. One of each kind, "
-                "of which one helps most:"
-            )
-            _, person, feeling, *_ = toy.read_scene(user.profile.scene, user.profile.task)
-            for act in toy.NEEDS:
-                rng = random.Random(user.profile.id)
-                print(f"    {toy.sentence(act, person, feeling, rng)}")
-            print()
+            print_grammar(user.profile)
         print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):
             reply = input("you> ")
             if not reply.strip():
                 break
             analysis, change, _ = runner.run(user.feel(reply))
-            print("".join(f"    | {line}\n" for line in analysis.splitlines()), end="")
+            for line in analysis.splitlines():
+                print(f"    | {line}")
             print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
             if user.emotion in (0, 100) or turn == max_turns - 1:
                 break
@@ -731,27 +745,76 @@ def play(user, max_turns):
     return 0
 
 
+def print_grammar(profile):
+    """Say what a scripted user understands: a sentence of each kind that helps somebody."""
+    print(
+        "This user understands only the sentences of a small grammar. One of each kind, "
+        "of which one helps most:"
+    )
+    scene = toy.read_scene(profile.scene, profile.task)
+    for act in NEEDS:
+        rng = random.Random(profile.id)
+        print(f"    {toy.sentence(act, scene.person, scene.feeling, rng)}")
+    print()
+
+
+def talk(args):
+    """Hold the talk that the flags ask for. Returns the exit code."""
+    simulator = make_simulator(args.simulator, args.lang, args.difficulty)
+    if not args.profiles:
+        need_profiles(args.simulator)
+    people = people_of([args.profiles] if args.profiles else [])
+    refuse_foreign(args.simulator, people)
+    if args.profile >= len(people):
+        raise BadInput(
+            f"--profile {args.profile}: there are {len(people)} users, from 0 to {len(people) - 1}"
+        )
+    with suppress(EOFError, KeyboardInterrupt):
+        return play(User(simulator, people[args.profile]), args.max_turns)
+    print()
+    return 130
+
+
 def main(argv=None):
     """Talk with a user in the terminal. Returns the exit code."""
-
-    def talk(args):
-        simulator = make_simulator(args.simulator, args.lang, args.difficulty)
-        if not args.profiles:
-            need_profiles(args.simulator)
-        people = people_of([args.profiles] if args.profiles else [])
-        refuse_foreign(args.simulator, people)
-        if args.profile >= len(people):
-            raise BadInput(
-                f"--profile {args.profile}: there are {len(people)} users, from 0 to "
-                f"{len(people) - 1}"
-            )
-        with suppress(EOFError, KeyboardInterrupt):
-            return play(User(simulator, people[args.profile]), args.max_turns)
-        print()
-        return 130
-
     parser = Parser(description="Talk with a simulated user: you are the assistant.")
-    return parser.flags("simulator").run(talk, argv)
+    parser.add_argument(
+        "--simulator",
+        default="toy",
+        metavar="NAME",
+        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR (default: toy)",
+    )
+    parser.add_argument(
+        "--difficulty",
+        choices=["vanilla", "challenging"],
+        default="vanilla",
+        help="how guarded (default: vanilla)",
+    )
+    parser.add_argument(
+        "--lang",
+        choices=["en", "zh"],
+        default="en",
+        help="language of the prompts (default: en)",
+    )
+    parser.add_argument(
+        "--profiles",
+        metavar="FILE",
+        help="profiles as JSONL (default: the toy's held-out users)",
+    )
+    parser.add_argument(
+        "--profile",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="which of them, from 0 (default: 0)",
+    )
+    parser.add_argument(
+        "--max-turns",
+        type=positive,
+        default=8,
+        help="your replies, at most (default: 8)",
+    )
+    return parser.run(talk, argv)
 
 
 if __name__ == "__main__":

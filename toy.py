@@ -15,6 +15,20 @@ Run it alone to meet a few of these people:  python toy.py
 
 from support.answers import mark_in
 from support.settings import BadModel, Parser
+from support.toy_words import (
+    ACTS,
+    DETAILS,
+    EVENTS,
+    FEELING_WORDS,
+    FEELINGS,
+    HABITS,
+    NAMES,
+    NEEDS,
+    PEOPLE,
+    PERSON_WORDS,
+    PERSONAS,
+    join_parts,
+)
 from support.users import emotion_level
 
 import hashlib
@@ -24,36 +38,10 @@ import random
 import re
 import shutil
 import tempfile
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
-
-# ------------------------------------------------------------------------------- words of the world
-# prompts/toy.toml holds them. Of people, events, feelings and wordings there are two lists, for
-# training users and for held-out ones, who share nothing.
-
-WORD_FILE = Path(__file__).parent / "prompts" / "toy.toml"
-WORDS = tomllib.loads(WORD_FILE.read_text(encoding="utf-8"))
-PEOPLE, FEELINGS, EVENTS, DETAILS, NAMES = (
-    WORDS[name] for name in ("people", "feelings", "events", "details", "names")
-)
-PERSONAS = list(WORDS["personas"].items())
-# hidden theme, the name that the policy's thoughts use, how people word it
-NEEDS = {need: (told.pop("theme"), told.pop("name"), told) for need, told in WORDS["needs"].items()}
-# what can be said: opening + body + ending, where <P> and <F> stand for the person and the feeling
-ACTS = {act: tuple(parts.values()) for act, parts in WORDS["acts"].items()}
-HABITS = ["cheer", "dismiss", "topic"]
-# Payoffs near a permutation: one kind of reply helps most with a need, one other a little, all else
-# does harm. If one kind paid for several needs, every policy would end there and stop at about 45.
-SECONDARY = dict(
-    zip(NEEDS, ["explain", "analyse", "reflect", "praise", "side", "empathise", "listen", "advise"])
-)
-PERSON_WORDS = set(PEOPLE["train"] + PEOPLE["heldout"])
-FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
-
 
 # ----------------------------------------------------------------------------------------- profiles
 
@@ -63,31 +51,49 @@ def profiles(split, count=None, seed=0):
     out (128 if not told). The needs take turns, so every eight profiles hold all eight. The scene
     tells all, the user's own wordings too: a simulated user knows nothing but its prompt."""
     rng = random.Random(f"{split} {seed}")
+    usual_counts = {"train": 500, "heldout": 128}
+    names_of_needs = list(NEEDS)
     made = []
-    for i in range(count or {"train": 500, "heldout": 128}[split]):
-        need = list(NEEDS)[i % len(NEEDS)]
-        person, event, feeling, name = (
-            rng.choice(words[split]) for words in (PEOPLE, EVENTS, FEELINGS, NAMES)
-        )
-        details = rng.sample(DETAILS[split], 2)
-        cues = rng.sample(NEEDS[need][2][split], 3)
-        main, traits = rng.choice(PERSONAS)
-        made.append(
-            {
-                "id": f"toy-{split}-{i:04d}",
-                "player": f"* Name: {name}\n* Age: {rng.randint(18, 60)}\n"
-                f"* Character: {', '.join(traits)}\n* Speech: short, plain sentences",
-                "scene": "## What happened\n" + f"My {person} {event}. I feel {feeling}.\n\n"
-                "## Details I may add\n"
-                + "".join(f"- {d}\n" for d in details)
-                + "\n## What I say when I open up\n"
-                + "".join(f"- {c}\n" for c in cues),
-                "main_cha": main,
-                "cha_group": traits,
-                "task": NEEDS[need][0],
-            }
-        )
+    for i in range(count or usual_counts[split]):
+        need = NEEDS[names_of_needs[i % len(NEEDS)]]
+        made.append(profile(f"toy-{split}-{i:04d}", need, split, rng))
     return made
+
+
+def profile(name, need, split, rng):
+    """One user with the id `name` and the Need `need`; everything else is drawn with `rng`."""
+    person = rng.choice(PEOPLE[split])
+    event = rng.choice(EVENTS[split])
+    feeling = rng.choice(FEELINGS[split])
+    own_name = rng.choice(NAMES[split])
+    details = rng.sample(DETAILS[split], 2)
+    cues = rng.sample(need.cues[split], 3)
+    group, traits = rng.choice(PERSONAS)
+    persona = [
+        f"* Name: {own_name}",
+        f"* Age: {rng.randint(18, 60)}",
+        f"* Character: {', '.join(traits)}",
+        "* Speech: short, plain sentences",
+    ]
+    scene = [
+        "## What happened",
+        f"My {person} {event}. I feel {feeling}.",
+        "",
+        "## Details I may add",
+        *[f"- {detail}" for detail in details],
+        "",
+        "## What I say when I open up",
+        *[f"- {cue}" for cue in cues],
+        "",
+    ]
+    return {
+        "id": name,
+        "player": "\n".join(persona),
+        "scene": "\n".join(scene),
+        "main_cha": group,
+        "cha_group": traits,
+        "task": need.theme,
+    }
 
 
 # ---------------------------------------------------------------------------------- reading a reply
@@ -99,27 +105,32 @@ def tokens_of(sentence):
 
 
 def split_sentences(text):
-    return [s.strip() for s in re.split(r"(?<=[.?!])\s+", text.strip()) if s.strip()]
+    """The sentences of a text: cut behind each full stop, question mark and exclamation mark."""
+    sentences = [sentence.strip() for sentence in re.split(r"(?<=[.?!])\s+", text.strip())]
+    return [sentence for sentence in sentences if sentence]
 
 
-def abstract(words):
-    return ["<p>" if w in PERSON_WORDS else "<f>" if w in FEELING_WORDS else w for w in words]
+def abstract(tokens):
+    """The tokens with <p> in place of each person and <f> in place of each feeling."""
+    abstracted = []
+    for token in tokens:
+        if token in PERSON_WORDS:
+            token = "<p>"
+        elif token in FEELING_WORDS:
+            token = "<f>"
+        abstracted.append(token)
+    return abstracted
 
 
 @cache
 def legal_sentences():
-    """{tuple of words: act} of all that can be said, persons and feelings aside."""
-    return {
-        tuple(
-            abstract(
-                tokens_of(
-                    f"{opening} {body}{ending}".replace("<P>", "sister").replace("<F>", "hurt")
-                )
-            )
-        ): act
-        for act, parts in ACTS.items()
-        for opening, body, ending in product(*parts)
-    }
+    """{tuple of abstract tokens: act} of all that can be said, whoever and whatever it is about."""
+    acts = {}
+    for name, act in ACTS.items():
+        for parts in act.all_parts():
+            example = join_parts(parts, "sister", "hurt")
+            acts[tuple(abstract(tokens_of(example)))] = name
+    return acts
 
 
 @cache
@@ -132,11 +143,28 @@ def act_of(sentence):
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
+# --------------------------------------------------------------------------------------- what helps
+
+# Besides its own act each need has a second one, which helps a little. So payoffs are near a
+# permutation: one kind of reply helps most with a need, another one a little, and all else does
+# harm. If one kind paid for several needs, every policy would end there and stop at about 45.
+SECONDARY = {
+    "analyse": "explain",
+    "advise": "analyse",
+    "explain": "reflect",
+    "reflect": "praise",
+    "praise": "side",
+    "listen": "empathise",
+    "empathise": "listen",
+    "side": "advise",
+}
+
+
 def judge(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of someone with `need`, after the friend's `earlier` ones:
     (change, why)."""
     sentences = split_sentences(reply)
-    acts = [act_of(s) for s in sentences]
+    acts = [act_of(sentence) for sentence in sentences]
     words = set(tokens_of(reply))
     if not sentences:
         return -10, "there is only silence"
@@ -144,31 +172,50 @@ def judge(reply, need, person, feeling, earlier, challenging):
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
-    said = [tokens_of(s) for s in sentences]  # as words: capitals or spaces make no new sentence
-    if any(s in said[:i] for i, s in enumerate(said)) or any(
-        tokens_of(s) in said for e in earlier for s in split_sentences(e)
-    ):
+    if is_repeated(sentences, earlier):
         return -5, "I have heard that before, word for word"
     if len(set(acts)) > 2:
         return -6, "that is everything at once"
-    pay = {need: 10 if words & {person, feeling} else 8}  # concrete words help more
-    if not challenging:
-        pay[SECONDARY[need]] = 3
-    change = sum(pay.get(act, -6 if act in HABITS else -4) for act in set(acts)) / len(set(acts))
-    return round(change), (
-        "that is what I needed"
-        if change >= 7
-        else "that is not what I needed"
-        if change < 0
-        else "that helps a bit"
-    )
+    is_concrete = bool(words & {person, feeling})
+    payoffs = [payoff(act, need, is_concrete, challenging) for act in set(acts)]
+    mean = sum(payoffs) / len(payoffs)
+    if mean >= 7:
+        why = "that is what I needed"
+    elif mean < 0:
+        why = "that is not what I needed"
+    else:
+        why = "that helps a bit"
+    return round(mean), why
+
+
+def payoff(act, need, is_concrete, challenging):
+    """What one act does for a need, if nothing else is wrong with the reply. Words about the user's
+    own person or feeling help more; a challenging user is not helped by the second-best act."""
+    if act == need:
+        return 10 if is_concrete else 8
+    if act == SECONDARY[need] and not challenging:
+        return 3
+    return -6 if act in HABITS else -4
+
+
+def is_repeated(sentences, earlier):
+    """Is one of the sentences said twice, or was it said in an earlier reply? They are compared as
+    tokens, because capitals or spaces make no new sentence."""
+    heard = [tokens_of(sentence) for reply in earlier for sentence in split_sentences(reply)]
+    for sentence in sentences:
+        tokens = tokens_of(sentence)
+        if tokens in heard:
+            return True
+        heard.append(tokens)
+    return False
 
 
 def judge_weakly(reply):
     """The scorer of the reward-hacking lesson: it counts the different words that somebody, some
     day, found comforting. Not whether they help *this* need, make sense together, or are new. Try
     it (`--simulator toy-weak`): the emotion climbs, and the replies become heaps of everything."""
-    warm = {w for act in NEEDS for body in ACTS[act][1] for w in tokens_of(body) if len(w) > 4}
+    bodies = [body for act in NEEDS for body in ACTS[act].bodies]
+    warm = {word for body in bodies for word in tokens_of(body) if len(word) > 4}
     return min(10, 3 * len(warm & set(tokens_of(reply))) - 8)
 
 
@@ -179,21 +226,50 @@ class NotOfThisWorld(ValueError):
     """A profile that the scripted user cannot play."""
 
 
+@dataclass(frozen=True)
+class Scene:
+    """What the scripted user knows of a profile, all of it read from the profile's text."""
+
+    story: str  # what happened and how it feels: the user's first line
+    person: str
+    feeling: str
+    details: list  # what a guarded user says first
+    cues: list  # what shows the need
+    need: str  # a key of NEEDS
+
+
 def read_scene(scene, task):
-    """Find the story in a profile's text: (opening line, person, feeling, details, cues, need).
-    Raises NotOfThisWorld."""
-    told = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
-    need = next((n for n, (text, *_) in NEEDS.items() if text == task), None)
-    listed = lambda title: re.findall(
-        r"^- (.*)$", re.split(r"\n## ", f"\n{scene}\n## ".partition(f"\n## {title}\n")[2])[0], re.M
-    )
-    lists = [listed("Details I may add"), listed("What I say when I open up")]
-    if not told or need is None or not all(lists):
+    """Read a profile's background and hidden theme as a Scene. Raises NotOfThisWorld."""
+    story = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
+    need = need_of(task)
+    details = listed_under("Details I may add", scene)
+    cues = listed_under("What I say when I open up", scene)
+    if not (story and need and details and cues):
         raise NotOfThisWorld(
             "the scripted user can only play the profiles of toy.py; for others, "
             "choose a real --simulator"
         )
-    return told.group(), *told.groups(), *lists, need
+    return Scene(story.group(), story.group(1), story.group(2), details, cues, need)
+
+
+def need_of(theme):
+    """The name of the need with this hidden theme, or None."""
+    for name, need in NEEDS.items():
+        if need.theme == theme:
+            return name
+    return None
+
+
+def listed_under(title, scene):
+    """The items of the list below the heading `title`; [] if there is no such heading."""
+    _, _, below = f"\n{scene}\n## ".partition(f"\n## {title}\n")
+    section = below.split("\n## ")[0]
+    return re.findall(r"^- (.*)$", section, re.M)
+
+
+def tags_of(prompt):
+    """{tag: text} of the <tag>text</tag> in a prompt."""
+    return dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
 
 
 class ScriptedModel:
@@ -207,33 +283,67 @@ class ScriptedModel:
         self.challenging, self.weak = difficulty == "challenging", weak
 
     async def __call__(self, prompt):
-        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
-        told = read_scene(tags["background"], tags["hidden_theme"])
-        story, person, feeling, details, cues, need = told
+        tags = tags_of(prompt)
+        scene = read_scene(tags["background"], tags["hidden_theme"])
         dialogue, mark = json.loads(tags["dialogue"]), mark_in(prompt)
-        if level := tags.get("emotion_level"):  # the hop that answers
-            said = sum(m["speaker"] == "me" for m in dialogue)
-            guarded = self.challenging and said < 2
-            line = users_line(said, story, details if guarded else cues, level)
-            return (
-                f"Thinking {mark}: my state is {level}, so that is how I sound.\n"
-                f"Origin {mark}: {line}\nChange {mark}: nothing to change.\n"
-                f"Response {mark}: {line}\nEnd {mark}"
-            )
-        *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
-        change, why = (
-            (judge_weakly(reply), "I listen for a few words")
-            if self.weak
-            else judge(reply, need, person, feeling, earlier, self.challenging)
-        )
-        target = "Reason" if self.challenging else "TargetCompletion"
+        if "emotion_level" in tags:
+            return self.answer(scene, dialogue, tags["emotion_level"], mark)
+        return self.feel(scene, dialogue, mark)
+
+    def answer(self, scene, dialogue, level, mark):
+        """The hop f_reply: the user's next line."""
+        lines_said = sum(message["speaker"] == "me" for message in dialogue)
+        is_guarded = self.challenging and lines_said < 2
+        topics = scene.details if is_guarded else scene.cues
+        line = users_line(lines_said, scene.story, topics, level)
         return (
-            f"Content {mark}: my friend said something about me and my "
-            f"{person}.\n{target} {mark}: {'yes' if change >= 7 else 'not yet'}.\n"
-            f"Activity {mark}: I think: {why}.\n"
-            f"Analyse {mark}: I am {feeling}, and {'lifted' if change > 0 else 'let down'} by "
-            f"this.\nChange {mark}: {change:+d}\nEnd {mark}"
+            f"Thinking {mark}: my state is {level}, so that is how I sound.\n"
+            f"Origin {mark}: {line}\nChange {mark}: nothing to change.\n"
+            f"Response {mark}: {line}\nEnd {mark}"
         )
+
+    def feel(self, scene, dialogue, mark):
+        """The hop f_emo: how far the friend's last reply moves the emotion, and why."""
+        *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
+        if self.weak:
+            change, why = judge_weakly(reply), "I listen for a few words"
+        else:
+            change, why = judge(
+                reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
+            )
+        target = "Reason" if self.challenging else "TargetCompletion"
+        is_met = "yes" if change >= 7 else "not yet"
+        effect = "lifted" if change > 0 else "let down"
+        return (
+            f"Content {mark}: my friend said something about me and my {scene.person}.\n"
+            f"{target} {mark}: {is_met}.\n"
+            f"Activity {mark}: I think: {why}.\n"
+            f"Analyse {mark}: I am {scene.feeling}, and {effect} by this.\n"
+            f"Change {mark}: {change:+d}\n"
+            f"End {mark}"
+        )
+
+
+# How a user begins a line, by its emotion. At Emotion-F it leaves.
+OPENINGS = {
+    "Emotion-S": "Thank you.",
+    "Emotion-A": "Yes, that helps.",
+    "Emotion-B": "Go on.",
+    "Emotion-C": "Hm.",
+}
+
+
+def users_line(lines_said, story, topics, level):
+    """What the user says when it has said `lines_said` lines so far. It goes through the list
+    `topics` in order: its cues, or of a guarded user, which keeps the need back until its third
+    line, its details."""
+    if level == "Emotion-F":
+        return "This does not help me. Goodbye."
+    opening = OPENINGS[level] if lines_said else story
+    return f"{opening} {topics[lines_said % len(topics)]}"
+
+
+# --------------------------------------------------------------------------- other scripted models
 
 
 class ScriptedWriter:
@@ -243,32 +353,36 @@ class ScriptedWriter:
     is_scripted = True
 
     def __init__(self, path):
-        blocks = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
-        self.blocks, self.talker = dict(zip(blocks[1::2], blocks[2::2])), ScriptedModel()
+        pieces = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
+        titles, texts = pieces[1::2], pieces[2::2]
+        self.blocks = dict(zip(titles, texts))
+        self.talker = ScriptedModel()
 
     async def __call__(self, prompt):
-        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
+        tags = tags_of(prompt)
         if "hidden_theme" in tags:  # the first line
             return await self.talker(prompt)
-        need = next((n for n in NEEDS if NEEDS[n][0] == tags.get("theme")), "side")
-        words = {name: text.strip().split("\n") for name, text in {**self.blocks, **tags}.items()}
-        words |= {
-            name: sum(lists.values(), [])
-            for name, lists in (
-                ("person", PEOPLE),
-                ("event", EVENTS),
-                ("feeling", FEELINGS),
-                ("detail", DETAILS),
-                ("cue", NEEDS[need][2]),
-            )
-        }
-        words |= {"age": [str(n) for n in range(16, 76)], "raises": words[f"raises {need}"]}
+        words = self.words_for(tags)
         rng = random.Random(prompt)
-        words = {name: rng.sample(lines, len(lines)) for name, lines in words.items()}
-        text = self.blocks["a persona" if "type" in tags else "a scene"].replace(
-            "<P>", words["person"][0]
-        )
-        return re.sub(r"\{\{(.+?)\}\}", lambda match: words[match.group(1)].pop(), text)
+        shuffled = {name: rng.sample(choices, len(choices)) for name, choices in words.items()}
+        template = self.blocks["a persona" if "type" in tags else "a scene"]
+        text = template.replace("<P>", shuffled["person"][0])
+        # each {{name}} takes another one of its words
+        return re.sub(r"\{\{(.+?)\}\}", lambda match: shuffled[match.group(1)].pop(), text)
+
+    def words_for(self, tags):
+        """{name of a placeholder: the lines it can be filled with}, for the tags of a prompt."""
+        need = need_of(tags.get("theme")) or "side"
+        texts = {**self.blocks, **tags}
+        words = {name: text.strip().split("\n") for name, text in texts.items()}
+        words["person"] = PEOPLE["train"] + PEOPLE["heldout"]
+        words["event"] = EVENTS["train"] + EVENTS["heldout"]
+        words["feeling"] = FEELINGS["train"] + FEELINGS["heldout"]
+        words["detail"] = DETAILS["train"] + DETAILS["heldout"]
+        words["cue"] = NEEDS[need].cues["train"] + NEEDS[need].cues["heldout"]
+        words["age"] = [str(age) for age in range(16, 76)]
+        words["raises"] = words[f"raises {need}"]
+        return words
 
 
 class ScriptedJudge:
@@ -279,58 +393,47 @@ class ScriptedJudge:
 
     async def __call__(self, prompt):
         body, _, form = prompt.rpartition("\n---\n")
-        tags = dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", body, re.S))
-        good = [
-            act_of(s) in NEEDS
-            for m in json.loads(tags.get("dialogue", "[]"))[1::2]
-            for s in split_sentences(m["text"])
-        ]
-        good += [felt == "lifted" for felt in re.findall("lifted|let down", tags.get("record", ""))]
-        x = sum(good) / max(1, len(good))
+        tags = tags_of(body)
+        share = self.share_of_good(tags)
         fills = {
-            "1-5": 1 + round(4 * x),
-            "0-10": round(10 * x),
-            "A-F": "FEDCBA"[round(5 * x)],
+            "1-5": 1 + round(4 * share),
+            "0-10": round(10 * share),
+            "A-F": "FEDCBA"[round(5 * share)],
             "-1 to 1": 0,
             "codes": "none",
             "reply": in_other_words(json.loads(tags.get("reply", '""'))),
         }
-        return re.sub(r"\[([^\]]*)\]", lambda m: str(fills.get(m[1], "scripted")), form)
+        return re.sub(r"\[([^\]]*)\]", lambda match: str(fills.get(match[1], "scripted")), form)
+
+    def share_of_good(self, tags):
+        """The share, from 0 to 1, of the policy's sentences that serve any need, and of the
+        reactions in the record that were good ones."""
+        replies = json.loads(tags.get("dialogue", "[]"))[1::2]
+        sentences = [s for message in replies for s in split_sentences(message["text"])]
+        reactions = re.findall("lifted|let down", tags.get("record", ""))
+        good = [act_of(sentence) in NEEDS for sentence in sentences]
+        good += [reaction == "lifted" for reaction in reactions]
+        return sum(good) / max(1, len(good))
 
 
 def in_other_words(reply):
     """The same sentences, each with another opening where the grammar has one for it."""
-    said = []
-    for one in split_sentences(reply):
-        openings = ACTS[act_of(one)][0] if act_of(one) in ACTS else ()
-        own = next((o for o in openings if one.startswith(f"{o} ")), "")
-        others = [o for o in openings if own and o != own] or [own]
-        said.append(random.Random(one).choice(others) + one.removeprefix(own))
-    return " ".join(said)
-
-
-OPENINGS = {
-    "Emotion-S": "Thank you.",
-    "Emotion-A": "Yes, that helps.",
-    "Emotion-B": "Go on.",
-    "Emotion-C": "Hm.",
-}
-
-
-def users_line(said, story, lines, level):
-    """What the user says when it has said `said` things so far. A guarded user keeps the need back
-    until its third line: its first `lines` are details."""
-    if level == "Emotion-F":
-        return "This does not help me. Goodbye."
-    return f"{OPENINGS[level] if said else story} {lines[said % len(lines)]}"
+    reworded = []
+    for sentence in split_sentences(reply):
+        act = act_of(sentence)
+        openings = ACTS[act].openings if act else []
+        used = next((opening for opening in openings if sentence.startswith(f"{opening} ")), "")
+        others = [opening for opening in openings if used and opening != used] or [used]
+        reworded.append(random.Random(sentence).choice(others) + sentence.removeprefix(used))
+    return " ".join(reworded)
 
 
 # ---------------------------------------------------------------------------------- the base policy
 
 
 def sentence(act, person, feeling, rng):
-    opening, body, ending = (rng.choice(part) for part in ACTS[act])
-    return (opening + " " + body + ending).replace("<P>", person).replace("<F>", feeling)
+    """A random sentence of the act named `act`, about this person and this feeling."""
+    return join_parts(ACTS[act].draw_parts(rng), person, feeling)
 
 
 def corpus(rng, good=0.17):
@@ -340,36 +443,40 @@ def corpus(rng, good=0.17):
     names the right person and feeling, and one time in four it does what helps (`good`, and what
     falls to it by chance). Held-out words occur here as training words do."""
     split = rng.choice(["train", "heldout"])
-    profile = profiles(split, 1, seed=rng.random())[0]
-    need = rng.choice(list(NEEDS))
-    story, person, feeling, details, *_ = read_scene(profile["scene"], profile["task"])
-    cues = rng.sample(NEEDS[need][2][split], 3)
-    guarded = rng.random() < 0.25
+    row = profiles(split, 1, seed=rng.random())[0]
+    need = rng.choice(list(NEEDS))  # not the profile's own, which is always the first
+    scene = read_scene(row["scene"], row["task"])
+    cues = rng.sample(NEEDS[need].cues[split], 3)
+    is_guarded = rng.random() < 0.25
     emotion, turns = 30, []
-    for said in range(rng.randint(3, 8)):
+    for lines_said in range(rng.randint(3, 8)):
         level = emotion_level(emotion)
         if level in ("Emotion-F", "Emotion-S"):
             break
-        hidden = guarded and said < 2
-        act = need if rng.random() < good and not hidden else rng.choice(list(ACTS))
-        reply = sentence(
-            act,
-            person if rng.random() < 0.93 else rng.choice(sorted(PERSON_WORDS)),
-            feeling if rng.random() < 0.93 else rng.choice(sorted(FEELING_WORDS)),
-            rng,
-        )
-        if rng.random() < 0.1:
-            reply += " " + sentence(rng.choice(list(ACTS)), person, feeling, rng)
-        wants = rng.choice(list(NEEDS)) if hidden or rng.random() < 0.1 else need
-        turns.append(
-            (
-                users_line(said, story, details if hidden else cues, level),
-                f"{feeling}, {person}, wants {NEEDS[wants][1]}",
-                reply,
-            )
-        )
+        is_hidden = is_guarded and lines_said < 2
+        helps = rng.random() < good and not is_hidden
+        reply = corpus_reply(need if helps else None, scene, rng)
+        guess = rng.choice(list(NEEDS)) if is_hidden or rng.random() < 0.1 else need
+        line = users_line(lines_said, scene.story, scene.details if is_hidden else cues, level)
+        thought = f"{scene.feeling}, {scene.person}, wants {NEEDS[guess].name}"
+        turns.append((line, thought, reply))
         emotion = min(100, max(0, emotion + rng.choice([-5, 3, 5, 10])))
     return turns
+
+
+def corpus_reply(act, scene, rng):
+    """A reply of the corpus: a sentence of the act named `act`, of any act if it is None, mostly
+    about the right person and feeling, and sometimes a second sentence of any act."""
+    act = act or rng.choice(list(ACTS))
+    right_person = rng.random() < 0.93
+    person = scene.person if right_person else rng.choice(sorted(PERSON_WORDS))
+    right_feeling = rng.random() < 0.93
+    feeling = scene.feeling if right_feeling else rng.choice(sorted(FEELING_WORDS))
+    reply = sentence(act, person, feeling, rng)
+    if rng.random() < 0.1:
+        second_act = rng.choice(list(ACTS))
+        reply += " " + sentence(second_act, scene.person, scene.feeling, rng)
+    return reply
 
 
 # One special token opens a message, one ends it. (A template as wordy as ChatML would cost a sixth
@@ -388,19 +495,15 @@ def make_tokenizer(texts):
     # the first under the name that Qwen2 wants
     special = ["<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1022,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    bpe.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=1022,
-            special_tokens=special,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
+    bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=special[0],
@@ -417,12 +520,17 @@ def corpus_episode(turns, chat, think):
     from policy import Episode, Segment
 
     episode = Episode("corpus", 0, "")
-    for k, (line, thought, reply) in enumerate(turns):
-        episode.segments.append(Segment(chat.next_prompt(line) if k else chat.first_prompt(line)))
-        said = chat.text(f"<think>{thought}</think>{reply}" if think else reply) + [chat.stop_id]
-        episode.segments.append(Segment(said, branch=(k + 1) * think, log_probs=[0.0] * len(said)))
+    for turn, (line, thought, reply) in enumerate(turns):
+        prompt = chat.next_prompt(line) if turn else chat.first_prompt(line)
+        visible = chat.text(reply) + [chat.stop_id]
+        sampled = visible
         if think:
-            episode.segments.append(Segment(chat.text(reply) + [chat.stop_id]))
+            sampled = chat.text(f"<think>{thought}</think>{reply}") + [chat.stop_id]
+        branch = turn + 1 if think else 0
+        episode.segments.append(Segment(prompt))
+        episode.segments.append(Segment(sampled, branch=branch, log_probs=[0.0] * len(sampled)))
+        if think:  # what later turns see of this one
+            episode.segments.append(Segment(visible))
     return episode
 
 
@@ -533,49 +641,31 @@ def sft(place, think, quiet=False):
 
     import torch
     from tqdm import tqdm
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from policy import Policy, pack
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     recipe, rng = RECIPES["think" if think else "direct"], school(think)
-    tokenizer = make_tokenizer([text for _ in range(1500) for turn in corpus(rng) for text in turn])
+    texts = [text for _ in range(1500) for turn in corpus(rng) for text in turn]
+    tokenizer = make_tokenizer(texts)
     chat = ChatFormat(tokenizer)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                **MODEL,
-                pad_token_id=tokenizer.pad_token_id,
-                bos_token_id=None,
-                eos_token_id=chat.stop_id,
-            )
-        )
+    model = new_model(tokenizer.pad_token_id, chat.stop_id)
     policy = Policy(model)
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = {
-        torch.optim.Muon(
-            matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
-        ): recipe.lr_matrices,
-        torch.optim.AdamW(others, weight_decay=0.0): recipe.lr_others,
-    }
+    learning_rates = optimizers_of(model, recipe)
     bar = tqdm(range(recipe.steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
-        warm = min(1, (step + 1) / recipe.warmup)
-        for optimizer, lr in optimizers.items():
-            optimizer.param_groups[0]["lr"] = lr * warm * max(0.02, 1 - step / recipe.steps)
-        batch = pack(
-            [
-                corpus_episode(corpus(rng, recipe.good), chat, think)
-                for _ in range(recipe.batch_size)
-            ]
-        )
-        loss = -policy(batch)[0].sum() / batch.action_mask.sum()
+        warmup = min(1, (step + 1) / recipe.warmup)
+        decay = max(0.02, 1 - step / recipe.steps)
+        for optimizer, learning_rate in learning_rates.items():
+            optimizer.param_groups[0]["lr"] = learning_rate * warmup * decay
+        dialogues = [corpus(rng, recipe.good) for _ in range(recipe.batch_size)]
+        batch = pack([corpus_episode(turns, chat, think) for turns in dialogues])
+        log_probs = policy(batch)[0]
+        loss = -log_probs.sum() / batch.action_mask.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-        for optimizer in optimizers:
+        for optimizer in learning_rates:
             optimizer.step()
             optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.2f}")
@@ -583,6 +673,33 @@ def sft(place, think, quiet=False):
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     torch.set_num_threads(threads)
+
+
+def new_model(pad_token_id, stop_id):
+    """An untrained model of the toy's size, always with the same weights."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        **MODEL, pad_token_id=pad_token_id, bos_token_id=None, eos_token_id=stop_id
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Qwen2ForCausalLM(config)
+
+
+def optimizers_of(model, recipe):
+    """{optimizer: its highest learning rate}: Muon for the matrices, AdamW for the embedding and
+    the vectors."""
+    import torch
+
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(parameter)
+    muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(others, weight_decay=0.0)
+    return {muon: recipe.lr_matrices, adamw: recipe.lr_others}
 
 
 if __name__ == "__main__":
@@ -598,7 +715,8 @@ if __name__ == "__main__":
     if parser.parse_args().make_policy:
         ship()
         raise SystemExit
-    for profile in profiles("heldout", 8):
-        story, person, feeling, _, cues, need = read_scene(profile["scene"], profile["task"])
-        print(f"{profile['id']}  {need:<9}  {story} {cues[0]}")
-        print(f"{'':17}helps:  {sentence(need, person, feeling, random.Random(0))}\n")
+    for row in profiles("heldout", 8):
+        scene = read_scene(row["scene"], row["task"])
+        helpful = sentence(scene.need, scene.person, scene.feeling, random.Random(0))
+        print(f"{row['id']}  {scene.need:<9}  {scene.story} {scene.cues[0]}")
+        print(f"{'':17}helps:  {helpful}\n")

@@ -39,16 +39,16 @@ def mark_of(template, values, unreadable=0):
     """The mark of a prompt: four letters, from the SHA-256 of its text, its values and the number
     of unreadable answers to it before.
 
-    The same question has the same mark, so a log answers it again. Letters that a value spells
-    somewhere, as a policy that guesses would, are passed over."""
-    said = json.dumps(values, ensure_ascii=False).casefold()
+    The same question has the same mark, so its answer in a log can be read again. Four letters that
+    occur somewhere in a value are passed over: a policy could have guessed them."""
+    spelled = json.dumps(values, ensure_ascii=False).casefold()
     seed = json.dumps([template, values, unreadable], ensure_ascii=False)
-    for _ in range(1000):  # the first one is free, nearly always
-        numbers = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
-        mark = "".join(MARK_LETTERS[n % len(MARK_LETTERS)] for n in numbers.digest()[:4])
-        if mark not in said:
+    for _ in range(1000):  # the first mark is nearly always free
+        hashed = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
+        mark = "".join(MARK_LETTERS[byte % len(MARK_LETTERS)] for byte in hashed.digest()[:4])
+        if mark not in spelled:
             break
-        seed = numbers.hexdigest()
+        seed = hashed.hexdigest()
     return mark
 
 
@@ -64,7 +64,8 @@ def mark_in(prompt):
     return lines[-1] if lines else ""
 
 
-# What Markdown, quotation and other scripts put around a header; the same for the line End.
+# What models put around a header and around the line End: Markdown, quotation marks, brackets, the
+# blanks of other scripts.
 IN_FRONT = ' \t\u00a0\u3000\ufeff*#>_[](){}-`•"“”'
 NUMBER = r"(?:\d{1,2} ?[.):、．] ?)?[ *_`\[(（【<]*"  # "5. ", "**5.** "
 BETWEEN = r"[ \t\u00a0*_`\[(（【<]+"  # between a header's name and its mark
@@ -73,17 +74,17 @@ BEHIND = r"[ \t\u00a0*_`\])）】>]*"  # behind the mark
 
 @functools.cache
 def header_pattern(words, signed):
-    """How a header line looks whose name is one of the pattern `words`, with a mark (in group 1) or
-    without; group 2 is its colon. Compiled once: the mark is not part of it."""
+    """The pattern of a header line whose name matches the pattern `words`. Group 1 is its mark, ""
+    where it is not `signed`; group 2 is its colon, "" where the line ends instead. The letters of
+    the mark are not part of the pattern, so each pattern is compiled once."""
     mark = rf"{BETWEEN}([a-z]{{4}})" if signed else "()"
     return re.compile(rf"{NUMBER}(?:{words}){mark}{BEHIND}([:：]|$)", re.I)
 
 
 def before_end(text, mark):
-    """What stands before the line `End <mark>`. Raises Unreadable if there is no such line: the
-    answer was cut, or is not in the form.
-
-    What follows the line is not looked at, however long, so a cut there does no harm."""
+    """What stands before the line `End <mark>`. Raises Unreadable if there is no such line, because
+    the answer was cut or is not in the form. What follows the line is ignored, however long it is,
+    so a cut there does no harm."""
     end = end_of(text, mark)
     if end is None:
         raise Unreadable("end", f"no line 'End {mark}'")
@@ -125,24 +126,33 @@ def find_sections(text, names, mark):
     line without a colon has to be a Markdown heading."""
     if mark:
         text = before_end(text, mark)
-    headers, start = [], 0  # of each header (key, where it, where its text starts)
+    headers, texts = [], []  # of each section (key, rest of the header's line), and its lines
     for line in text.split("\n"):
-        body = line.lstrip(IN_FRONT).rstrip()
-        for key, words in names.items():
-            header = header_pattern(words, bool(mark)).match(body)
-            if not header or header.group(1).casefold() != mark:
-                continue
-            is_heading = mark or "#" in line[: len(line) - len(line.lstrip(IN_FRONT))]
-            if header.group(2) or is_heading:
-                headers.append((key, start, body[header.end() :].lstrip("*_` ")))
-                break
-        start += len(line) + 1
-    ends = [start for _, start, _ in headers[1:]] + [len(text)]
-    sections = []
-    for (key, start, rest), end in zip(headers, ends):
-        below = text[start:end].partition("\n")[2]
-        sections.append(Section(key, rest, f"{rest}\n{below}".strip()))
-    return sections
+        header = header_in(line, names, mark)
+        if header:
+            headers.append(header)
+            texts.append([header[1]])
+        elif texts:  # what stands above the first header belongs to no section
+            texts[-1].append(line)
+    return [
+        Section(key, rest, "\n".join(lines).strip()) for (key, rest), lines in zip(headers, texts)
+    ]
+
+
+def header_in(line, names, mark):
+    """(key of the header that stands in this line, the rest of the line), or None."""
+    body = line.lstrip(IN_FRONT)
+    in_front = line.removesuffix(body)
+    body = body.rstrip()
+    for key, words in names.items():
+        header = header_pattern(words, bool(mark)).match(body)
+        if not header or header.group(1).casefold() != mark:
+            continue
+        has_colon = bool(header.group(2))
+        is_markdown_heading = "#" in in_front
+        if mark or has_colon or is_markdown_heading:
+            return key, body[header.end() :].lstrip("*_` ")
+    return None
 
 
 def marked_sections(text, names, mark, deciding=()):
@@ -152,15 +162,15 @@ def marked_sections(text, names, mark, deciding=()):
 
     Raises Unreadable if a header or the line End is missing, or a header stands there twice with
     different texts. (The same twice is meant.)"""
-    found = {}
+    contents = {}
     for section in find_sections(text, names, mark):
         content = peel(section.line) if section.name in deciding else section.text
-        if found.setdefault(section.name, content) != content:
+        if contents.setdefault(section.name, content) != content:
             raise Unreadable("twice", f"two sections {section.name}, which differ")
     for name in names:
-        if name not in found:
+        if name not in contents:
             raise Unreadable("header", f"no section {name} with its mark")
-    return {name: found[name] for name in names}
+    return {name: contents[name] for name in names}
 
 
 def unmarked_sections(text, names):
@@ -170,25 +180,28 @@ def unmarked_sections(text, names):
     The last section is taken from its last header, and the others are matched backwards from
     there."""
     sections = find_sections(text, names, "")
-    found, before = {}, len(sections)
+    texts = {}
+    end = len(sections)  # the sections from here on are taken
     for key in reversed(names):
-        places = [i for i in range(before) if sections[i].name == key]
+        places = [i for i in range(end) if sections[i].name == key]
         if not places:
             raise Unreadable("header", f"no section {key}")
-        before = places[-1]
-        found[key] = sections[before].text
-    return dict(reversed(found.items()))
+        end = places[-1]
+        texts[key] = sections[end].text
+    return {key: texts[key] for key in names}
 
 
 # -------------------------------------------------------------------------------------- the values
 
 WRAPPERS = " \t*_`\"'“”‘’«»「」『』()[]{}（）【】"  # Markdown, quotation marks, brackets
-# Each minus and plus that Unicode has, as the keyboard's: a lost minus would make a loss a gain.
+# Every plus, minus and full-width sign that Unicode has, as the keyboard's: a minus that is lost
+# would turn a loss into a gain.
+PLUSES, MINUSES = "＋﹢⁺₊➕", "－−﹣⁻₋➖˗‐‑‒–—―"
 SIGNS = {
-    ord(sign): plain
-    for signs, plain in (("＋﹢⁺₊➕", "+"), ("－−﹣⁻₋➖˗‐‑‒–—―", "-"))
-    for sign in signs
-} | str.maketrans("０１２３４５６７８９／．", "0123456789/.")
+    **str.maketrans(dict.fromkeys(PLUSES, "+")),
+    **str.maketrans(dict.fromkeys(MINUSES, "-")),
+    **str.maketrans("０１２３４５６７８９／．", "0123456789/."),
+}
 
 
 def peel(line):
@@ -200,12 +213,30 @@ def peel(line):
     return value.translate(SIGNS)
 
 
-def whole_number(line, out_of):
-    """The whole number, of three digits at most, that stands alone on a line, as an int: "4", "-3",
-    "+5.0", "4/5" where the scale ends at `out_of`. Raises Unreadable for all else.
+@functools.cache
+def number_pattern(out_of):
+    """The pattern of a number that stands alone; group 1 is its sign and its digits."""
+    return re.compile(
+        rf"""
+        ([+-]?[ ]?\d{{1,3}})        # "4", "-3", "- 3"
+        (?: \.0 )?                 # "5.0"
+        (?: [ ]? / [ ]?{out_of} )?  # "4/5", where the scale ends at 5
+        """,
+        re.VERBOSE,
+    )
 
-    Nothing is searched for in a sentence: "+10? No, -3" means -3, and "not +3" nothing at all."""
-    match = re.fullmatch(rf"([+-]? ?\d{{1,3}})(?:\.0)?(?: ?/ ?{out_of})?", peel(line))
+
+def whole_number(line, out_of):
+    """The whole number that stands alone on a line, as an int; the scale ends at `out_of`. Nothing
+    is searched for in a sentence. Raises Unreadable for all else. With out_of=10:
+
+        -3             -3        +10? No, -3    refused: which one is meant?
+        +5.0           5         not +3         refused
+        － 3            -3        5-8            refused: a range
+        "-3/10"        -3        -3/5           refused: another scale
+        **(+7).**      7         +5.5           refused: not a whole number
+    """
+    match = number_pattern(out_of).fullmatch(peel(line))
     if match is None:
         raise Unreadable("value", f"no whole number alone on its line: {line[:60]!r}")
     return int(match.group(1).replace(" ", ""))

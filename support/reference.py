@@ -16,6 +16,7 @@ import csv
 import dataclasses
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,20 +25,22 @@ VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")
 SMOOTH = 5  # steps of the moving average
 WIDTH = 4  # standard deviations on either side of the mean
 STRETCH = 1 / 5  # share of the run's steps for which a metric must lie outside to be out
-# What has no band: the step itself; times; counts of tokens; measures of rounding; and what only
-# runs with further flags have.
+# The metrics that have no band.
 NO_BAND = {
     "step",
     "seconds",
+    # how much was sampled and trained
     "tokens_trained",
     "tokens_sampled",
+    # measures of rounding
     "logp_gap",
     "logp_gap_max",
+    # only runs with further flags have these
     "gap",
     "watched",
 }
-# These change no step of training, so a run with others of them can still be compared; nor do the
-# settings that may change when a run is resumed.
+# Settings that change no step of training, or only its random draws: a run with other values of
+# them can still be compared. The same holds for settings that may change when a run is resumed.
 FREE = {"seed", "eval_size", "eval_every"}
 
 
@@ -47,8 +50,8 @@ def variant_of(cfg):
     usual = resolve_settings({"algo": cfg.algo, "think": cfg.think})
     for setting in dataclasses.fields(Settings):
         name = setting.name
-        free = name in FREE or setting.metadata["resumable"]
-        if not free and getattr(cfg, name) != getattr(usual, name):
+        is_free = name in FREE or setting.metadata["resumable"]
+        if not is_free and getattr(cfg, name) != getattr(usual, name):
             return None
     return f"{cfg.algo}-{cfg.mode}"
 
@@ -76,7 +79,10 @@ def columns_of(rows):
 def smoothed(values):
     """The moving average of a curve [steps]: at each step the mean over the last five, or over as
     many as there have been."""
-    return np.array([np.mean(values[max(0, i + 1 - SMOOTH) : i + 1]) for i in range(len(values))])
+    means = []
+    for end in range(1, len(values) + 1):
+        means.append(np.mean(values[max(0, end - SMOOTH) : end]))
+    return np.array(means)
 
 
 def bands_of(runs):
@@ -100,15 +106,17 @@ def bands_of(runs):
 def write_bands(variant, bands):
     """Write docs/reference/VARIANT.csv: a row for each step, two columns for each metric."""
     steps = len(next(iter(bands.values()))[0])
+    header = ["step"]
+    for metric in bands:
+        header += [f"{metric} mean", f"{metric} s"]
     with open(PLACE / f"{variant}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["step"] + [f"{metric} {part}" for metric in bands for part in ("mean", "s")]
-        )
+        writer.writerow(header)
         for i in range(steps):
-            writer.writerow(
-                [i + 1] + [f"{part[i]:.4g}" for band in bands.values() for part in band]
-            )
+            row = [i + 1]
+            for mean, s in bands.values():
+                row += [f"{mean[i]:.4g}", f"{s[i]:.4g}"]
+            writer.writerow(row)
 
 
 @functools.cache
@@ -119,19 +127,30 @@ def read_bands(variant):
         return {}
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    metrics = [name.removesuffix(" mean") for name in rows[0] if name.endswith(" mean")]
-    return {
-        metric: tuple(
-            np.array([float(row[f"{metric} {part}"]) for row in rows]) for part in ("mean", "s")
-        )
-        for metric in metrics
-    }
+    bands = {}
+    for name in rows[0]:
+        if name.endswith(" mean"):
+            metric = name.removesuffix(" mean")
+            mean = np.array([float(row[name]) for row in rows])
+            s = np.array([float(row[f"{metric} s"]) for row in rows])
+            bands[metric] = mean, s
+    return bands
+
+
+class Stretch(NamedTuple):
+    """Steps in a row in which a metric of a run lies outside of its band."""
+
+    metric: str
+    first: int  # its first step, counted from 1
+    last: int
+    value: float  # of the run's smoothed curve in the last step
+    mean: float  # of the band in the last step
 
 
 def outside(columns, bands):
-    """Where a run leaves its bands: [(metric, first step, last step, its value there, the band's
-    mean there)], for each metric its longest stretch outside, if that is long enough."""
-    found = []
+    """Where a run leaves its bands: for each metric its longest Stretch outside, if that is long
+    enough."""
+    stretches = []
     for metric, (mean, s) in bands.items():
         if metric not in columns:
             continue
@@ -140,8 +159,8 @@ def outside(columns, bands):
         is_out = np.abs(curve - mean[:steps]) > WIDTH * s[:steps]
         first, last = longest_stretch(is_out)
         if last - first >= stretch_of(len(mean)):
-            found.append((metric, first + 1, last, curve[last - 1], mean[last - 1]))
-    return found
+            stretches.append(Stretch(metric, first + 1, last, curve[last - 1], mean[last - 1]))
+    return stretches
 
 
 def stretch_of(steps):
@@ -151,19 +170,22 @@ def stretch_of(steps):
 
 def longest_stretch(flags):
     """(begin, end) of the longest run of True in `flags`, as a slice; (0, 0) if there is none."""
-    longest, begin = (0, 0), 0
+    longest_begin, longest_end = 0, 0
+    begin = 0
     for i, flag in enumerate(flags):
+        end = i + 1
         if not flag:
-            begin = i + 1
-        elif i + 1 - begin > longest[1] - longest[0]:
-            longest = begin, i + 1
-    return longest
+            begin = end
+        elif end - begin > longest_end - longest_begin:
+            longest_begin, longest_end = begin, end
+    return longest_begin, longest_end
 
 
-def sentence(found):
-    """What a person is told of `outside`'s findings, in one line."""
+def sentence(stretches):
+    """What a person is told of `outside`'s stretches, in one line."""
     places = [
-        f"{metric} in steps {first} to {last} ({value:.3g} at the end of it, usually {mean:.3g})"
-        for metric, first, last, value, mean in found
+        f"{stretch.metric} in steps {stretch.first} to {stretch.last} "
+        f"({stretch.value:.3g} at the end of it, usually {stretch.mean:.3g})"
+        for stretch in stretches
     ]
     return f"unlike the reference runs (docs/reference): {'; '.join(places)}"

@@ -24,10 +24,8 @@ sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).
 
 from support.judged import CODES, FORMS, read_answer
 
-from marks import sign
+from marks import MARK, sign
 from simulator import parse_emotion, parse_reply, says_goodbye
-
-MARK = "kqvt"
 
 # ------------------------------------------------------------------------------ what a policy says
 
@@ -204,7 +202,7 @@ HEADINGS = (
 )
 CHINESE = "Content：{c}\nReason：{t}\nActivity：{a}\nAnalyse：{x}\nChange：{n}"
 FORMS_OF_ANSWER = [PLAIN, BOLD, NUMBERED, HEADINGS, CHINESE]
-OWN = dict(
+OWN_SECTIONS = dict(
     c="They mean to comfort, or to be paid.",
     t="It misses my need by far.",
     a="I do not know what to say to that.",
@@ -212,12 +210,12 @@ OWN = dict(
 )
 
 
-def told(form, n, **sections):
+def answer_in(form, n, **sections):
     """The model's own answer in one of its forms, signed; `sections` hold what it quotes.
 
     The form is signed before anything is put in: a model copies the mark behind its own headers,
     and not into what it quotes."""
-    return sign(form, MARK).format(**{**OWN, **sections}, n=f"{n:+d}")
+    return sign(form, MARK).format(**{**OWN_SECTIONS, **sections}, n=f"{n:+d}")
 
 
 def quoted(reply):
@@ -246,21 +244,23 @@ def retyped(reply):
 def emotion_models():
     """{name: (reply, own change) -> an answer of f_emo}: each quotes where it should not."""
     models = {
-        "quotes before": lambda r, n: f"My friend said:\n{r}\n\n" + told(PLAIN, n),
-        "quotes behind the last line": lambda r, n: told(PLAIN, n) + f"\n\n(They wrote:\n{r}\n)",
-        "quotes behind, and signs it": lambda r, n: told(PLAIN, n) + "\n" + sign(r, MARK),
-        "quotes between Change and End": lambda r, n: told(PLAIN, n).replace(
+        "quotes before": lambda r, n: f"My friend said:\n{r}\n\n" + answer_in(PLAIN, n),
+        "quotes behind the last line": lambda r, n: (
+            answer_in(PLAIN, n) + f"\n\n(They wrote:\n{r}\n)"
+        ),
+        "quotes behind, and signs it": lambda r, n: answer_in(PLAIN, n) + "\n" + sign(r, MARK),
+        "quotes between Change and End": lambda r, n: answer_in(PLAIN, n).replace(
             "\nEnd", f"\nThat is after\n{r}\nand no more.\nEnd"
         ),
-        "quotes everywhere": lambda r, n: told(PLAIN, n, c=r, t=r, a=r, x=r),
-        "quotes the last line": lambda r, n: told(
+        "quotes everywhere": lambda r, n: answer_in(PLAIN, n, c=r, t=r, a=r, x=r),
+        "quotes the last line": lambda r, n: answer_in(
             PLAIN, n, x=f"It ends in\n{(r.strip() or '.').splitlines()[-1]}"
         ),
-        "quotes each line twice": lambda r, n: told(PLAIN, n, c=f"{r}\n{r}", x=f"{r}\n\n{r}"),
+        "quotes each line twice": lambda r, n: answer_in(PLAIN, n, c=f"{r}\n{r}", x=f"{r}\n\n{r}"),
         "says the form without marks first": lambda r, n: (
-            PLAIN.format(**OWN, n=r) + "\n" + told(PLAIN, n)
+            PLAIN.format(**OWN_SECTIONS, n=r) + "\n" + answer_in(PLAIN, n)
         ),
-        "in JSON": lambda r, n: told(
+        "in JSON": lambda r, n: answer_in(
             PLAIN, n, c=json.dumps({"friend": r}), x=json.dumps([r], ensure_ascii=False, indent=1)
         ),
     }
@@ -277,7 +277,7 @@ def emotion_models():
         }.items(),
     ):
         form = FORMS_OF_ANSWER[len(models) % len(FORMS_OF_ANSWER)]
-        models[f"quotes {where}, {how}"] = lambda r, n, slot=slot, way=way, form=form: told(
+        models[f"quotes {where}, {how}"] = lambda r, n, slot=slot, way=way, form=form: answer_in(
             form, n, **{slot: f"They wrote\n{way(r)}\nand mean it."}
         )
     return models
@@ -286,7 +286,7 @@ def emotion_models():
 def obedient_models():
     """{name: (reply, own change) -> an answer}: in the form, each in its own style."""
     return {
-        f"obeys, form {i}": lambda r, n, form=form: told(form, n)
+        f"obeys, form {i}": lambda r, n, form=form: answer_in(form, n)
         for i, form in enumerate(FORMS_OF_ANSWER, 1)
     }
 
@@ -298,7 +298,10 @@ SPOKEN = "Thinking: {k}\nOrigin: {o}\nChange: {g}\nResponse: {l}"
 def reply_models():
     """{name: reply -> an answer of f_reply whose line is LINE}."""
     usual = dict(k="I am low.", o="Hm.", g="nothing", l=LINE)
-    say = lambda **slots: sign(SPOKEN, MARK).format(**{**usual, **slots})
+
+    def say(**slots):
+        return sign(SPOKEN, MARK).format(**{**usual, **slots})
+
     return {
         "obeys": lambda r: say(),
         "quotes before": lambda r: f"{r}\n\n{say()}",
@@ -351,14 +354,14 @@ def score_models():
 
 def tag_models():
     """{name: reply -> one paragraph with the strategy D-1}."""
-    own = f"<Strategy {MARK}>(D-1) comfort</Strategy {MARK}>"
+    tag = f"<Strategy {MARK}>(D-1) comfort</Strategy {MARK}>"
     head = f"Paragraph 1 {MARK}: it says\n"
     return {
-        "obeys": lambda r: f"{head}{own}\nEnd {MARK}",
-        "quotes in its paragraph": lambda r: f"{head}{r}\n{own}\nEnd {MARK}",
-        "quotes behind the tag": lambda r: f"{head}\n{own}\n{r}\nEnd {MARK}",
-        "quotes before": lambda r: f"{r}\n{head}{own}\nEnd {MARK}",
-        "quotes behind the last line": lambda r: f"{head}{own}\nEnd {MARK}\n{r}",
+        "obeys": lambda r: f"{head}{tag}\nEnd {MARK}",
+        "quotes in its paragraph": lambda r: f"{head}{r}\n{tag}\nEnd {MARK}",
+        "quotes behind the tag": lambda r: f"{head}\n{tag}\n{r}\nEnd {MARK}",
+        "quotes before": lambda r: f"{r}\n{head}{tag}\nEnd {MARK}",
+        "quotes behind the last line": lambda r: f"{head}{tag}\nEnd {MARK}\n{r}",
     }
 
 
@@ -376,7 +379,11 @@ def outcome(read, expected):
 def losses_of(reply):
     """The changes that the model itself means: of a silencer the loss that it would hide."""
     named = [n for n, replies in SILENCERS.items() if reply in replies]
-    return named or ([*range(-10, 0), 4] if reply in ALL_NUMBERS else [-7, -2])
+    if named:
+        return named
+    if reply in ALL_NUMBERS:
+        return [*range(-10, 0), 4]
+    return [-7, -2]
 
 
 def trials():
@@ -413,22 +420,24 @@ def beyond_a_parser():
     """{what: share of trials in which the policy's words were read}: nothing is promised here."""
 
     def share(answers):
-        found = [outcome(lambda text=text: parse_emotion(text, MARK)[1], n) for text, n in answers]
-        return sum(x == "moved" for x in found), sum(x == "silenced" for x in found), len(found)
+        outcomes = [
+            outcome(lambda text=text: parse_emotion(text, MARK)[1], n) for text, n in answers
+        ]
+        return outcomes.count("moved"), outcomes.count("silenced"), len(outcomes)
 
     cut = [
-        (told(PLAIN, n, x=f"They wrote\n{r}").partition("\nChange")[0], n)
+        (answer_in(PLAIN, n, x=f"They wrote\n{r}").partition("\nChange")[0], n)
         for r, n in product(REPLIES, (-7, -2))
     ]
     on_the_line = [
-        (told(PLAIN, n).replace(f"{n:+d}\nEnd", f"{r}\nEnd"), n)
+        (answer_in(PLAIN, n).replace(f"{n:+d}\nEnd", f"{r}\nEnd"), n)
         for r, n in product(REPLIES + ["+10"], (-7, -2))
     ]
     signs = [
-        (told(PLAIN, n, c="{q}").replace("{q}", sign(r, MARK).rpartition("\nEnd")[0]), n)
+        (answer_in(PLAIN, n, c="{q}").replace("{q}", sign(r, MARK).rpartition("\nEnd")[0]), n)
         for r, n in product(REPLIES, (-7, -2))
     ]
-    obeys = [(told(PLAIN, 10), n) for _, n in product(INSTRUCTIONS, (-7, -2))]
+    obeys = [(answer_in(PLAIN, 10), n) for _, n in product(INSTRUCTIONS, (-7, -2))]
     in_the_mouth = [sign(SPOKEN, MARK).format(k="", o="", g="", l=r) for r in REPLIES]
     goodbyes = sum(
         outcome(lambda text=text: says_goodbye(parse_reply(text, MARK)[1]), True) == 0
@@ -448,9 +457,10 @@ def main():
     tried, wrong = {}, []
     for what, name, reply, read, expected in trials():
         tried[what] = tried.get(what, 0) + 1
-        if found := outcome(read, expected):
-            wrong.append((found, what, name, reply))
-    moved = sum(found == "moved" for found, *_ in wrong)
+        fault = outcome(read, expected)
+        if fault:
+            wrong.append((fault, what, name, reply))
+    moved = sum(fault == "moved" for fault, *_ in wrong)
     models = (emotion_models(), obedient_models(), reply_models(), score_models(), tag_models())
     print(
         f"{len(REPLIES)} replies, {sum(map(len, models))} models, "

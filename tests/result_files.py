@@ -4,7 +4,7 @@ import json
 
 import toy
 
-TASKS = [text for text, *_ in toy.NEEDS.values()]
+TASKS = [need.theme for need in toy.NEEDS.values()]
 
 
 def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):

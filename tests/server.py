@@ -51,24 +51,14 @@ class Loopback(ThreadingHTTPServer):
         key=None,
     ):
         super().__init__(("127.0.0.1", port), Handler)
-        self.latency, self.faults, self.outage, self.answer, self.reply, self.key = (
-            latency,
-            faults or {},
-            outage,
-            answer,
-            reply,
-            key,
-        )
+        self.latency, self.faults, self.outage = latency, faults or {}, outage
+        self.answer, self.reply, self.key = answer, reply, key
         self.model = toy.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(seed), threading.Lock()
-        self.calls, self.active, self.most, self.down_until, self.prompts, self.times = (
-            0,
-            0,
-            0,
-            0.0,
-            [],
-            [],
-        )
+        self.calls = 0
+        self.active, self.most = 0, 0  # calls under way now, and at most
+        self.down_until = 0.0
+        self.prompts, self.times = [], []
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def __enter__(self):
@@ -94,25 +84,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        server, request = (
-            self.server,
-            json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
-        )
-        first = CHECK in request["messages"][0]["content"]
+        server = self.server
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = request["messages"][0]["content"]
         with server.lock:
-            server.calls += not first
-            server.active += 1
-            server.most = max(server.most, server.active)
-            if not first:
-                server.prompts.append(request["messages"][0]["content"])
-                server.times.append(time.monotonic())
-            if server.outage and server.calls == server.outage[0]:
-                server.down_until = time.monotonic() + server.outage[1]
-            draw, edge, fault = server.rng.random(), 0.0, None
-            for name, share in server.faults.items():
-                if fault is None and draw < (edge := edge + share):
-                    fault = name
-            garbage = server.rng.choice(GARBAGE)
+            fault, garbage = self.count_and_draw(prompt)
         try:
             if time.monotonic() < server.down_until:
                 self.close_connection = True
@@ -120,44 +96,60 @@ class Handler(BaseHTTPRequestHandler):
                 return
             time.sleep(server.latency)
             if server.reply:
-                return self.send(*server.reply(request))
-            if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                return self.send(
-                    401,
-                    {},
-                    {
-                        "error": {
-                            "message": f"Incorrect API key: {self.headers['Authorization']}",
-                            "code": "invalid_api_key",
-                        }
-                    },
-                )
-            if fault == "hang":
+                self.send(*server.reply(request))
+            elif refusal := self.refusal(request, fault):
+                self.send(*refusal)
+            elif fault == "hang":
                 time.sleep(30)
-                return
-            if fault == "429":
-                return self.send(429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
-            if fault == "500":
-                return self.send(500, {}, {"error": {"message": "oops"}})
-            if request["model"] != "scripted":
-                return self.send(
-                    404,
-                    {},
-                    {"error": {"message": f"The model `{request['model']}` does not exist."}},
-                )
-            prompt = request["messages"][0]["content"]
-            if first:
-                text = asyncio.run(answer_check(prompt))
-            elif fault == "garbage":
-                text = garbage
-            elif server.answer:
-                text = signed(prompt, server.answer(prompt))
             else:
-                text = asyncio.run(server.model(prompt))
-            self.send(200, {}, completion(text))
+                self.send(200, {}, completion(self.text_for(prompt, fault, garbage)))
         finally:
             with server.lock:
                 server.active -= 1
+
+    def count_and_draw(self, prompt):
+        """Count the call and draw its fault: (a key of `faults` or None, a garbage answer)."""
+        server = self.server
+        is_check = CHECK in prompt
+        server.calls += not is_check
+        server.active += 1
+        server.most = max(server.most, server.active)
+        if not is_check:
+            server.prompts.append(prompt)
+            server.times.append(time.monotonic())
+        if server.outage and server.calls == server.outage[0]:
+            server.down_until = time.monotonic() + server.outage[1]
+        draw, edge, fault = server.rng.random(), 0.0, None
+        for name, share in server.faults.items():
+            if fault is None:
+                edge += share
+                fault = name if draw < edge else None
+        return fault, server.rng.choice(GARBAGE)
+
+    def refusal(self, request, fault):
+        """(status, headers, body) of a call that is refused, or None."""
+        key = self.headers["Authorization"]
+        if self.server.key and key != f"Bearer {self.server.key}":
+            error = {"message": f"Incorrect API key: {key}", "code": "invalid_api_key"}
+            return 401, {}, {"error": error}
+        if fault == "429":
+            return 429, {"Retry-After": "0"}, {"error": {"message": "slow down"}}
+        if fault == "500":
+            return 500, {}, {"error": {"message": "oops"}}
+        if request["model"] != "scripted":
+            message = f"The model `{request['model']}` does not exist."
+            return 404, {}, {"error": {"message": message}}
+        return None
+
+    def text_for(self, prompt, fault, garbage):
+        """What the model says to a prompt."""
+        if CHECK in prompt:
+            return asyncio.run(answer_check(prompt))
+        if fault == "garbage":
+            return garbage
+        if self.server.answer:
+            return signed(prompt, self.server.answer(prompt))
+        return asyncio.run(self.server.model(prompt))
 
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -87,7 +87,7 @@ def test_quotas_are_exact(count, split):
     assert abs(len(tests) - split * count) <= 1
     assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["part"] == "train"}
     assert all(
-        slot["task"] == toy.NEEDS[slot["need"]][0]
+        slot["task"] == toy.NEEDS[slot["need"]].theme
         and len(set(slot["cha_group"])) == 3
         and set(slot["cha_group"]) <= set(GROUPS[slot["main_cha"]])
         for slot in drawn
@@ -115,7 +115,7 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     assert list(sizes.values()) == [10, 15, 13]  # as in the released script
     for name, need in zip(toy.NEEDS, read("needs.txt"), strict=True):
         assert intention_of(need)[0] in (name, "other") and (
-            lang == "zh" or need == toy.NEEDS[name][0]
+            lang == "zh" or need == toy.NEEDS[name].theme
         )
     forms = {
         name: load_prompt(name, lang, "writer", placeholders=placeholders)

@@ -54,7 +54,7 @@ def test_every_intention_is_played_and_none_dominates():
     score would say nothing about the rest. The English sentences are those of the toy, letter for
     letter, so that runs can be compared intention by intention."""
     tasks = {name: Counter(p.task for p in people(name)) for name in COUNTS}
-    english = [sentence for sentence, *_ in toy.NEEDS.values()]
+    english = [need.theme for need in toy.NEEDS.values()]
     assert tasks["en_train"] == Counter(english * 2) and tasks["en_test"] == Counter(english)
     assert (
         len(tasks["zh_train"]) == len(tasks["zh_train"] | tasks["zh_test"]) == 8

@@ -79,11 +79,13 @@ def test_out_is_a_stretch_outside_and_not_a_step():
     one_step[20] += 30
     assert outside({"emotion": list(one_step)}, bands) == []
     flat = np.minimum(mean, 40.0)  # it learns until 40 and stands there
-    ((metric, first, last, value, usual),) = outside({"emotion": list(flat)}, bands)
-    assert metric == "emotion" and last == 30 and value == pytest.approx(40, abs=1e-9)
-    assert usual == mean[-1] and abs(flat[first - 2] - mean[first - 2]) <= 20
-    text = sentence([(metric, first, last, value, usual)])
-    assert f"emotion in steps {first} to 30 (40 at the end of it, usually" in text
+    (stretch,) = outside({"emotion": list(flat)}, bands)
+    assert stretch.metric == "emotion" and stretch.last == 30
+    assert stretch.value == pytest.approx(40, abs=1e-9) and stretch.mean == mean[-1]
+    before = stretch.first - 2  # the index of the step before the stretch
+    assert abs(flat[before] - mean[before]) <= 20
+    text = sentence([stretch])
+    assert f"emotion in steps {stretch.first} to 30 (40 at the end of it, usually" in text
     assert outside({"another": [1.0] * 30}, bands) == []
     short = {"emotion": list(mean[:4] + 50)}  # a run that was stopped early
     assert outside(short, bands) == []
@@ -110,12 +112,12 @@ def test_what_has_no_band():
 def test_only_a_usual_run_is_compared():
     """Another learning rate is another curve; another seed, or a flag of memory, is not."""
     usual = {"algo": "grpo", "think": True}
-    compared = lambda **more: variant_of(resolve_settings({**usual, **more}))
-    assert (
-        compared()
-        == compared(seed=7, eval_every=5, eval_size=64, steps=10, tokens_per_gpu=999, save_every=1)
-        == "grpo-think"
-    )
+
+    def compared(**more):
+        return variant_of(resolve_settings({**usual, **more}))
+
+    free = dict(seed=7, eval_every=5, eval_size=64, steps=10, tokens_per_gpu=999, save_every=1)
+    assert compared() == compared(**free) == "grpo-think"
     assert variant_of(resolve_settings({"algo": "ppo"})) == "ppo-direct"
     for more in (
         dict(lr=1e-3),

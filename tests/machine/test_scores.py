@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
     "task, name, kind",
     [
         *[
-            (text, name, "rational" if i < 4 else "emotional")
-            for i, (name, (text, *_)) in enumerate(toy.NEEDS.items())
+            (need.theme, name, "rational" if i < 4 else "emotional")
+            for i, (name, need) in enumerate(toy.NEEDS.items())
         ],
         ("你想批判、辩证地分析事件中的问题", "analyse", "rational"),
         ("你想得到对眼前困境真正有帮助的建议", "advise", "rational"),

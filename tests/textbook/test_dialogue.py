@@ -2,6 +2,8 @@
 are real ones over a small model of our own, so that every call can be counted; agents say by heart
 what the test wants said."""
 
+from support.settings import SimulatorFailed
+
 import asyncio
 import json
 import random
@@ -15,7 +17,7 @@ import toy
 from marks import signed
 from policy import Reply, Segment, split_thought
 from rlver import converse, rollout
-from simulator import Profile, Simulator, SimulatorFailed, User, make_simulator, toy_profiles
+from simulator import Profile, Simulator, User, make_simulator, toy_profiles
 
 
 class Agent:
@@ -330,7 +332,7 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
             if "person-1" in prompt and (
                 "agent-2" in prompt if where == "reply" else not told(prompt)
             ):
-                for patience in range(10_000):  # passes of the event loop, not seconds
+                for _ in range(10_000):  # passes of the event loop, not seconds
                     if len(finished) >= others:
                         break
                     await asyncio.sleep(0)
@@ -344,7 +346,10 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
 
     finished, others, model = [], 6 - (2 if where == "first line" else 1), Slow()
     agents = {}
-    make_agent = lambda i: agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
+
+    def make_agent(i):
+        return agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
+
     episodes, dropped = asyncio.run(
         rollout(Simulator(model), [person(k) for k in range(3)], 2, make_agent, 8, Bar())
     )
@@ -410,10 +415,10 @@ def test_the_scripted_user_in_whole_dialogues():
     people, rng = toy_profiles("heldout", 16), random.Random(0)
 
     def comfort(i):
-        _, who, feeling, _, _, need = toy.read_scene(people[i // 2].scene, people[i // 2].task)
-        # no sentence twice
-        helpful = {toy.sentence(need, who, feeling, rng): None for _ in range(60)}
-        return list(helpful)[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
+        scene = toy.read_scene(people[i // 2].scene, people[i // 2].task)
+        sentences = [toy.sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)]
+        helpful = list(dict.fromkeys(sentences))  # no sentence twice
+        return helpful[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
 
     episodes, dropped = asyncio.run(
         rollout(make_simulator("toy"), people, 2, lambda i: Agent(comfort(i)), 8)

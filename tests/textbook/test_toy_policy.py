@@ -1,0 +1,145 @@
+"""The toy's starting policies: the corpus that they are taught, what is shipped, and what is made
+anew where the recipe was edited."""
+
+from support.loading import load_model
+from support.toy_words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
+
+import random
+import re
+
+import pytest
+import torch
+
+import policy
+import toy
+from toy import Recipe, act_of, split_sentences
+
+
+def test_an_example_by_hand():
+    """A turn of the corpus is what the user says, what the policy thinks of it and what it replies:
+    the thought names a feeling, a person and a need, and the reply is in the grammar."""
+    line, thought, reply = toy.corpus(random.Random(0))[0]
+    assert re.match(r"My \w+ .*\. I feel \w+\. ", line)
+    feeling, person, wants = thought.split(", ")
+    assert f"My {person} " in line and f"I feel {feeling}." in line
+    assert wants in {f"wants {need.name}" for need in NEEDS.values()}
+    assert all(act_of(sentence) in ACTS for sentence in split_sentences(reply))
+
+
+def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
+    """Supervised training plants the language, held-out words too: what is left for RL is which
+    kind of sentence helps whom. Were the corpus already good at that, or not legible, RL could show
+    nothing."""
+    rng = random.Random(0)
+    turns = [turn for _ in range(400) for turn in toy.corpus(rng)]
+    heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
+    acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
+    assert all(None not in acts_of_reply for acts_of_reply in acts)
+    assert {acts_of_reply[0] for acts_of_reply in acts} == set(ACTS)
+    words = {w for reply in replies for w in toy.tokens_of(reply)}
+    assert words >= PERSON_WORDS | FEELING_WORDS
+    cues = [cue for need in NEEDS.values() for split in need.cues for cue in need.cues[split]]
+    assert all(cue in heard for cue in cues)
+    assert "Goodbye" not in heard and not any("<" in thought for _, thought, _ in turns)
+
+
+def test_what_is_shipped_is_of_the_recipe_that_is_shipped():
+    """Else everybody would make their own again, and no two curves could be compared."""
+    for think, mode in ((True, "think"), (False, "direct")):
+        assert toy.base_policy(think) == toy.SHIPPED / mode
+        model, tokenizer = load_model(toy.SHIPPED / mode)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        assert {key: getattr(model.config, key) for key in toy.MODEL} == toy.MODEL
+        assert tokenizer.chat_template == toy.CHAT_TEMPLATE
+    size = sum(path.stat().st_size for path in toy.SHIPPED.rglob("*") if path.is_file())
+    assert size < 6_000_000
+
+
+def test_the_digest_is_of_what_the_recipe_yields(monkeypatch):
+    """An edit of a word, a number or the template asks for another policy; a comment does not."""
+    digests = {toy.digest_of_recipe(True), toy.digest_of_recipe(False)}
+    for change in (
+        lambda patch: patch.setitem(toy.RECIPES, "think", Recipe(3, 0.17)),
+        lambda patch: patch.setitem(toy.MODEL, "hidden_size", 64),
+        lambda patch: patch.setattr(toy, "CHAT_TEMPLATE", toy.CHAT_TEMPLATE + " "),
+        lambda patch: patch.setitem(ACTS, "topic", Act(["So,"], ["what now"], ["?"])),
+        lambda patch: patch.setattr(toy, "users_line", lambda *said: "Hm."),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            digests.add(toy.digest_of_recipe(True))
+    assert len(digests) == 7
+    assert toy.digest_of_recipe(True) in digests
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """The recipe is edited, and training only leaves a mark. Returns the modes trained so far."""
+    trained = []
+
+    def sft(place, think, quiet=False):
+        trained.append(think)
+        place.mkdir()
+        (place / "config.json").write_text(str(think))
+
+    monkeypatch.setattr(toy, "sft", sft)
+    monkeypatch.setattr(toy, "users_line", lambda *said: "Hm.")
+    monkeypatch.setenv("RLVER_CACHE", str(tmp_path / "cache"))
+    return trained
+
+
+def test_an_edited_recipe_makes_a_policy_of_its_own_once(edited, monkeypatch, tmp_path, capsys):
+    """A cache that outlives an edit trains on yesterday's policy, and one that two modes share
+    forgets to think. What is shipped stays as it is, and a line says what happens."""
+    think, direct = toy.base_policy(True), toy.base_policy(False)
+    assert think.parent == direct.parent == tmp_path / "cache"
+    assert "think" in think.name and "direct" in direct.name
+    first, second = capsys.readouterr().out.splitlines()
+    assert "toy_policy/think is not of the recipe" in first and str(think) in first
+    assert toy.base_policy(True) == think and not capsys.readouterr().out
+    monkeypatch.setattr(toy, "users_line", lambda *said: "Well.")
+    assert toy.base_policy(True, quiet=True) != think and not capsys.readouterr().out
+    assert edited == [True, False, True]
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # and no scratch is left
+
+
+def test_what_is_missing_is_made(edited, monkeypatch, tmp_path):
+    """As where somebody copied the scripts and nothing else."""
+    monkeypatch.setattr(toy, "SHIPPED", tmp_path / "toy_policy")
+    assert toy.base_policy(True, quiet=True).parent == tmp_path / "cache" and edited == [True]
+    toy.ship()
+    assert edited == [True, True, False]
+    assert toy.base_policy(False) == tmp_path / "toy_policy" / "direct"
+
+
+def test_half_a_base_policy_is_never_found(edited, tmp_path, monkeypatch):
+    """Whoever stops the first run while the toy policy is being made must not find its ruins at the
+    second."""
+
+    def sft(place, think, quiet=False):
+        place.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "sft", sft)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            toy.base_policy(True, quiet=True)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
+    """The same recipe then gives the same policy, whatever the machine's cores: seen in the number
+    of threads while it is trained, which is put back behind it."""
+    monkeypatch.setitem(toy.RECIPES, "direct", Recipe(2, 0.2))
+    seen, pack = [], policy.pack
+    monkeypatch.setattr(
+        policy, "pack", lambda *rows: seen.append(torch.get_num_threads()) or pack(*rows)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        toy.sft(tmp_path / "p", False, quiet=True)
+        assert seen == [1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    load_model(tmp_path / "p")

@@ -1,0 +1,132 @@
+"""Users: which profiles a file may hold, what is told about a bad one, and who plays whom.
+
+"Defect N" is a line of docs/differences.md of what the released code does.
+"""
+
+from support.settings import BadInput
+
+import json
+
+import pytest
+
+import toy
+from marks import LIN, write
+from simulator import (
+    Profile,
+    load_profiles,
+    make_simulator,
+    refuse_foreign,
+    toy_profiles,
+)
+
+
+def test_an_example_by_hand(tmp_path):
+    """One line of a file is one person. The field names may be the released ones or English."""
+    line = (
+        '{"id": "a", "persona": "* Name: Ann", "background": "Her cat ran away.", '
+        '"persona_group": "passive", "traits": ["shy"], "intention": "You want to be heard."}'
+    )
+    (ann,) = load_profiles(write(tmp_path / "ann.jsonl", line))
+    assert ann == Profile(
+        id="a",
+        player="* Name: Ann",
+        scene="Her cat ran away.",
+        main_cha="passive",
+        cha_group=["shy"],
+        task="You want to be heard.",
+    )
+
+
+def without(field):
+    return {name: value for name, value in LIN.items() if name != field}
+
+
+def test_profiles_of_the_released_files_load(tmp_path):
+    """Defect 7: released profiles have no topic, and the released code dies of a KeyError. English
+    field names mean the same."""
+    first = write(tmp_path / "a.jsonl", LIN, "", {**LIN, "id": "p-2", "first_talk": "最近有点烦。"})
+    one, two = load_profiles(first)
+    assert vars(one) == {**LIN, "topic": "", "first_talk": "", "need": "", "target": "eq"}
+    assert two.first_talk == "最近有点烦。"
+    english = {
+        "player": "persona",
+        "scene": "background",
+        "main_cha": "persona_group",
+        "cha_group": "traits",
+        "task": "intention",
+    }
+    assert load_profiles(
+        write(tmp_path / "b.jsonl", {english.get(k, k): v for k, v in LIN.items()})
+    ) == [one]
+
+
+def test_only_a_newline_ends_a_line_of_jsonl(tmp_path):
+    """JSON may hold U+2028, U+0085 and their like as they are, and text from the web and from
+    models does. str.splitlines cuts there: a whole profile would be called half-written."""
+    scene = "她说：\u2028“算了。”\u0085然后\u2029走了。"
+    assert load_profiles(write(tmp_path / "a.jsonl", {**LIN, "scene": scene}))[0].scene == scene
+
+
+BAD_FILES = {
+    "empty": ([], ["holds no profile"]),
+    "blank lines": (["", "  "], ["holds no profile"]),
+    "half-written": ([LIN, json.dumps({**LIN, "id": "p-2"})[:90]], ["line 2", "half-written"]),
+    "not an object": ([LIN, [1]], ["line 2", "object"]),
+    **{
+        f"no {field}": ([{**LIN, "id": "p-0"}, without(field)], ["line 2", repr(field), "missing"])
+        for field in LIN
+    },
+    "null": ([{**LIN, "task": None}], ["line 1", "'task'", "missing"]),
+    "empty field": ([{**LIN, "scene": ""}], ["line 1", "'scene'", "empty"]),
+    "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "int"]),
+    "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
+    "wrong optional": ([{**LIN, "first_talk": ["hi"]}], ["line 1", "'first_talk'", "list"]),
+    "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "line 1"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_profile_file_is_one_clear_line(tmp_path, name):
+    """Who points the program at the wrong file learns the file, the line and the field; a wrong
+    profile never plays."""
+    rows, needles = BAD_FILES[name]
+    path = write(tmp_path / "people.jsonl", *rows)
+    with pytest.raises(BadInput) as caught:
+        load_profiles(path)
+    message = str(caught.value)
+    assert "\n" not in message and all(needle in message for needle in [str(path), *needles]), (
+        message
+    )
+
+
+def test_a_profile_file_that_is_missing_or_no_text(tmp_path):
+    """As above, for what cannot be read at all: no file, a directory, bytes that are no UTF-8."""
+    (tmp_path / "gbk.jsonl").write_bytes("姓名".encode("gbk"))
+    for name, needle in (
+        ("nowhere.jsonl", "no such file"),
+        ("", "no such file"),
+        ("gbk.jsonl", "UTF-8"),
+    ):
+        with pytest.raises(BadInput, match=needle):
+            load_profiles(tmp_path / name)
+
+
+def test_the_toy_user_is_refused_where_it_cannot_play():
+    """--simulator toy --lang zh would answer Chinese prompts in English, an unknown name must not
+    fall back on anything, and a profile of another world is named before a run begins."""
+    assert (
+        isinstance(make_simulator("toy").model, toy.ScriptedModel)
+        and make_simulator("toy-weak").model.weak
+    )
+    assert make_simulator("toy", difficulty="challenging").model.challenging
+    for arguments, needle in (
+        (("toy", "zh"), "--lang zh"),
+        (("toy-weak", "zh"), "--lang zh"),
+        (("toi",), "--simulator toi"),
+    ):
+        with pytest.raises(BadInput, match=needle):
+            make_simulator(*arguments)
+    for name in ("toy", "toy-weak"):
+        refuse_foreign(name, toy_profiles("heldout", 8))
+        with pytest.raises(BadInput, match="'p-1'"):
+            refuse_foreign(name, [*toy_profiles("heldout", 8), Profile(**LIN)])
