@@ -166,10 +166,8 @@ def test_calls_of_a_watcher_are_planned():
         ("--algo ppo --advantage rloo", "--advantage rloo"),
         ("--algo ppo --refill 1", "--refill 1"),
         ("--watch-every 2", "--watch"),
-        ("--watch-difficulty challenging", "--watch"),
         ("--reward delta --gamma 0.9 --algo ppo", "--gamma 0.9"),
         ("--watch nobody", "nobody"),
-        ("--watch toy --watch-lang zh", "--lang zh"),
         (
             "--watch toy --profiles prompts/profiles/en_train.jsonl --simulator "
             "openai:m@http://127.0.0.1:1/v1",
