@@ -942,7 +942,7 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
 
     listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: args[3])
     listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
-    listen(rlver, "rollout", "rollout_timeout", lambda args, more: args[-1])
+    listen(rlver, "rollout", "rollout_timeout", lambda args, more: more["timeout"])
     listen(
         simulator, "make_simulator", "simulator_concurrency", lambda args, more: more["concurrency"]
     )
