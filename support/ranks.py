@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# One entry for each Ctrl-C since `interrupt_at_once`. Python prints and forgets an exception that is
-# raised in a destructor; if a Ctrl-C falls there, this list still has it.
+# One entry for each Ctrl-C since `interrupt_at_once`. Python prints and forgets an exception that
+# is raised in a destructor; if a Ctrl-C comes there, this list still knows of it.
 pending_interrupts = []
 
 

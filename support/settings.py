@@ -584,7 +584,7 @@ def resolve_settings(given):
 
 
 def default_for(setting, toy, algo, think, lora):
-    """The default of a setting for a run of this kind. algo: "ppo" or "grpo"; the others: booleans."""
+    """The default of a setting in a run of this kind. algo: "ppo" or "grpo"; the rest: booleans."""
     default = setting.metadata["toy" if toy else "real"]
     if not isinstance(default, dict):
         return default
@@ -636,7 +636,7 @@ def refuse_flags_of_the_other_algorithm(cfg, given):
 
 
 def as_typed(given, names):
-    """Those of the flags `names` that were given, as one types them: "--refill 1 --group-size 4"."""
+    """Those of the flags `names` that were given, as one types them: "--refill 1 --gamma 0.9"."""
     return " ".join(
         f"{flag_name(name)} {given[name]}" for name in names if given.get(name) is not None
     )
