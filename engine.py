@@ -404,6 +404,6 @@ class VllmEngine:
 
 
 def reply_of(output):
-    """(ids, log_probs) of one of vLLM's outputs. Its logprobs are {id: Logprob} at each position."""
+    """(ids, log_probs) of one of vLLM's outputs. Its logprobs: {id: Logprob} a token."""
     ids = list(output.token_ids)
     return ids, [candidates[i].logprob for i, candidates in zip(ids, output.logprobs)]
