@@ -10,8 +10,8 @@
     5. log          a line of metrics, every dialogue word for word, a checkpoint
     6. evaluate     held-out users, before and after
 
-First the dialogue and the rollout; then `Trainer`, its steps above what it is made of. Flags,
-torchrun, files and pictures are in support/, which a first reading may skip.
+First come the dialogue and the rollout; then `Trainer`: its steps, and below them what it is made
+of. Flags, torchrun, files and pictures are in support/, which a first reading may skip.
 """
 
 import time

@@ -1,8 +1,9 @@
-"""support/settings.py - a run's flags, what they say together, and the errors a person may see.
+"""support/settings.py - the settings of a run, the flags that set them, and the errors that a user
+may see.
 
-One dataclass, `Settings`: a field is a setting, its help text makes the flag. Where the toy and a
-real model want different numbers both stand side by side, the toy's first, with the reason for the
-toy's; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
+`Settings` is one dataclass: each field is a setting, and its help text makes the flag. Where the
+toy and a real model want different defaults, both stand side by side, the toy's with the reason for
+it; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
 """
 
 import support
@@ -158,10 +159,11 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def run(self, work, argv):
-        """Parse the flags and call work(args). Returns the exit code; of an error that is the
-        user's, one line is said."""
+        """Parse the flags and call work(args). Returns the exit code; of a mistake of the user's,
+        one line is printed."""
         args = self.parse_intermixed_args(argv)
-        if signal.getsignal(signal.SIGINT) is support.stop:  # the imports are over
+        # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
+        if signal.getsignal(signal.SIGINT) is support.stop:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)
