@@ -1,19 +1,20 @@
 """engine.py - the two engines that sample for the policy: a page of PyTorch, and vLLM. Either holds
 a whole copy of the weights.
 
-An engine knows the trainer only by `load_weights`. It is given token ids and gives token ids, each
+An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
-It is apart from policy.py because the two must not share code: that they agree about every log-prob
-is checked at every step, and would be worth nothing if one were the other.
+It shares no code with policy.py on purpose: that engine and trainer agree about every log-prob is
+checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
-from support.settings import BadInput, Parser
+from support.settings import BadInput
 
 import asyncio
 import contextlib
 import copy
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,11 +25,12 @@ import torch.nn.functional as F
 
 
 class SlotCache:
-    """A KV cache whose rows (slots) grow at their own pace; transformers takes it for its own.
+    """A KV cache whose rows (slots) grow at their own pace. transformers uses it like its own
+    caches: it calls `update` in each layer, and `get_seq_length`.
 
-    Layer l keeps keys and values [slots, heads, length, size]. `place` says which rows a forward
-    pass serves and at which column each of its tokens goes. What lies beyond a row's own length is
-    garbage that the attention mask hides.
+    keys, values: {layer: [slots, heads, length, size]}. `place` says which rows the next forward
+    pass serves, and in which column each of its tokens is stored. What lies beyond a row's own
+    length is garbage that the attention mask hides.
     """
 
     is_compileable = False
@@ -37,19 +39,30 @@ class SlotCache:
         self.keys, self.values = {}, {}
 
     def place(self, rows, columns, slots, length):
-        """Say where the next forward pass reads and writes."""
+        """Say where the next forward pass reads and writes.
+
+        rows: of the pass, as an index or a slice of the slots. columns: [rows, new tokens]. slots,
+        length: the size that the cache must have at least."""
         self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
         self.index = torch.arange(slots, device=columns.device)[rows, None]  # [rows, 1]
 
-    def update(self, key, value, layer, *args, **kwargs):  # [rows, heads, new, size]
-        for store, new in ((self.keys, key), (self.values, value)):
-            old = store.get(layer, new[:0, :, :0])  # at first nothing, of this shape
-            if old.shape[0] < self.slots or old.shape[2] < self.length:
-                size = (self.slots, new.shape[1], (self.length + 127) // 128 * 128, new.shape[3])
-                store[layer] = new.new_zeros([max(a, b) for a, b in zip(size, old.shape)])
-                store[layer][: old.shape[0], :, : old.shape[2]] = old
-            store[layer][self.index, :, self.columns] = new.transpose(1, 2)
-        return [store[layer][self.rows, :, : self.length] for store in (self.keys, self.values)]
+    def update(self, key, value, layer, *args, **kwargs):
+        """Store the keys and values of the new tokens, [rows, heads, new, size]. Returns those of
+        all tokens, [rows, heads, length, size]."""
+        return self.extend(self.keys, layer, key), self.extend(self.values, layer, value)
+
+    def extend(self, store, layer, new):
+        """`update` for the keys or for the values."""
+        old = store.get(layer)
+        if old is None:
+            old = new[:0, :, :0]  # no slots and no columns
+        if old.shape[0] < self.slots or old.shape[2] < self.length:
+            slots = max(self.slots, old.shape[0])
+            columns = max((self.length + 127) // 128 * 128, old.shape[2])  # grows by 128 at a time
+            store[layer] = new.new_zeros(slots, new.shape[1], columns, new.shape[3])
+            store[layer][: old.shape[0], :, : old.shape[2]] = old
+        store[layer][self.index, :, self.columns] = new.transpose(1, 2)
+        return store[layer][self.rows, :, : self.length]
 
     def get_seq_length(self, *args):
         return self.length
@@ -57,50 +70,59 @@ class SlotCache:
 
 @dataclass
 class Request:
-    """One reply in the making."""
+    """One reply that is being sampled."""
 
-    prompt: list
+    prompt: list  # token ids
     max_tokens: int
     rng: np.random.Generator
-    key: object
-    done: asyncio.Future
-    ids: list = field(default_factory=list)
+    key: object  # of its dialogue, or None
+    done: asyncio.Future  # its result is (ids, log_probs)
+    ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
+    uniform: Iterator = None  # random numbers in [0, 1), one for each token
 
 
 class TorchEngine:
-    """Samples replies with plain PyTorch: a waiting list, a KV cache, one token a step for all.
+    """Samples replies with plain PyTorch: a waiting list, a KV cache, and a loop that draws one
+    token for every running request at a time.
 
-    A dialogue keeps its slot, so the next turn computes only what is new. Newcomers are let in when
-    they are a quarter of those at work: a forward pass for each would cost more than the wait.
+    A dialogue keeps its slot of the cache, so its next turn computes only the new tokens. Waiting
+    requests are admitted when they are a quarter of the running ones: a forward pass for each of
+    them would cost more than the wait.
     """
 
     def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.stop_id, self.temperature = stop_id, temperature
         self.max_slots, self.clock = max_slots, clock
-        self.cache, self.waiting, self.running = SlotCache(), [], {}  # running: slot -> Request
-        self.slot_of, self.known = {}, {}  # dialogue -> slot; slot -> ids in its cache row
+        self.cache = SlotCache()
+        self.waiting = []  # Requests
+        self.running = {}  # slot -> Request
+        self.slot_of = {}  # key of a dialogue -> slot
+        # slot -> token ids in its row of the cache. The order of this dict is the order of use:
+        # `admit` takes a slot out and puts it in again at the end, so the first was used longest
+        # ago, and `pick_slot` takes the row from the dialogue that is the least likely to go on.
+        self.known = {}
         self.loop_task = None
 
     def move(self, device, dtype):
-        """To a device, parameters in `dtype`. Not `model.to(dtype)`: that casts buffers too, and
-        rotary frequencies in bf16 are off by a radian at position 1,000."""
+        """Move the model to a device, its parameters in `dtype`. Not by `model.to(dtype)`: that
+        casts buffers too, and rotary frequencies in bf16 are off by a radian at position 1,000."""
         self.model.to(device)
         for p in self.model.parameters():
             p.data = p.data.to(dtype)
 
     def load_weights(self, named_tensors):
         """Copy the trainer's weights in, and forget everything computed with the old ones."""
-        own = self.model.state_dict()
+        weights = self.model.state_dict()
         with torch.no_grad():
             for name, tensor in named_tensors:
-                own[name].copy_(tensor)
+                weights[name].copy_(tensor)
         self.forget()
 
     def forget(self):
-        """Start as new: which rows a batch has, and so its last bits, must not depend on dialogues
-        that are over."""
+        """Forget which dialogue has which slot. The rows of a batch, and so the last bits of its
+        log-probs, must not depend on dialogues that are over."""
         self.slot_of, self.known = {}, {}
 
     def sleep(self):
@@ -109,89 +131,90 @@ class TorchEngine:
         self.cache = SlotCache()
 
     async def generate(self, prompt, max_tokens, rng, key):
-        """Sample up to `max_tokens` after the ids `prompt`; `key` names the dialogue, so that its
-        cache row is found again; None: a single request.
+        """Sample up to `max_tokens` after the ids `prompt`. `key` names the dialogue, so that its
+        row of the cache is found again; None: a single request.
 
         Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `rng` is
         drawn from once a call.
         """
-        request = Request(prompt, max_tokens, rng, key, asyncio.get_running_loop().create_future())
-        self.waiting.append(request)
+        done = asyncio.get_running_loop().create_future()
+        self.waiting.append(Request(prompt, max_tokens, rng, key, done))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
-        return await request.done
+        return await done
 
     async def work(self):
-        """Serve requests until there are none, one token for everybody at a time."""
+        """Serve requests until there are none: one token for each running request at a time."""
         try:
             while self.waiting or self.running:
-                # whose dialogue was given up
-                self.waiting = [r for r in self.waiting if not r.done.cancelled()]
-                self.running = {s: r for s, r in self.running.items() if not r.done.cancelled()}
+                self.drop_cancelled()
                 with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
                     self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
-        except Exception as error:  # a failure here is the failure of everybody who waits
+        except Exception as error:  # every dialogue that waits for a reply gets it
             for request in [*self.waiting, *self.running.values()]:
                 if not request.done.done():
                     request.done.set_exception(error)
             self.waiting, self.running = [], {}
 
+    def drop_cancelled(self):
+        """Drop the requests whose dialogue was given up."""
+        self.waiting = [r for r in self.waiting if not r.done.cancelled()]
+        self.running = {s: r for s, r in self.running.items() if not r.done.cancelled()}
+
     def admit(self):
-        """Give each waiting request a slot, and read what the slot does not hold of its prompt."""
-        chunks = {}
+        """Give each waiting request a slot, and compute what the slot's row lacks of its prompt."""
+        chunks = {}  # slot -> ids to be computed
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
-            slot = self.slot_of.get(request.key) if request.key is not None else None
-            if slot is None or slot in self.running:
-                # one without a past; if all have one, the longest unused loses it
-                new = [s for s in range(self.max_slots) if s not in self.known]
-                slot = next(s for s in [*new, *self.known] if s not in self.running)
-            # popped and put back: the order of the dict is the order of use
-            known = self.known.pop(slot, [])
-            past = request.prompt[:-1]  # at least one token must run, for its logits
-            same = next(
-                (i for i, (a, b) in enumerate(zip(known, past)) if a != b),
-                min(len(known), len(past)),
-            )
-            chunks[slot] = request.prompt[same:]
-            self.known[slot], self.running[slot] = request.prompt[:same], request
-            self.slot_of = {k: s for k, s in self.slot_of.items() if s != slot} | {
-                request.key: slot
-            }
+            slot = self.pick_slot(request.key)
+            past = request.prompt[:-1]  # at least one token must be computed, for its logits
+            reused = longest_common_prefix(self.known.pop(slot, []), past)
+            self.known[slot] = request.prompt[:reused]  # now the last of the dict: the newest
+            chunks[slot] = request.prompt[reused:]
+            self.running[slot] = request
+            self.slot_of = {key: s for key, s in self.slot_of.items() if s != slot}
+            self.slot_of[request.key] = slot
             request.uniform = iter(request.rng.random(request.max_tokens))
         if chunks:
             self.forward(torch.tensor([*chunks]), [*chunks], [*chunks.values()])
 
+    def pick_slot(self, key):
+        """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
+        nothing; else, of the free ones, the one that was used longest ago."""
+        slot = self.slot_of.get(key) if key is not None else None
+        if slot is not None and slot not in self.running:
+            return slot
+        empty = [s for s in range(self.max_slots) if s not in self.known]
+        oldest_first = list(self.known)
+        return next(s for s in empty + oldest_first if s not in self.running)
+
     def step(self):
-        """One token for everybody at work. The rows are a slice of the cache, so nothing is copied;
-        idle rows among them compute garbage beside their own past and keep it."""
-        if self.running:
-            last = max(self.running) + 1
-            self.forward(
-                slice(0, last),
-                range(last),
-                [self.running[s].ids[-1:] if s in self.running else [] for s in range(last)],
-            )
+        """Draw one token for each running request. The rows are a slice of the cache, so nothing is
+        copied; idle rows among them compute garbage behind their own past and keep that past."""
+        if not self.running:
+            return
+        slots = range(max(self.running) + 1)
+        chunks = [self.running[s].ids[-1:] if s in self.running else [] for s in slots]
+        self.forward(slice(0, len(slots)), slots, chunks)
 
     @torch.inference_mode()
     def forward(self, rows, slots, chunks):
         """Append `chunks` (a list of ids for each of `slots`) to the cache, and draw the next token
-        of each that is at work."""
+        of each slot whose chunk is not empty. rows: the slots as an index of the cache."""
         device = next(self.model.parameters()).device
         start = torch.tensor([len(self.known.get(s, [])) for s in slots])
         width = max(map(len, chunks))
         ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
         positions = (start[:, None] + torch.arange(width)).to(device)  # as ids: [R, W]
         length = int(start.max()) + width
-        self.cache.place(
-            rows.to(device) if torch.is_tensor(rows) else rows, positions, max(slots) + 1, length
-        )
+        if torch.is_tensor(rows):
+            rows = rows.to(device)
+        self.cache.place(rows, positions, max(slots) + 1, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]  # [R, W, length]
-        # only padding ever comes to stand beyond it
-        last = self.model.config.max_position_embeddings - 1
+        last = self.model.config.max_position_embeddings - 1  # only padding is beyond it
         hidden = self.model.base_model(
             input_ids=ids,
             position_ids=positions.clamp(max=last),
@@ -199,36 +222,51 @@ class TorchEngine:
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        at = [i for i, chunk in enumerate(chunks) if chunk]
-        ends = torch.tensor([len(chunks[i]) - 1 for i in at], device=device)
+        active = [i for i, chunk in enumerate(chunks) if chunk]  # rows of this pass
+        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
         head = self.model.get_output_embeddings()
-        logits = head(hidden[torch.tensor(at, device=device), ends])  # [R', V]
+        logits = head(hidden[torch.tensor(active, device=device), ends])  # [R', V]
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
-        if self.temperature:
-            # inverse-CDF sampling: the first token whose cdf passes a uniform draw
-            cdf = log_probs.double().exp().cumsum(-1)
-            draw = torch.tensor(
-                [[next(self.running[slots[i]].uniform)] for i in at],
-                dtype=torch.float64,
-                device=device,
-            )  # [R', 1]
-            tokens = torch.searchsorted(cdf, draw * cdf[:, -1:], right=True)  # [R', 1]
-            tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-        else:  # temperature 0, for a simulated user: the likeliest token
-            tokens = log_probs.argmax(-1, keepdim=True)
-        for i, token, log_prob in zip(
-            at, tokens[:, 0].tolist(), log_probs.gather(-1, tokens)[:, 0].tolist()
-        ):
-            slot, request = slots[i], self.running[slots[i]]
-            self.known[slot] += chunks[i]
-            request.ids.append(token)
-            request.log_probs.append(log_prob)
-            if token == self.stop_id or len(request.ids) == request.max_tokens:
-                del self.running[slot]
-                if request.key is None:  # nobody will come back to it: the slot is free
-                    del self.known[slot]
-                if not request.done.cancelled():
-                    request.done.set_result((request.ids, request.log_probs))
+        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
+        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
+        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
+            self.known[slots[i]] += chunks[i]
+            self.append_token(slots[i], token, log_prob)
+
+    def draw(self, log_probs, requests):
+        """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
+        if not self.temperature:  # 0, for a simulated user: the likeliest token
+            return log_probs.argmax(-1, keepdim=True)
+        # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
+        cdf = log_probs.double().exp().cumsum(-1)
+        uniform = torch.tensor(
+            [[next(request.uniform)] for request in requests],
+            dtype=torch.float64,
+            device=log_probs.device,
+        )  # [R, 1]
+        tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+        return tokens.clamp(max=cdf.shape[-1] - 1)
+
+    def append_token(self, slot, token, log_prob):
+        """Add a token to the reply of a slot, which ends with the stop token or at its limit."""
+        request = self.running[slot]
+        request.ids.append(token)
+        request.log_probs.append(log_prob)
+        if token != self.stop_id and len(request.ids) < request.max_tokens:
+            return
+        del self.running[slot]
+        if request.key is None:  # no later turn will use the slot's row again
+            del self.known[slot]
+        if not request.done.cancelled():
+            request.done.set_result((request.ids, request.log_probs))
+
+
+def longest_common_prefix(a, b):
+    """The number of ids that two lists have in common at their start."""
+    for i, (x, y) in enumerate(zip(a, b)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 # --------------------------------------------------------------------------------------------- vLLM
@@ -237,10 +275,10 @@ class TorchEngine:
 class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
-    path: directory of the starting weights; context: tokens of a dialogue. The settings below that
-    are no matter of taste:
-      * multiprocessing off: else the engine core is another process, which weights cannot be handed
-        to tensor by tensor;
+    path: directory of the starting weights; context: tokens of a dialogue. Three of the settings
+    below are necessary:
+      * multiprocessing off: else the engine core is another process, and it cannot take weights
+        tensor by tensor;
       * processed_logprobs: vLLM's default log-probs are those before the temperature, which no
         trainer agrees with;
       * generation_config="vllm": else the checkpoint's own top-p, top-k and stop ids are applied
@@ -267,7 +305,6 @@ class VllmEngine:
         self.SamplingParams, self.clock = SamplingParams, clock
         self.stop_id, self.temperature = stop_id, temperature
         self.cuda = torch.cuda.is_available()
-        many = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
         settings = dict(
             model=str(path),
             skip_tokenizer_init=True,
@@ -280,9 +317,11 @@ class VllmEngine:
             dtype=str(dtype).removeprefix("torch."),
             enforce_eager=not self.cuda,
             enable_sleep_mode=self.cuda,
-            **({"gpu_memory_utilization": memory_share} if self.cuda else {}),
-            **({"distributed_executor_backend": "external_launcher"} if many else {}),
         )
+        if self.cuda:
+            settings["gpu_memory_utilization"] = memory_share
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            settings["distributed_executor_backend"] = "external_launcher"
         try:
             self.llm = LLM(**settings)
         except ValueError as error:
@@ -292,11 +331,13 @@ class VllmEngine:
                 f"--engine-memory {memory_share}: there vLLM has no room for a dialogue "
                 f"of {context} tokens: {str(error).splitlines()[0][:200]}"
             ) from None
-        self.running, self.count, self.loop_task = {}, 0, None  # running: request id -> Future
+        self.running = {}  # request id -> Future
+        self.count = 0  # of the requests so far
+        self.loop_task = None
         self.asleep = False
 
     async def generate(self, prompt, max_tokens, rng, key=None):
-        """As TorchEngine.generate. `key` is not needed: the prefix cache goes by the tokens."""
+        """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
         params = self.SamplingParams(
             temperature=self.temperature,
             max_tokens=max_tokens,
@@ -314,23 +355,22 @@ class VllmEngine:
         try:
             return await done
         except asyncio.CancelledError:
-            # its dialogue was given up; blocks that stay in use would survive the next sync
+            # The dialogue was given up. Cache blocks that stay in use would survive the next sync.
             if self.running.pop(name, None) is not None:
                 self.llm.llm_engine.abort_request([name])
             raise
 
     async def work(self):
-        """Step vLLM until nobody waits."""
+        """Step vLLM until all requests are served."""
         try:
             while self.running:
-                await asyncio.sleep(0)  # whoever has something to ask does so before the step
+                await asyncio.sleep(0)  # dialogues that go on send their requests before the step
                 with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
                     finished = [out for out in self.llm.llm_engine.step() if out.finished]
                 for out in finished:
-                    ids, found = list(out.outputs[0].token_ids), out.outputs[0].logprobs
                     done = self.running.pop(out.request_id, None)
                     if done is not None and not done.done():
-                        done.set_result((ids, [at[i].logprob for i, at in zip(ids, found)]))
+                        done.set_result(reply_of(out.outputs[0]))
         except Exception as error:
             for done in self.running.values():
                 if not done.done():
@@ -338,7 +378,7 @@ class VllmEngine:
             self.running = {}
 
     def load_weights(self, named_tensors):
-        """Hand the trainer's weights over, and forget all keys and values made with the old ones.
+        """Take over the trainer's weights, and forget all keys and values made with the old ones.
 
         With tied embeddings `lm_head.weight` must be among them, as it is in a state_dict but not
         in named_parameters(): without it the call succeeds and the output layer stays what it was.
@@ -356,17 +396,14 @@ class VllmEngine:
             raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
 
     def sleep(self):
-        """Give the GPU's memory to the update: weights and cache are dropped, the next
-        `load_weights` wakes it up. (The CPU build has no such thing.)"""
+        """Free the GPU's memory for the update: weights and cache are dropped, until the next
+        `load_weights`. (The CPU build of vLLM cannot sleep.)"""
         if self.cuda and not self.asleep:
             self.llm.sleep(level=2)
             self.asleep = True
 
 
-if __name__ == "__main__":
-    ABOUT = (
-        "The two engines that sample for the policy, PyTorch and vLLM. A part of rlver.py "
-        "and evaluate.py; it prints nothing but this."
-    )
-    Parser(description=ABOUT).parse_args()
-    print(ABOUT)
+def reply_of(output):
+    """(ids, log_probs) of one of vLLM's outputs. Its logprobs: {id: Logprob} a token."""
+    ids = list(output.token_ids)
+    return ids, [candidates[i].logprob for i, candidates in zip(ids, output.logprobs)]

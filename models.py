@@ -1,9 +1,11 @@
 """models.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
 
-A run builds them from where the policy starts, or from a checkpoint; after each update the engine
-is given the new weights, and asked to prove that they arrived. `kl_start` says how far the policy
-has moved. Apart from rlver.py because a first reader needs to know only that all this exists; apart
-from policy.py because the policy itself knows nothing of runs, files and engines.
+A run builds them from the starting policy or from a checkpoint. After each update the engine is
+given the new weights (`sync`); vLLM is also asked for log-probs that prove their arrival (`probe`).
+`kl_start` measures how far the policy has moved from the start.
+
+This is not a part of rlver.py because a first reader needs to know only that it exists, and not of
+policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
 from support.chat_format import ChatFormat
@@ -13,6 +15,7 @@ from support.ranks import (
     all_reduce_sum,
     broadcast,
     check_world,
+    first_rank_first,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -20,13 +23,13 @@ from support.ranks import (
     optimizer_state,
     rank,
     shard,
-    wait_for_all,
     world,
 )
 from support.rundir import write_json
-from support.settings import BadInput, Parser
+from support.settings import BadInput
 
 import json
+import math
 import time
 
 import numpy as np
@@ -42,10 +45,11 @@ from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, r
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
 
-# How far the engine's log-probs may be from the trainer's, on average and for a single token; and
-# the first ratio from 1, where the kernels are mostly the same. On the toy, in fp32, log-probs are
-# 1e-7 apart, but once in some hundred thousand tokens, by rounding, 1e-4. Stale weights show as
-# 1e-2 and more, and so does a single token in bf16, of course: there the mean has to tell.
+# gap_limits: how far the engine's log-probs may be from the trainer's, on average and for a single
+# token. ratio_limit: how far the first ratio may be from 1; there both sides run mostly the same
+# kernels. On the toy, in fp32, log-probs are 1e-7 apart, and by rounding 1e-4 once in some hundred
+# thousand tokens; stale weights show as 1e-2 and more. In bf16 a single token may be as far off
+# by rounding, so there only the mean is limited.
 LIMITS = {
     torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
     torch.bfloat16: dict(gap_limits=(0.05, float("inf")), ratio_limit=0.2),
@@ -59,104 +63,166 @@ PROBE = (
 
 
 class Models:
-    """Policy, critic (PPO), reference (with a KL), their optimizers, the engine that samples."""
+    """Policy, critic (PPO), reference (with a KL), their optimizers, and the sampling engine."""
 
     def __init__(self, cfg, checkpoint, clock, runner):
         """cfg: Settings. checkpoint: a directory, or None. clock: told when the engine samples.
         runner: of the coroutines, for the probe. Raises BadModel or BadInput.
 
-        The engine comes first, while the weights are whole. Masters are fp32; `dtype` is that of
+        The engine is built first, while the weights are whole. Masters are fp32; `dtype` is that of
         computing."""
-        self.cfg, self.runner, start = cfg, runner, cfg.model
-        self.toy_seconds, self.start_batches = 0.0, None
+        self.cfg, self.runner = cfg, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.limits = LIMITS[dtype]
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.limits = LIMITS[self.dtype]
+        self.start_batches = None  # `kl_start` reads them when it first needs them
         torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for every new shape
-        if cfg.toy:
-            began = time.perf_counter()
-            for turn in (True, False):  # the first rank makes it, the others find it made
-                if turn == (rank() == 0) and (not checkpoint or cfg.kl_coef or cfg.lora_rank):
-                    start = toy.base_policy(cfg.think, quiet=rank() > 0)
-                wait_for_all()
-            self.toy_seconds = time.perf_counter() - began
-        # The toy knows its job; a system prompt would cost it a third of its tokens.
-        system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
-        # adapters go on the model that they were made for; a checkpoint has them merged into it
+        start = self.find_start(checkpoint)
+        # Adapters go on the model that they were made for. A checkpoint is no such base: there they
+        # are merged into the weights.
         source = start if cfg.lora_rank else checkpoint or start
-        load = lambda place: load_model(
-            place,
-            dtype=dtype if cfg.lora_rank else None,
-            flag="the base of this run's adapters:" if cfg.lora_rank and checkpoint else "--model",
-        )
-        model, self.tokenizer = load(source)
-        self.context = cfg.context or model.config.max_position_embeddings
+        model, self.tokenizer = self.load(source, checkpoint)
+        self.make_chat_format(model, source)
+        self.engine = self.make_engine(model, source, clock)
+        saved = None
+        if checkpoint:
+            saved = torch.load(
+                checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True
+            )
+        if cfg.lora_rank:
+            self.make_adapters(model, saved, checkpoint, source)
+        else:
+            self.make_whole_models(model, saved, checkpoint, source, start)
+        self.make_optimizers(saved)
+        if cfg.engine == "vllm":
+            self.engine.sleep()  # its first sleep now, and not after a rollout
+            self.sync()  # wakes it
+        elif saved and cfg.lora_rank:
+            self.sync()  # the engine has the base only, without the checkpoint's adapters
+        self.fresh = True  # nothing has been trained since the start, or the resume
+
+    # -------------------------------------------------------------------------- parts of __init__
+
+    def find_start(self, checkpoint):
+        """Where the policy starts: the name or directory of a model. The toy's is made, if need be,
+        unless a run that goes on from a checkpoint does without it."""
+        cfg = self.cfg
+        self.toy_seconds = 0.0
+        if not cfg.toy:
+            return cfg.model
+        began = time.perf_counter()
+        start = cfg.model
+        if not checkpoint or cfg.kl_coef or cfg.lora_rank:
+            start = first_rank_first(lambda: toy.base_policy(cfg.think, quiet=rank() > 0))
+        self.toy_seconds = time.perf_counter() - began
+        return start
+
+    def load(self, place, checkpoint):
+        """(model, tokenizer) of a directory or a name on the hub. Under adapters the model is
+        frozen, and kept in the dtype of computing."""
+        flag, dtype = "--model", None
+        if self.cfg.lora_rank:
+            dtype = self.dtype
+            if checkpoint:
+                flag = "the base of this run's adapters:"
+        return load_model(place, dtype=dtype, flag=flag)
+
+    def make_chat_format(self, model, source):
+        """Set `chat`, `pad` and `context`, the tokens of a dialogue. Raises BadInput."""
+        cfg = self.cfg
+        # The toy knows its task; a system prompt would take a third of its context.
+        system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
         self.chat = ChatFormat(
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         if cfg.history_thoughts == "keep":
             self.chat.refuse_to_keep()
         self.pad = self.tokenizer.pad_token_id or 0
+        self.context = cfg.context or model.config.max_position_embeddings
         if len(self.chat.first_prompt("")) + 2 > self.context:
             raise BadInput(
                 f"--model {cfg.model}: its context of {self.context} tokens "
                 "is too short for the system prompt alone"
             )
-        if cfg.engine == "vllm":
-            self.engine = VllmEngine(
-                source,
-                self.chat.stop_id,
-                cfg.temperature,
-                context=self.context,
-                seed=cfg.seed,
-                dtype=dtype,
-                clock=clock,
-                memory_share=cfg.engine_memory,
-            )
-            check_world()
-        else:
-            self.engine = TorchEngine(model, self.chat.stop_id, cfg.temperature, clock=clock)
-            self.engine.move(self.device, dtype)
-        saved = checkpoint and torch.load(
-            checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True
+
+    def make_engine(self, model, source, clock):
+        """The sampling engine, with the weights of `model`, or, vLLM, of the directory `source`."""
+        cfg = self.cfg
+        if cfg.engine == "torch":
+            engine = TorchEngine(model, self.chat.stop_id, cfg.temperature, clock=clock)
+            engine.move(self.device, self.dtype)
+            return engine
+        engine = VllmEngine(
+            source,
+            self.chat.stop_id,
+            cfg.temperature,
+            context=self.context,
+            seed=cfg.seed,
+            dtype=self.dtype,
+            clock=clock,
+            memory_share=cfg.engine_memory,
         )
+        check_world()
+        return engine
+
+    def make_adapters(self, model, saved, checkpoint, source):
+        """Policy, critic and reference as three views of one frozen model with adapters."""
+        cfg = self.cfg
+        base = SharedBase(
+            Policy(model, cfg.temperature),
+            cfg.lora_rank,
+            cfg.lora_alpha,
+            cfg.algo == "ppo",
+            cfg.seed,
+        )
+        if saved:
+            load_adapters(base, saved["adapters"], checkpoint, source)
+        self.policy, self.reference = Part(base, "policy"), Part(base, "reference")
+        self.critic = Part(base, "critic") if cfg.algo == "ppo" else None
+        if not cfg.toy:
+            recompute_activations(model, context_fn=base.remember)
+        self.place(base)
+
+    def make_whole_models(self, model, saved, checkpoint, source, start):
+        """Policy, critic and reference as models of their own."""
+        cfg = self.cfg
         self.policy, self.critic, self.reference = Policy(model, cfg.temperature), None, None
-        if cfg.lora_rank:  # one model, of three parts
-            root = SharedBase(
-                self.policy, cfg.lora_rank, cfg.lora_alpha, cfg.algo == "ppo", cfg.seed
-            )
+        if cfg.algo == "ppo":
+            # the weights are loaded once more; as pages of the same file they take no memory
+            body, _ = self.load(source, checkpoint)
+            self.critic = Critic(body, share=True)
             if saved:
-                load_adapters(root, saved["adapters"], checkpoint, source)
-            self.policy, self.reference = Part(root, "policy"), Part(root, "reference")
-            self.critic = Part(root, "critic") if cfg.algo == "ppo" else None
-            modules, bodies, how = [root], [model], {"context_fn": root.remember}
+                self.critic.load_state_dict(saved["critic"], assign=True)
+        if cfg.kl_coef:
+            reference, _ = self.load(start, checkpoint)
+            self.reference = Policy(reference, cfg.temperature)
+        if not cfg.toy:
+            recompute_activations(model)
+            if self.critic:
+                recompute_activations(self.critic.body)
+        for module in (self.policy, self.critic, self.reference):
+            if module:
+                self.place(module)
+
+    def place(self, module):
+        """Make the fp32 masters of a module, on many ranks as shards, block by block."""
+        if dist.is_initialized():
+            computing = None if self.dtype == torch.float32 else self.dtype
+            shard(module, self.device.type, computing)
         else:
-            if cfg.algo == "ppo":  # its body is loaded again: what is mapped costs nothing
-                self.critic = Critic(load(source)[0], share=True)
-                if saved:
-                    self.critic.load_state_dict(saved["critic"], assign=True)
-            if cfg.kl_coef:
-                self.reference = Policy(load(start)[0], cfg.temperature)
-            modules = list(filter(None, (self.policy, self.critic, self.reference)))
-            bodies, how = [model, *([self.critic.body] if self.critic else [])], {}
-        for body in bodies if not cfg.toy else ():
-            recompute_activations(body, **how)
-        for module in modules:  # to the device, block by block
-            if dist.is_initialized():
-                shard(module, self.device.type, None if dtype == torch.float32 else dtype)
-            else:
-                make_masters(module)
-        self.optimizer = adamw(self.policy, cfg.lr)
-        self.critic_optimizer = self.critic and adamw(self.critic, cfg.critic_lr)
+            make_masters(module)
+
+    def make_optimizers(self, saved):
+        """AdamW of the policy and of the critic, with the checkpoint's moments if there is one."""
+        self.optimizer, self.critic_optimizer = adamw(self.policy, self.cfg.lr), None
+        if self.critic:
+            self.critic_optimizer = adamw(self.critic, self.cfg.critic_lr)
         if saved:
             load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
             if self.critic:
                 load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
-        if cfg.engine == "vllm":  # its first sleep now, and not after a rollout
-            self.engine.sleep()
-        if cfg.engine == "vllm" or saved and cfg.lora_rank:  # wakes it; a resumed adapter
-            self.sync()
-        self.fresh = True  # nothing has been trained since the start, or the resume
+
+    # ---------------------------------------------------------------------------------- sampling
 
     def make_agent(self, seed):
         """The policy's side of one dialogue."""
@@ -171,31 +237,31 @@ class Models:
         )
 
     def sync(self):
-        """The new weights go to the engine, tensor by tensor, on every rank."""
+        """Give the engine the new weights, tensor by tensor, on every rank."""
         model = self.policy.model
         self.engine.load_weights(merge(iter_full_weights(model), model))
         self.fresh = False
-        if self.cfg.engine == "vllm":  # the torch engine copies by name; vLLM has ways of its own
+        if self.cfg.engine == "vllm":  # the torch engine copies tensors by name and needs no test
             self.probe()
 
     def probe(self):
-        """Let the engine say something, and compare its log-probs with the trainer's: nothing else
-        shows that a sync did not take, or that a cache is stale. The prompt is the same each time
-        and long enough for the prefix cache. Raises SelfCheckFailed."""
+        """Let the engine sample a few tokens, and compare its log-probs with the trainer's: nothing
+        else shows that a sync had no effect, or that a cache is stale. The prompt is the same each
+        time, and long enough for the prefix cache. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: self.context // 2]
-        ids, log_probs = self.runner.run(
-            self.engine.generate(prompt, 16, np.random.default_rng([self.cfg.seed, 2]), key=None)
-        )
+        rng = np.random.default_rng([self.cfg.seed, 2])
+        ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
         batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
         with torch.no_grad():
-            logp_gap([batch], [self.policy(batch)[0]], self.limits["gap_limits"], all_reduce_sum)
+            trainer_log_probs, _ = self.policy(batch)
+            logp_gap([batch], [trainer_log_probs], self.limits["gap_limits"], all_reduce_sum)
 
     # ------------------------------------------------------------------- distance from the start
 
     def keep_start(self, episodes, path):
         """Keep a few dialogues of the starting policy with its log-probs in the file `path`, so
-        that the distance from it can be told at every step without a second model in memory."""
+        that the distance from it can be measured at every step without a second model in memory."""
         few = all_gather_list(episodes[:START_DIALOGUES])
         few = sorted(few, key=lambda e: e.number)[:START_DIALOGUES]
         for episode in few:
@@ -209,20 +275,21 @@ class Models:
             write_json(path, [[vars(s) for s in e.segments] for e in few])
 
     def read_start(self, path):
-        """This rank's part of them, one dialogue a batch, and as many batches on each rank. Only
-        the first rank need have the file."""
-        rows = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
-        batches = [
-            pack([Episode("start", 0, "", segments=[Segment(**s) for s in row])], self.pad)
-            for row in rows
-        ]
-        own = batches[rank() :: world()]
-        return own + [empty_batch(self.pad)] * (-(-len(batches) // world()) - len(own))
+        """This rank's part of the dialogues of `keep_start`, one a batch; every rank gets equally
+        many batches. Only the first rank need have the file."""
+        dialogues = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
+        batches = []
+        for segments in dialogues[rank() :: world()]:
+            episode = Episode("start", 0, "", segments=[Segment(**s) for s in segments])
+            batches.append(pack([episode], self.pad))
+        per_rank = math.ceil(len(dialogues) / world())
+        return batches + [empty_batch(self.pad)] * (per_rank - len(batches))
 
     def kl_start(self, path):
         """KL(pi_0, pi) per token, by k3, from the samples of pi_0 in the file `path`."""
+        if self.start_batches is None:
+            self.start_batches = self.read_start(path)
         sums = torch.zeros(2, dtype=torch.float64)
-        self.start_batches = self.start_batches or self.read_start(path)
         for batch in self.start_batches:
             batch = batch.to(self.device)
             with torch.no_grad():
@@ -240,22 +307,21 @@ class Models:
         Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
         of a 7B model with its moments are a terabyte."""
         first, model = rank() == 0, self.policy.model
+        repeated = second_names(model)
         weights = {
-            name: w.cpu()
-            for name, w in merge(iter_full_weights(model), model)
-            if first and name not in second_names(model)
+            name: tensor.cpu()
+            for name, tensor in merge(iter_full_weights(model), model)
+            if first and name not in repeated
         }
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
-            saved["adapters"] = {
-                name: full_tensor(p.detach()).cpu()
-                for part in filter(None, (self.policy, self.critic))
-                for name, p in part.named_parameters()
-            }
+            saved["adapters"] = self.gather_adapters()
         elif self.critic:
-            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
+            saved["critic"] = {
+                name: tensor.cpu() for name, tensor in iter_full_weights(self.critic) if first
+            }
 
         def write(directory):
             self.policy.model.save_pretrained(directory, state_dict=weights)
@@ -266,35 +332,47 @@ class Models:
 
         return write
 
+    def gather_adapters(self):
+        """{name: tensor} of the adapters of the policy and of the critic, with its head."""
+        named_parameters = self.policy.named_parameters()
+        if self.critic:
+            named_parameters = named_parameters + self.critic.named_parameters()
+        return {name: full_tensor(p.detach()).cpu() for name, p in named_parameters}
+
 
 def second_names(model):
     """The second names of tied tensors in the state_dict (lm_head.weight of a small Qwen). A
-    checkpoint holds them once, from any number of ranks; transformers ties them again."""
-    first = {}
-    return {
-        name
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if first.setdefault(id(p), name) != name
-    }
+    checkpoint holds such a tensor once, whatever the number of ranks; transformers ties it again.
+    """
+    seen, second = set(), set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) in seen:
+            second.add(name)
+        seen.add(id(p))
+    return second
 
 
-def load_adapters(root, saved, checkpoint, source):
-    """Give a SharedBase the adapters of a checkpoint. Raises BadInput if they are of another rank,
-    or do not give the checkpoint's model with this base: `source` has then been changed."""
-    for name, p in root.named_parameters():
-        if p.requires_grad:
-            if name not in saved or saved[name].shape != p.shape:
-                raise BadInput(
-                    f"--resume: the adapters in {checkpoint.name} are not of "
-                    f"config.json's lora_rank ({name}); has it been edited?"
-                )
-            p.data.copy_(saved[name])
+def load_adapters(base, saved, checkpoint, source):
+    """Give a SharedBase the adapters of a checkpoint. Raises BadInput if they were made with
+    another lora_rank, or for another base: with the model `source` they must give the merged
+    weights of the checkpoint."""
+    for name, p in base.named_parameters():
+        if not p.requires_grad:
+            continue
+        if name not in saved or saved[name].shape != p.shape:
+            raise BadInput(
+                f"--resume: the adapters in {checkpoint.name} are not of "
+                f"config.json's lora_rank ({name}); has it been edited?"
+            )
+        p.data.copy_(saved[name])
     files = [safe_open(path, "pt") for path in checkpoint.glob("*.safetensors")]
-    there = {name: file for file in files for name in file.keys()}
-    for name, w in merge(root.policy.model.state_dict().items(), root.policy.model):
-        if name in there and not torch.allclose(
-            there[name].get_tensor(name).float(), w.float(), rtol=1e-5, atol=1e-6
-        ):
+    file_of = {name: file for file in files for name in file.keys()}
+    model = base.policy.model
+    for name, merged in merge(model.state_dict().items(), model):
+        if name not in file_of:
+            continue
+        expected = file_of[name].get_tensor(name).float()
+        if not torch.allclose(expected, merged.float(), rtol=1e-5, atol=1e-6):
             raise BadInput(
                 f"--resume: {source} is not the base that this run's adapters were made "
                 f"for ({name} differs from {checkpoint.name}'s); put it back"
@@ -302,13 +380,15 @@ def load_adapters(root, saved, checkpoint, source):
 
 
 def write_peft(directory, adapters, cfg):
-    """The policy's adapters as the package peft reads them, in a folder of their own: beside
+    """Write the policy's adapters as the package peft reads them, in a folder of their own: beside
     config.json transformers would silently put them on top of the merged weights."""
-    tensors = {
-        f"base_model.{name.removeprefix('policy.').removesuffix('policy')}weight": w
-        for name, w in adapters.items()
-        if name.endswith(".policy")
-    }
+    tensors = {}
+    for name, tensor in adapters.items():
+        if name.endswith(".policy"):
+            # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
+            # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+            bare = name.removeprefix("policy.").removesuffix("policy")
+            tensors[f"base_model.{bare}weight"] = tensor
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
     write_json(
@@ -327,11 +407,7 @@ def write_peft(directory, adapters, cfg):
 
 
 def adamw(module, lr):
-    """The released script's optimizer; `fused`, on a GPU, is a sixth of the host's work."""
-    ps = list(module.parameters())
-    return torch.optim.AdamW(ps, lr, (0.9, 0.999), weight_decay=0.01, fused=ps[0].is_cuda or None)
-
-
-if __name__ == "__main__":
-    Parser(description="Tells what one rank of a run trains and samples with.").parse_args()
-    print(__doc__)
+    """The optimizer of the released script. `fused`, on a GPU, saves a sixth of the CPU's work."""
+    parameters = list(module.parameters())
+    fused = True if parameters[0].is_cuda else None
+    return torch.optim.AdamW(parameters, lr, (0.9, 0.999), weight_decay=0.01, fused=fused)

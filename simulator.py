@@ -687,7 +687,7 @@ def watcher_of_run(cfg, people, log, clock):
         refuse_foreign(cfg.watch, people)
     except BadInput as error:
         raise BadInput(f"--watch {cfg.watch}: {error}") from None
-    return simulator_of_run(cfg, log, clock, cfg.watch, cfg.watch_lang, cfg.watch_difficulty)
+    return simulator_of_run(cfg, log, clock, cfg.watch)
 
 
 async def watched(watcher, episodes, people, gather):

@@ -1,13 +1,13 @@
-"""The machine room. Every program imports from it before it imports anything that is not Python's
-own: what stands in this file must be so before torch is imported. It is written in words that an
-old Python can read, too."""
+"""The machine room. Every program imports from it before it imports anything but the standard
+library, because what this file sets up must be there before torch is imported. The syntax is one
+that old versions of Python can parse, so that they reach the message below."""
 
 import importlib.util
 import os
 import signal
 import sys
 
-# Is everything there? One line, not a traceback out of the middle of our imports.
+# If something is missing, say so in one line, and not by a traceback out of our imports.
 INSTALL = " -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
 if sys.version_info[:2] < (3, 11):
     print(
@@ -30,29 +30,33 @@ if lacking:
     sys.exit(2)
 
 # Torch's threads spin while they wait for one another. Two processes of two threads each on two
-# cores then stand still: each spins on the core that the other's last thread needs. So they spin a
-# little and sleep. Read when torch is imported; OMP_WAIT_POLICY is another way to say the same.
+# cores then come to a standstill: each spins on the core that the other's last thread needs. With
+# this setting they spin a little and then sleep. It is read when torch is imported. A user who sets
+# OMP_WAIT_POLICY has decided the same question already.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# What was closed (`<&-`) is empty: an end of input, and not a `None` that nobody reckons with.
+# A standard stream that was closed (`<&-`) is None. Replace it by an empty one, because libraries do
+# not expect None.
 for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
-# A letter that a terminal cannot show (Chinese in ASCII) is shown as its number.
+# A character that the terminal cannot show (Chinese in ASCII) is printed as its number.
 for stream in (sys.stdout, sys.stderr):
-    if hasattr(stream, "reconfigure"):  # a notebook's has no such thing
+    if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
         stream.reconfigure(errors="backslashreplace")
 
 
 def stop(*_):
-    """Ctrl-C in the seconds of the imports. No exception: torch would forget it, or abort."""
+    """Handle a Ctrl-C during the imports, which take seconds. An exception will not do: torch would
+    swallow it, or abort."""
     os.write(2, b"\nstopped\n")
     os._exit(130)
 
 
-# Only of our own programs; who imports us, or started us with Ctrl-C ignored, has it as it was.
+# The handler is for our own programs only: not for a program that imports us, nor where Ctrl-C was
+# ignored or handled from the start.
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 script = getattr(sys.modules["__main__"], "__file__", None)
 if (

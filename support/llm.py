@@ -1,9 +1,10 @@
-"""support/llm.py - models that are asked, on servers or here; retries, the log of calls, the clock.
+"""support/llm.py - language models that answer prompts, on a server or in this process; retries, the
+log of calls, the clock.
 
-A model is any `async def model(prompt) -> text`; those here take the `room` for an answer too. A
-call is one request. Trying again is the business of `ask_with_retries` alone, so that one budget
-covers all that can go wrong: a server that is busy or away, and an answer that cannot be read. (The
-released code asks for ever.)
+A model is any `async def model(prompt) -> text`; those here also take the `room` for the answer. A
+call is one request. Only `ask_with_retries` tries again, so that one budget covers all that can go
+wrong: a server that is busy or away, and an answer that cannot be parsed. (The released code asks
+for ever.)
 """
 
 from support.answers import LONGEST_ANSWER
@@ -17,18 +18,19 @@ import os
 import random
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 from tqdm import tqdm
 
-AWAY = 5.0  # seconds to wait at least where no server listens: it does not restart in less
+AWAY = 5.0  # seconds to wait at least if no server listens: it does not restart in less
 MOST_BYTES = 2_000_000  # of a server's answer
-LONGEST_KEPT = 2 * LONGEST_ANSWER  # characters of it: what is longer is none, or has ended before
+# Characters of an answer that are kept. A longer one is no answer, or its sections ended before.
+LONGEST_KEPT = 2 * LONGEST_ANSWER
 
 
 class RetryableError(Exception):
-    """One call failed in a way that may heal. `wait`: seconds that the server asked us to wait."""
+    """One call failed, and a retry may succeed. wait: seconds that the server asked us to wait."""
 
     def __init__(self, reason, wait=0.0):
         super().__init__(reason)
@@ -36,23 +38,24 @@ class RetryableError(Exception):
 
 
 class PromptRefused(SimulatorRefused):
-    """The model refuses this prompt, for its length or for its words, and may well take others."""
+    """The model refuses this prompt, for its length or its words, and may well accept others."""
 
 
 # ------------------------------------------------------------------------------------------- models
 
 
 class Answer(str):
-    """The text of a model that also counts its tokens, {"prompt": ..., "completion": ...}, and
-    knows whether it was `cut` at their limit."""
+    """The text that a model answered. tokens: {"prompt": ..., "completion": ...}, or None if they
+    are not known; cut: whether it was cut at the limit of tokens."""
 
-    tokens, cut = None, False
+    tokens = None
+    cut = False
 
 
 def bounded_client():
-    """openai's HTTP client, on its guard: it takes no body above MOST_BYTES, nothing compressed (a
-    bomb of a gigabyte travels as one megabyte), and follows no redirect, which would hand the
-    prompts to another host."""
+    """openai's HTTP client, made safe against a hostile server: it takes no body above MOST_BYTES
+    and nothing compressed (a gigabyte can be sent as one megabyte), and it follows no redirect,
+    which would send the prompts to another host."""
     import openai
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):
@@ -79,8 +82,9 @@ def bounded_client():
 
 
 class ServerModel:
-    """The chat model `name` of an OpenAI-compatible server at `url`, vLLM's own or anybody's. Its
-    key (`read_key`) is written nowhere, and struck out of what the server says: some quote it."""
+    """The chat model `name` of an OpenAI-compatible server at `url`, vLLM's own or any other. The
+    key (`read_key`) is never written to a file, and removed from what the server says, because some
+    servers quote it."""
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0, max_tokens=2048):
         import openai
@@ -88,7 +92,7 @@ class ServerModel:
         self.openai, self.name, self.url = openai, name, url
         self.temperature, self.timeout, self.max_tokens = temperature, timeout, max_tokens
         self.key = read_key()
-        self.told = False  # that it cannot be reached
+        self.warned = False  # that the server cannot be reached
         self.client = openai.AsyncOpenAI(
             base_url=url,
             api_key=self.key,
@@ -99,24 +103,27 @@ class ServerModel:
         )
 
     def clean(self, text):
-        """The server's words without the key and without half letters."""
-        return whole_letters(text if self.key == "none" else text.replace(self.key, "***"))
+        """The server's text without the key, and without halves of surrogate pairs."""
+        if self.key != "none":
+            text = text.replace(self.key, "***")
+        return whole_letters(text)
 
     def quote(self, error):
         """The server's complaint in one line."""
         return " ".join(self.clean(str(error)).split())[:300]
 
     async def __call__(self, prompt, room=1):
-        """The answer to a prompt, of `room` times the usual number of tokens at most."""
+        """The answer to a prompt, of at most `room` times the usual number of tokens."""
         return await self.chat([{"role": "user", "content": prompt}], room * self.max_tokens)
 
     async def chat(self, messages, max_tokens=None):
-        """One call, of at most `max_tokens` (default: the model's usual). Raises RetryableError for
-        what may heal, PromptRefused where this prompt is refused, SimulatorRefused where all are.
-        """
+        """One call, for at most `max_tokens` (default: the model's usual number). Raises
+        RetryableError if a retry may succeed, PromptRefused if this prompt is refused,
+        SimulatorRefused if every prompt is."""
         openai = self.openai
         try:
-            async with asyncio.timeout(self.timeout):  # the whole call; openai's is of each read
+            # This timeout is for the whole call; openai's own is for each read.
+            async with asyncio.timeout(self.timeout):
                 answer = await self.client.chat.completions.with_raw_response.create(
                     model=self.name,
                     messages=messages,
@@ -131,8 +138,8 @@ class ServerModel:
             raise self.refusal(error) from None
         except openai.APIConnectionError as error:
             reason = self.quote(error.__cause__ or error)
-            if not self.told:
-                self.told = True
+            if not self.warned:
+                self.warned = True
                 tqdm.write(
                     f"{self.url} cannot be reached ({reason}); waiting, and trying again",
                     file=sys.stderr,
@@ -143,31 +150,33 @@ class ServerModel:
         return self.take_apart(answer.http_response.content)
 
     def refusal(self, error):
-        """What an answer with an error's status means, as an exception."""
-        status, words = error.status_code, f"{self.url} says {error.status_code}: "
+        """The exception that an answer with an error's status stands for."""
+        status = error.status_code
+        message = f"{self.url} says {status}: {self.quote(error)}"
         if status in (408, 409, 429) or status >= 500:
             wait = seconds_to_wait(error.response.headers.get("retry-after"))
-            return RetryableError(words + self.quote(error), wait)
+            return RetryableError(message, wait)
         if status < 400:
             return SimulatorRefused(
-                words + "it sends us elsewhere; redirects are not followed, name the address itself"
+                f"{self.url} says {status}: it sends us elsewhere; redirects are not followed, "
+                "name the address itself"
             )
-        # Too long, or filtered, by the server or by a firewall: other prompts may well be taken.
+        # The prompt is too long, or filtered by the server or a firewall: others may be accepted.
         if status in (400, 403, 406, 413, 422, 451):
-            return PromptRefused(words + self.quote(error))
-        return SimulatorRefused(words + self.quote(error))
+            return PromptRefused(message)
+        return SimulatorRefused(message)
 
     def take_apart(self, body):
-        """The Answer in the bytes of a body, which may be anything. (openai's own reader builds an
-        object of whatever it finds, which takes a minute for a hostile body.) Raises
-        RetryableError, or PromptRefused for an answer that a content filter took away."""
+        """The Answer in the bytes of a body, which may be anything. (openai's own parser builds an
+        object of whatever it finds, and a hostile body can keep it busy for a minute.) Raises
+        RetryableError, or PromptRefused for an answer that a content filter removed."""
         try:
             answer = json.loads(body)
             choice, usage = answer["choices"][0], answer.get("usage")
             text = Answer(self.clean(choice["message"]["content"] or "")[:LONGEST_KEPT])
             text.cut = choice.get("finish_reason") == "length"
             filtered = choice.get("finish_reason") == "content_filter"
-        except Exception as error:  # too deep, no JSON, a list where an object should be
+        except Exception as error:  # nested too deeply, no JSON, a list instead of an object
             raise RetryableError(
                 f"{self.url}: not an answer with choices ({type(error).__name__})"
             ) from None
@@ -182,18 +191,19 @@ class ServerModel:
 
 
 def count_of(usage, name):
-    """A number of tokens as a server counts them: an integer or nothing. Any text there would go
-    into the log as it is, an echoed key among it."""
+    """A number of tokens as the server counts it, or None if that is no integer: a text there would
+    go into the log as it is, even if it were the key."""
     value = usage.get(name)
     return value if type(value) is int else None
 
 
 def read_key():
     """$RLVER_API_KEY, else $OPENAI_API_KEY, else "none", without white space around it: a key that
-    was read from a file ends in a newline. Raises BadInput for signs that no header can hold."""
+    was read from a file ends in a newline. Raises BadInput for characters that no HTTP header can
+    hold."""
     name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
     key = os.environ.get(name, "").strip() or "none"
-    if not all(" " < sign < "\x7f" for sign in key):
+    if not all(" " < character < "\x7f" for character in key):
         raise BadInput(
             f"${name}: the key holds a sign that no key has (a space, a line "
             "end, a letter that is not ASCII); set it again"
@@ -202,15 +212,15 @@ def read_key():
 
 
 class LocalModel:
-    """A model in this process. It is handed its engine and its ChatFormat, which are the policy's
-    kind of both; context: tokens of prompt and answer; rng: for the engine."""
+    """A model in this process. engine, chat: of the same classes as the policy's (TorchEngine,
+    ChatFormat); context: the most tokens of prompt and answer; rng: for the engine."""
 
     def __init__(self, name, engine, chat, context, rng, temperature=0.0, max_tokens=1024):
         self.name, self.engine, self.chat, self.context, self.rng = name, engine, chat, context, rng
         self.temperature, self.max_tokens = temperature, max_tokens
 
     async def __call__(self, prompt, room=1):
-        """The answer to a prompt, of `room` times the usual number of tokens at most."""
+        """The answer to a prompt, of at most `room` times the usual number of tokens."""
         ids = self.chat.first_prompt(prompt) + self.chat.opening
         left = self.context - len(ids)
         if left < 1:
@@ -218,41 +228,27 @@ class LocalModel:
                 f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
                 f"its context of {self.context}"
             )
-        said, _ = await self.engine.generate(
-            ids, min(left, room * self.max_tokens), self.rng, key=None
-        )
-        cut = said[-1] != self.chat.stop_id
-        text = Answer(self.chat.decode(said if cut else said[:-1])[:LONGEST_KEPT])
-        text.tokens, text.cut = {"prompt": len(ids), "completion": len(said)}, cut
-        return text
+        max_tokens = min(left, room * self.max_tokens)
+        sampled, _ = await self.engine.generate(ids, max_tokens, self.rng, key=None)
+        cut = sampled[-1] != self.chat.stop_id
+        without_stop = sampled if cut else sampled[:-1]
+        answer = Answer(self.chat.decode(without_stop)[:LONGEST_KEPT])
+        answer.tokens = {"prompt": len(ids), "completion": len(sampled)}
+        answer.cut = cut
+        return answer
 
 
-# ---------------------------------------------------------------------------------------- try again
-
-
-def seconds_to_wait(retry_after):
-    """The Retry-After header (RFC 9110 also allows a date) in seconds, at most 60; 0 if none."""
-    for read in (float, lambda date: parsedate_to_datetime(date).timestamp() - time.time()):
-        with suppress(TypeError, ValueError):
-            return min(60.0, max(0.0, read(retry_after)))  # in this order: NaN gives 0
-    return 0.0
-
-
-def backoff(attempt, first=0.4, longest=12.0):
-    """Seconds to wait before the attempt'th retry: doubled each time, up to `longest`, and a
-    quarter shorter by chance, so that a hundred dialogues do not come back at the same moment.
-    Eight retries last 36 s at least."""
-    return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
+# ------------------------------------------------------------------------------------------ retries
 
 
 async def ask_with_retries(what, call, parse, retries, first_wait=0.4, retries_unreadable=None):
-    """Ask until an answer can be read. Returns what `parse` makes of it.
+    """Ask until an answer can be parsed. Returns the result of `parse`.
 
-    call(errors) makes one call; `errors` are of the answers before it that could not be read.
-    parse(answer) raises ValueError where it is no answer. After a failed call there are waits,
-    which grow, and are no shorter than the server asked for; after an unreadable answer there is
-    none, for the server is well. Raises SimulatorFailed after `retries` further attempts, and
-    UnreadableAnswers where the last one gave an answer that cannot be read, or after
+    what: named in the error. call(errors): makes one call; `errors` are those of the unreadable
+    answers so far. parse(answer): raises ValueError if the answer cannot be parsed. After a failed
+    call we wait, longer each time, and never shorter than the server asked for; after an unreadable
+    answer we do not wait, because the server works. Raises SimulatorFailed after `retries` further
+    attempts, and UnreadableAnswers if the last of them gave an unreadable answer, or after
     `retries_unreadable` of those."""
     errors, wait = [], 0.0
     most_unreadable = retries if retries_unreadable is None else retries_unreadable
@@ -275,14 +271,39 @@ async def ask_with_retries(what, call, parse, retries, first_wait=0.4, retries_u
     raise kind(f"{attempt} attempts at {what} failed, the last one: {reason}")
 
 
+def seconds_to_wait(retry_after):
+    """The Retry-After header in seconds, at most 60; 0 if there is none. RFC 9110 allows a number
+    of seconds or a date."""
+    try:
+        seconds = float(retry_after)
+    except (TypeError, ValueError):
+        seconds = seconds_until(retry_after)
+    return min(60.0, max(0.0, seconds))  # in this order: NaN gives 0
+
+
+def seconds_until(date):
+    """The seconds from now to a date as HTTP writes it; 0 if it is none."""
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def backoff(attempt, first=0.4, longest=12.0):
+    """Seconds to wait before a retry, `attempt` being 1 for the first: doubled each time, up to
+    `longest`, and up to a quarter shorter at random, so that a hundred dialogues do not come back
+    at the same moment. Eight retries take 36 s at least."""
+    return min(longest, first * 2 ** (attempt - 1)) * random.uniform(0.75, 1.0)
+
+
 # ------------------------------------------------------------------------------------ log and clock
 
 
 class CallLog:
-    """Every answer that was paid for, one line a call, and the answers of earlier logs, to be used
-    instead of paying again. path: the file to append to, or None. cache: another run's log, to
-    begin with. A line that a killed run left half-written is no answer; one clean newline keeps the
-    next line whole."""
+    """A log of all answers that were paid for, one line a call, and the answers of earlier logs, so
+    that they need not be paid again. path: the file to append to, or None. cache: another run's
+    log, whose answers are read first. A line that a killed run left half-written is no answer; the
+    next line begins after a newline."""
 
     def __init__(self, path=None, cache=None):
         self.path, self.answers = path, {}
@@ -299,18 +320,19 @@ class CallLog:
                 )
 
     def read(self, path, start=0):
-        """Take in the answers of an earlier log, from byte `start` on. Returns whether any of them
-        was made with a mark."""
+        """Read the answers of an earlier log, from byte `start` on. Returns whether any of their
+        prompts had asked for a mark."""
         marked = False
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
-                self.answers[row["key"]] = Answer(row["answer"])
-                self.answers[row["key"]].cut = row.get("cut", False)
+                answer = Answer(row["answer"])
+                answer.cut = row.get("cut", False)
+                self.answers[row["key"]] = answer
                 marked = marked or "mark" in row
         return marked
 
     def write(self, key, prompt, text, seconds, mark=""):
-        """Log one answer, and the mark that its prompt asked for."""
+        """Append one answer, and the mark that its prompt asked for."""
         if self.path is None:
             return
         row = {
@@ -332,20 +354,21 @@ class CallLog:
 
 
 def digest(*parts):
-    """A short hash of whatever JSON can say."""
+    """A short hash of values that JSON can hold."""
     text = json.dumps(parts, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 class Clock:
-    """Splits a rollout's wall time. `simulator` counts seconds in which a call was in flight and
-    nothing was being sampled: the time for which the GPU waits for the user."""
+    """Measures how long the GPU waits for the user. simulator: seconds in which a call was under
+    way and nothing was being sampled."""
 
     def __init__(self):
         self.simulator, self.since = 0.0, time.perf_counter()
         self.under_way = {"calls": 0, "samplers": 0}
 
     def tick(self, kind, more):
+        """Count the time since the last tick; from now on `more` of `kind` are under way."""
         now = time.perf_counter()
         if self.under_way["calls"] and not self.under_way["samplers"]:
             self.simulator += now - self.since
@@ -354,7 +377,7 @@ class Clock:
 
     @contextmanager
     def during(self, kind):
-        """One more of "calls" or "samplers" is at work."""
+        """A context in which one more of "calls" or of "samplers" is under way."""
         self.tick(kind, 1)
         try:
             yield

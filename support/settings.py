@@ -1,8 +1,9 @@
-"""support/settings.py - a run's flags, what they say together, and the errors a person may see.
+"""support/settings.py - the settings of a run, the flags that set them, and the errors that a user
+may see.
 
-One dataclass, `Settings`: a field is a setting, its help text makes the flag. Where the toy and a
-real model want different numbers both stand side by side, the toy's first, with the reason for the
-toy's; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
+`Settings` is one dataclass: each field is a setting, and its help text makes the flag. Where the
+toy and a real model want different defaults, both stand side by side, the toy's with the reason for
+it; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
 """
 
 import support
@@ -24,19 +25,24 @@ from pathlib import Path
 
 
 class RunError(Exception):
-    """What ends a program with words instead of a traceback.
+    """An error that ends a program with a message instead of a traceback.
 
-    exit_code: of the process. everywhere: found alike by all ranks, so told by the first alone.
-    advice: what to do next; {out} is the run's directory; advice_at_start: as long as nothing there
-    is named as the pattern `resumed_from`."""
+    exit_code: of the process. everywhere: all ranks raise it alike, so only the first rank prints
+    it. advice: what to do next, where {out} is the run's directory; advice_at_start: the same for a
+    run that cannot be resumed yet, because no file there matches the pattern `resumed_from`."""
 
-    exit_code, everywhere, advice, advice_at_start, resumed_from = 1, False, "", "", ""
+    exit_code = 1
+    everywhere = False
+    advice = ""
+    advice_at_start = ""
+    resumed_from = ""
 
 
 class BadInput(RunError, ValueError):
     """A user's mistake; the message is one line that says what, where, and what to do."""
 
-    exit_code, everywhere = 2, True
+    exit_code = 2
+    everywhere = True
 
 
 class BadModel(BadInput):
@@ -44,69 +50,89 @@ class BadModel(BadInput):
 
 
 class SimulatorFailed(RunError):
-    """No usable answer in as many attempts as allowed: its dialogue is dropped, never guessed."""
+    """No usable answer in as many attempts as allowed: the dialogue is dropped, and no answer is
+    made up for it."""
 
     exit_code = 2
 
 
 class UnreadableAnswers(SimulatorFailed):
-    """The model answers, and nothing that it says can be read, or it will not answer this prompt. A
-    policy can bring that about by what it says, so such dialogues are counted apart."""
+    """The simulator's model answers, but none of its answers can be parsed, or it refuses this
+    prompt. A policy can cause that by what it says, so such dialogues are counted separately."""
+
+
+# The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
+# have learned to bring them about.
+MOST_UNREADABLE = 0.01
 
 
 class SimulatorRefused(RunError):
-    """The server refuses in a way that no second attempt heals (a wrong key, an unknown model): the
-    run stops with its words."""
+    """The server refuses in a way that a retry cannot cure (a wrong key, an unknown model): the run
+    stops with the server's message."""
 
     exit_code = 2
     advice = "; when that is mended: python rlver.py --resume {out}"
-    advice_at_start, resumed_from = "; when that is mended, start it again", "metrics.jsonl"
+    advice_at_start = "; when that is mended, start it again"
+    resumed_from = "metrics.jsonl"
 
 
 class TooManyLost(RunError):
-    """More than a fifth of a batch was lost to the simulator: a pause for repairs, not an end."""
+    """The simulator failed in more than a fifth of a batch: the run stops, to be resumed when the
+    simulator works again."""
 
-    exit_code, everywhere = 75, True  # EX_TEMPFAIL
+    exit_code = 75  # EX_TEMPFAIL
+    everywhere = True
     advice_at_start = "; nothing is saved yet: start the run again when the simulator is well"
     resumed_from = "checkpoint-*"
     advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
 
 
 class CannotWrite(RunError):
-    """A checkpoint that could not be written: a full disk, mostly."""
+    """A checkpoint that could not be written, mostly because the disk is full."""
 
-    everywhere, resumed_from = True, "checkpoint-*"
+    everywhere = True
+    resumed_from = "checkpoint-*"
     advice_at_start = "; make room, and start the run again"
     advice = "; make room, then: python rlver.py --resume {out}"
 
 
 class SelfCheckFailed(RunError, RuntimeError):
-    """Something that must hold does not: training on would waste the run. It says where to look."""
+    """Something that must hold does not, and training on would waste the run. The message says
+    where to look."""
 
 
 def explain(error, out=None, rank=0, world=1):
-    """(exit code, what this rank says of it, perhaps nothing) for an error that ended a run in
-    `out`. Raises the error again if it is nobody's mistake but ours."""
+    """(exit code, message of this rank, perhaps empty) for an `error` that ended a run in the
+    directory `out`. Raises the error again if it is a bug of ours."""
     name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
     if isinstance(error, SelfCheckFailed):
         return error.exit_code, f"{name}: stopped by a self-check: {error}"
     if isinstance(error, RunError):
-        started = out and error.resumed_from and any(out.glob(error.resumed_from))
-        advice = error.advice if started else error.advice_at_start
-        told = rank == 0 or not error.everywhere
-        return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}" if told else ""
+        if error.everywhere and rank > 0:
+            return error.exit_code, ""
+        can_resume = out and error.resumed_from and any(out.glob(error.resumed_from))
+        advice = error.advice if can_resume else error.advice_at_start
+        return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}"
     if isinstance(error, KeyboardInterrupt):
-        started = out and (out / "config.json").exists()
-        return 130, "\nstopped" + f"; go on with: python rlver.py --resume {out}" * bool(started)
+        message = "\nstopped"
+        if out and (out / "config.json").exists():
+            message += f"; go on with: python rlver.py --resume {out}"
+        return 130, message
     if isinstance(error, OSError):
         return 1, (
             f"rlver.py: {error}; the run can be continued from its last checkpoint: "
             f"python rlver.py --resume {out}"
         )
-    if isinstance(error, RuntimeError) and world > 1:
-        if re.search("gloo|nccl|connection", str(error), re.I):
-            return 1, f"{name}: another rank is gone"
+    if is_lost_connection(error) and world > 1:
+        return 1, f"{name}: another rank is gone"
     raise error
+
+
+def is_lost_connection(error):
+    """Is this what torch raises when another rank has ended?"""
+    if not isinstance(error, RuntimeError):
+        return False
+    return re.search("gloo|nccl|connection", str(error), re.I) is not None
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -133,10 +159,11 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def run(self, work, argv):
-        """Parse the flags and call work(args). Returns the exit code; of an error that is the
-        user's, one line is said."""
+        """Parse the flags and call work(args). Returns the exit code; of a mistake of the user's,
+        one line is printed."""
         args = self.parse_intermixed_args(argv)
-        if signal.getsignal(signal.SIGINT) is support.stop:  # the imports are over
+        # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
+        if signal.getsignal(signal.SIGINT) is support.stop:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)
@@ -149,8 +176,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def checked(read, test, what, example=""):
-    """A type for argparse: what `read` makes of the text, if it passes `test`; else one line that
-    says `what` is needed, as in the `example`."""
+    """A type for argparse: a function that returns read(text) if that passes `test`, and else
+    complains in one line that `what` is needed, as in the `example`."""
 
     def check(text):
         try:
@@ -164,7 +191,9 @@ def checked(read, test, what, example=""):
     return check
 
 
-GROUP_TIMEOUT = 7200  # seconds a rank waits for another; a rollout must be over long before
+# Seconds that a rank waits for another one. A rollout must end long before that.
+GROUP_TIMEOUT = 7200
+
 natural = checked(int, lambda x: x >= 0, "a whole number from 0")
 positive = checked(int, lambda x: x >= 1, "a whole number from 1")
 above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
@@ -188,18 +217,26 @@ json_object = checked(
 )
 
 
-def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False, **kind):
+def flag(
+    text, default=None, *, toy=None, real=None, algo=None, group=None, resumable=False, **kind
+):
     """A field of Settings.
 
-    text: its help. default, or toy and real where the two differ; {"ppo": ..., "grpo": ...} or
-    {"think": ..., "direct": ...} where it depends on those. group: opens a group of --help.
-    resumable: may change in a resumed run, because it changes no result. kind: for argparse."""
+    text: its help.
+    default: one value, or `toy` and `real` where the toy and a real model want different ones. Each
+        of these may be {"ppo": ..., "grpo": ...}, {"think": ..., "direct": ...} or
+        {"lora": ..., "full": ...} where it depends on that (`default_for`).
+    algo: "ppo" or "grpo" if the flag is for one algorithm only; None: for both.
+    group: the title of a group of --help that begins with this flag.
+    resumable: whether a resumed run may change it, because it changes no result.
+    kind: what argparse's add_argument needs besides (type, choices, metavar ...)."""
     return field(
         default=default,
         metadata=dict(
             text=text,
             toy=default if toy is None else toy,
             real=default if real is None else real,
+            algo=algo,
             group=group,
             resumable=resumable,
             kind=kind,
@@ -209,7 +246,7 @@ def flag(text, default=None, *, toy=None, real=None, group=None, resumable=False
 
 @dataclass
 class Settings:
-    """What a run is made with; config.json holds just this."""
+    """The settings of a run. config.json holds these fields and nothing else."""
 
     # ---- what to train, on whom
     algo: str = flag("algorithm", "grpo", choices=["ppo", "grpo"], group="what to train, on whom")
@@ -252,7 +289,8 @@ class Settings:
         choices=["strip", "keep"],
     )
 
-    # ---- the run. The toy runs until its curve is nearly flat; direct steps are cheaper.
+    # ---- the run. The toy runs until its learning curve is nearly flat. A step without thoughts is
+    # cheaper, so there it makes more of them.
     steps: int = flag(
         "training steps; 0 only evaluates",
         toy={"think": 30, "direct": 36},
@@ -262,7 +300,7 @@ class Settings:
         group="the run",
     )
     seed: int = flag("seed of all randomness", 0, type=natural)
-    # one of 7B by PPO is 176 GB and takes minutes
+    # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes to write
     save_every: int = flag(
         "steps between checkpoints", toy=5, real=25, type=positive, resumable=True
     )
@@ -274,8 +312,8 @@ class Settings:
     )
     keep: int = flag("checkpoints that are kept, the newest", 2, type=positive, resumable=True)
 
-    # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy:
-    # enough tokens for one whole reply, not two.
+    # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy's
+    # --max-tokens is enough for one whole reply and not for two.
     batch_size: int = flag(
         "dialogues a step, for both algorithms",
         toy=64,
@@ -284,7 +322,11 @@ class Settings:
         group="rollout",
     )
     group_size: int = flag(
-        "GRPO: dialogues that share a user and its first line", toy=8, real=4, type=positive
+        "dialogues that share a user and its first line",
+        toy=8,
+        real=4,
+        type=positive,
+        algo="grpo",
     )
     max_turns: int = flag(
         "replies of the policy in a dialogue, at most", toy=8, real=8, type=positive
@@ -329,26 +371,25 @@ class Settings:
         group="what is rewarded",
     )
     advantage: str = flag(
-        "GRPO: divided by the group's std; not divided (dr-grpo); against the "
-        "mean of the others (rloo)",
+        "divided by the group's std; not divided (dr-grpo); against the mean of the others (rloo)",
         "grpo",
         choices=["grpo", "dr-grpo", "rloo"],
+        algo="grpo",
     )
-    refill: int = flag("GRPO: rounds of new users for groups without a lesson", 0, type=natural)
+    refill: int = flag(
+        "rounds of new users for groups without a lesson", 0, type=natural, algo="grpo"
+    )
     watch: str = flag(
         "a second user, as --simulator, who is told the same replies and never trained on",
         metavar="NAME",
     )
     watch_every: int = flag("steps between two looks of --watch", 1, type=positive)
-    watch_difficulty: str = flag(
-        "of --watch, where it is not the run's", choices=["vanilla", "challenging"]
-    )
-    watch_lang: str = flag("of --watch, where it is not the run's", choices=["en", "zh"])
 
     # ---- update. The toy's learning rate is the largest that was safe: at 6e-4 one thinking run of
     # three garbled its thoughts halfway ("lost, father, father, father"). Adapters want ten times
-    # that; on the toy five, as at ten PPO without thoughts stood still at 62 from step 15
-    # on. Two mini-batches, so that clipping has something to do.
+    # the learning rate of the whole model; on the toy they get five times, because at ten times PPO
+    # without thoughts stayed at a score of 62 from step 15 on. The toy makes two mini-batches of a
+    # rollout, because with a single one clipping never acts.
     lora_rank: int = flag(
         "train low-rank adapters of this rank, on a frozen model; 0: the whole model",
         0,
@@ -363,19 +404,22 @@ class Settings:
         type=above_zero,
     )
     critic_lr: float = flag(
-        "PPO: learning rate of the critic",
+        "learning rate of the critic",
         toy={"lora": 5e-3, "full": 1e-3},
         real={"lora": 5e-5, "full": 5e-6},
         type=above_zero,
+        algo="ppo",
     )
     warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
     minibatches: int = flag(
         "optimizer steps from one rollout; with 1 clipping never acts", toy=2, real=1, type=positive
     )
-    gamma: float = flag("PPO: discount per policy token", 1.0, type=fraction)
-    lam: float = flag("PPO: GAE's lambda", 1.0, type=fraction)
+    gamma: float = flag("discount per policy token", 1.0, type=fraction, algo="ppo")
+    lam: float = flag("GAE's lambda", 1.0, type=fraction, algo="ppo")
     clip_eps: float = flag("the ratio is clipped to 1 +- this", 0.2, type=above_zero)
-    value_clip: float = flag("PPO: how far values may move; 0: anywhere", 0.5, type=not_negative)
+    value_clip: float = flag(
+        "how far values may move; 0: anywhere", 0.5, type=not_negative, algo="ppo"
+    )
     kl_coef: float = flag("weight of the KL to the start; 0: no reference", 0.0, type=not_negative)
     kl_estimator: str = flag(
         "k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio",
@@ -383,7 +427,9 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag("weight of the entropy bonus", 0.001, type=not_negative)
-    critic_warmup: int = flag("PPO: first steps, in which the critic alone learns", 0, type=natural)
+    critic_warmup: int = flag(
+        "first steps, in which the critic alone learns", 0, type=natural, algo="ppo"
+    )
     tokens_per_gpu: int = flag(
         "padded tokens of a micro-batch; changes memory, not the result",
         toy=8192,
@@ -400,7 +446,7 @@ class Settings:
         "steps between evaluations; 0: only before and after", toy=0, real=0, type=natural
     )
 
-    # ---- no flag: tokens of a dialogue, where that is not the model's own limit
+    # ---- not a flag: the most tokens of a dialogue, where that is not the model's own limit
     context: int = flag(None, toy=1024)
 
     @property
@@ -413,7 +459,8 @@ class Settings:
 
 
 def make_parser():
-    """The flags of rlver.py; None is "not given", for --resume to know what shall change."""
+    """The flags of rlver.py. A flag that was not given is None, so that --resume can tell which
+    settings are to change."""
     parser = Parser(
         prog="rlver.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -422,214 +469,328 @@ def make_parser():
         epilog="Without --model and --simulator everything is embedded and offline. Defaults are "
         "given as toy / real model.",
     )
-    said = lambda value: (
-        ", ".join(f"{v} for {k}" for k, v in value.items())
-        if isinstance(value, dict)
-        else str(value)
-    )
     for setting in dataclasses.fields(Settings):
-        about, text = setting.metadata, setting.metadata["text"]
-        if text is None:
+        if setting.metadata["text"] is None:  # a setting without a flag
             continue
-        if about["group"]:
-            group = parser.add_argument_group(about["group"])
-        if about["toy"] is not setting.default:
-            text += f" (default: {said(about['toy'])} / {said(about['real'])})"
-        elif setting.default is not None:
-            text += f" (default: {setting.default})"
-        group.add_argument("--" + setting.name.replace("_", "-"), help=text, **about["kind"])
+        if setting.metadata["group"]:
+            group = parser.add_argument_group(setting.metadata["group"])
+        group.add_argument(
+            flag_name(setting.name), help=help_of(setting), **setting.metadata["kind"]
+        )
         if setting.name == "seed":
-            parser.flags("run", group)
+            add_run_flags(group)
     return parser
 
 
+def flag_name(name):
+    """A setting's flag: "batch_size" -> "--batch-size"."""
+    return "--" + name.replace("_", "-")
+
+
+def help_of(setting):
+    """The help of a setting's flag, with its default, or those of the toy and of a real model."""
+    text = setting.metadata["text"]
+    if setting.metadata["algo"]:
+        text = f"{setting.metadata['algo'].upper()}: {text}"
+    toy, real = setting.metadata["toy"], setting.metadata["real"]
+    if toy is not setting.default:
+        return f"{text} (default: {default_in_words(toy)} / {default_in_words(real)})"
+    if setting.default is not None:
+        return f"{text} (default: {setting.default})"
+    return text
+
+
+def default_in_words(default):
+    """A default as --help prints it: "32 for ppo, 128 for grpo" where it depends on something."""
+    if isinstance(default, dict):
+        return ", ".join(f"{value} for {kind}" for kind, value in default.items())
+    return str(default)
+
+
+def add_run_flags(group):
+    """The flags of rlver.py that are no settings: they do not change what a run does."""
+    group.add_argument(
+        "--out",
+        metavar="DIR",
+        help="directory for everything the run leaves (default: runs/<time>-<algo>-<mode>)",
+    )
+    group.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="continue the run in DIR with its own settings; what changes no result may be "
+        "changed: --steps, the simulator's address, memory, saving, waiting",
+    )
+    group.add_argument(
+        "--plan",
+        action="store_true",
+        help="say what the run would need, from the model's config alone, and load nothing",
+    )
+    group.add_argument(
+        "--price",
+        metavar="IN,OUT",
+        type=price,
+        help="of the simulator's server, per million tokens: --plan and the start say the cost",
+    )
+    group.add_argument(
+        "--card",
+        metavar="GB",
+        type=above_zero,
+        help="memory of a GPU, for --plan (default: 80)",
+    )
+    group.add_argument(
+        "--latency",
+        metavar="S",
+        type=above_zero,
+        help="seconds of a call to the user's model, for --plan (default: 6)",
+    )
+
+
 def read_flags(argv, quiet=False):
-    """The flags as {name: value}, None where not given. quiet: eight ranks need one complaint."""
-    with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+    """The flags as {name: value}, None where a flag was not given. quiet: print no complaint,
+    because the first of many ranks prints the same one."""
+    errors = contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext()
+    with errors:
         return vars(make_parser().parse_args(argv))
 
 
-# ----------------------------------------------------------------------------------------- settings
-
-
-def vllm_is_there():
-    return importlib.util.find_spec("vllm") is not None
-
-
-def may_be_on_the_hub(name):
-    """Could `name` be a model's name there: OWNER/NAME, or of the oldest models NAME alone?"""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) and not Path(name).exists()
-
-
-def is_beside_us(name):
-    """Would `name`, if it were there, be a path here and no name on the hub? Where its parent is a
-    directory, and in runs/, a typo is meant: the hub need not be asked for it."""
-    parent = Path(name).parent
-    return Path(name).parts[0] == "runs" or parent != Path() and parent.is_dir()
-
-
-def need_vllm(engine):
-    if engine == "vllm" and not vllm_is_there():
-        raise BadInput(
-            "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
-        )
+# -------------------------------------------------------------------------- settings of a new run
 
 
 def resolve_settings(given):
-    """Fill in the defaults and check what flags say together.
+    """Fill in the defaults, and check that the flags fit together.
 
     given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    which, found = "toy" if given.get("model") in (None, "toy") else "real", {}
+    kind = dict(
+        toy=given.get("model") in (None, "toy"),
+        algo=given.get("algo") or "grpo",
+        think=bool(given.get("think")),
+        lora=bool(given.get("lora_rank")),
+    )
+    values = {}
     for setting in dataclasses.fields(Settings):
         value = given.get(setting.name)
-        if value is None:
-            value = setting.metadata[which]
-            if isinstance(value, dict):
-                kinds = {
-                    found["algo"],
-                    "think" if found["think"] else "direct",
-                    "lora" if found.get("lora_rank") else "full",
-                }
-                value = next(v for k, v in value.items() if k in kinds)
-        found[setting.name] = value
-    cfg = Settings(**found)
+        values[setting.name] = default_for(setting, **kind) if value is None else value
+    cfg = Settings(**values)
     cfg.think = bool(cfg.think)
-    said = lambda names: " ".join(
-        f"--{name.replace('_', '-')} {given[name]}" for name in names if given.get(name) is not None
-    )
-    # a flag of one algorithm says so in its help
-    of = lambda algo: said(
-        f.name
-        for f in dataclasses.fields(Settings)
-        if (f.metadata["text"] or "").startswith(f"{algo}: ")
-    )
-    grpo, groups, critics = cfg.algo == "grpo", of("GRPO"), of("PPO")
-    looks = said(["watch_every", "watch_difficulty", "watch_lang"])
-    for wrong, complaint in (
-        (
-            grpo and cfg.batch_size % cfg.group_size,
-            f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
-            "groups must be whole",
-        ),
-        (
-            grpo and cfg.group_size == 1,
-            "--group-size 1: a group of one has no mean to be compared with, and GRPO would learn "
-            "nothing; take 2 or more, or --algo ppo",
-        ),
-        (
-            grpo and cfg.kl_coef and cfg.kl_estimator == "k1",
-            "--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 "
-            "or k3-ratio",
-        ),
-        (
-            groups and not grpo,
-            f"{groups} is for GRPO, which has groups; leave it out, or take --algo grpo",
-        ),
-        (
-            critics and grpo,
-            f"{critics} is for PPO, which has a critic; leave it out, or take --algo ppo",
-        ),
-        (
-            given.get("lora_alpha") and not cfg.lora_rank,
-            "--lora-alpha is for adapters; say --lora-rank R too",
-        ),
-        (looks and not cfg.watch, f"{looks}: nobody watches; say who by --watch NAME"),
-        (
-            cfg.history_thoughts == "keep" and not cfg.think,
-            "--history-thoughts keep: there are no thoughts without --think",
-        ),
-        (
-            cfg.reward == "delta" and cfg.gamma < 1,
-            f"--gamma {cfg.gamma}: with --reward delta "
-            "it must be 1, or the deltas no longer add up to how far the emotion came",
-        ),
-        (
-            cfg.tensorboard and not importlib.util.find_spec("tensorboard"),
-            "--tensorboard: the package is not installed; pip install tensorboard",
-        ),
-        (
-            cfg.batch_size < cfg.minibatches,
-            f"--minibatches {cfg.minibatches} cannot be cut from --batch-size {cfg.batch_size}",
-        ),
-    ):
-        if wrong:
-            raise BadInput(complaint)
+    refuse_what_grpo_cannot_do(cfg)
+    refuse_flags_of_the_other_algorithm(cfg, given)
+    refuse_flags_without_effect(cfg, given)
+    refuse_what_cannot_be_done(cfg)
     refuse_price(cfg, given.get("price"))
-    cfg.group_size = cfg.group_size if grpo else 1
-    need_vllm(cfg.engine)
+    if cfg.algo == "ppo":
+        cfg.group_size = 1
+    refuse_missing_vllm(cfg.engine)
     if not cfg.engine:
-        cfg.engine = "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
+        cfg.engine = "torch" if cfg.toy else engine_of_a_real_model()
     return cfg
 
 
+def default_for(setting, toy, algo, think, lora):
+    """The default of a setting in a run of this kind. algo: "ppo" or "grpo"; the rest: booleans."""
+    default = setting.metadata["toy" if toy else "real"]
+    if not isinstance(default, dict):
+        return default
+    if "ppo" in default:
+        return default[algo]
+    if "think" in default:
+        return default["think" if think else "direct"]
+    return default["lora" if lora else "full"]
+
+
+def refuse_what_grpo_cannot_do(cfg):
+    """Raise BadInput for groups of GRPO that are not whole or of one dialogue, and for a KL in the
+    reward."""
+    if cfg.algo != "grpo":
+        return
+    if cfg.batch_size % cfg.group_size:
+        raise BadInput(
+            f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
+            "groups must be whole"
+        )
+    if cfg.group_size == 1:
+        raise BadInput(
+            "--group-size 1: a group of one has no mean to be compared with, and GRPO would learn "
+            "nothing; take 2 or more, or --algo ppo"
+        )
+    if cfg.kl_coef and cfg.kl_estimator == "k1":
+        raise BadInput(
+            "--kl-estimator k1 goes into a per-token reward, which GRPO does not have; use k2, k3 "
+            "or k3-ratio"
+        )
+
+
+def refuse_flags_of_the_other_algorithm(cfg, given):
+    """Raise BadInput if a flag was given that only the algorithm has which the run does not use."""
+    flags_of = {"grpo": [], "ppo": []}
+    for setting in dataclasses.fields(Settings):
+        if setting.metadata["algo"]:
+            flags_of[setting.metadata["algo"]].append(setting.name)
+    grpo_flags = as_typed(given, flags_of["grpo"])
+    ppo_flags = as_typed(given, flags_of["ppo"])
+    if grpo_flags and cfg.algo != "grpo":
+        raise BadInput(
+            f"{grpo_flags} is for GRPO, which has groups; leave it out, or take --algo grpo"
+        )
+    if ppo_flags and cfg.algo != "ppo":
+        raise BadInput(
+            f"{ppo_flags} is for PPO, which has a critic; leave it out, or take --algo ppo"
+        )
+
+
+def as_typed(given, names):
+    """Those of the flags `names` that were given, as one types them: "--refill 1 --gamma 0.9"."""
+    return " ".join(
+        f"{flag_name(name)} {given[name]}" for name in names if given.get(name) is not None
+    )
+
+
+def refuse_flags_without_effect(cfg, given):
+    """Raise BadInput for a flag that does nothing without another one, which was not given."""
+    if given.get("lora_alpha") and not cfg.lora_rank:
+        raise BadInput("--lora-alpha is for adapters; say --lora-rank R too")
+    watcher_flags = as_typed(given, ["watch_every"])
+    if watcher_flags and not cfg.watch:
+        raise BadInput(f"{watcher_flags}: nobody watches; say who by --watch NAME")
+    if cfg.history_thoughts == "keep" and not cfg.think:
+        raise BadInput("--history-thoughts keep: there are no thoughts without --think")
+
+
+def refuse_what_cannot_be_done(cfg):
+    """Raise BadInput for settings that contradict each other, or need a package that is missing."""
+    if cfg.reward == "delta" and cfg.gamma < 1:
+        raise BadInput(
+            f"--gamma {cfg.gamma}: with --reward delta "
+            "it must be 1, or the deltas no longer add up to how far the emotion came"
+        )
+    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
+        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
+    if cfg.batch_size < cfg.minibatches:
+        raise BadInput(
+            f"--minibatches {cfg.minibatches} cannot be cut from --batch-size {cfg.batch_size}"
+        )
+
+
 def refuse_price(cfg, price):
-    """Raise BadInput if --price is given where nobody is paid."""
-    if price and not any((name or "").startswith("openai:") for name in (cfg.simulator, cfg.watch)):
+    """Raise BadInput if --price is given although the run calls no server."""
+    names = [cfg.simulator, cfg.watch or ""]
+    if price and not any(name.startswith("openai:") for name in names):
         raise BadInput(
             f"--price {price[0]:g},{price[1]:g}: neither --simulator nor --watch is a "
             "server, so nothing is paid; name one by openai:MODEL@URL, or leave it out"
         )
 
 
+def refuse_missing_vllm(engine):
+    """Raise BadInput for --engine vllm where vLLM is not installed."""
+    if engine == "vllm" and not vllm_is_there():
+        raise BadInput(
+            "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
+        )
+
+
+def engine_of_a_real_model():
+    """The sampling engine where --engine names none: vLLM, if it is installed, on a GPU."""
+    return "vllm" if vllm_is_there() and gpu_is_there() else "torch"
+
+
+def vllm_is_there():
+    return importlib.util.find_spec("vllm") is not None
+
+
 def gpu_is_there():
-    import torch  # late: scoring a result file does without it
+    import torch  # imported late: scoring a result file does not need it
 
     return torch.cuda.is_available()
+
+
+# ---------------------------------------------------------------------- settings of a resumed run
+
+
+def resumed_settings(config, given):
+    """The settings of a resumed run. config: its config.json; given: as in `resolve_settings`.
+
+    Raises ValueError if `config` was not written by this version, BadInput for a flag that would
+    change the results."""
+    settings = {setting.name: setting for setting in dataclasses.fields(Settings)}
+    if not isinstance(config, dict) or set(config) != set(settings):
+        raise ValueError
+    for name, setting in settings.items():
+        problem = problem_with(setting, config[name])
+        if problem:
+            raise BadInput(f"config.json: {name}: {problem}; put the file back as it was")
+    not_settings = ("resume", "plan", "price", "card", "latency")
+    changes = {
+        name: value
+        for name, value in given.items()
+        if value is not None and value != config.get(name) and name not in not_settings
+    }
+    refuse_other_results(config, changes)
+    refuse_missing_vllm(config["engine"])
+    cfg = Settings(**{**config, **changes})
+    refuse_price(cfg, given.get("price"))
+    return cfg
+
+
+def problem_with(setting, value):
+    """What is wrong with `value`, which may be of an edited config.json, in words; None if the flag
+    could have given it."""
+    kind = setting.metadata["kind"]
+    no_value = f"{value!r} is no value of it"
+    if value in (setting.metadata["toy"], setting.metadata["real"]):
+        return None
+    if "choices" in kind:
+        return None if value in kind["choices"] else no_value
+    if isinstance(value, list) != (setting.type is list):
+        return no_value
+    if isinstance(value, str) != (setting.type is str):
+        return no_value
+    if "type" not in kind:
+        return None
+    text = json.dumps(value) if isinstance(value, dict) else str(value)  # as one would type it
+    try:
+        return None if kind["type"](text) == value else no_value
+    except argparse.ArgumentTypeError as error:
+        return str(error)
+
+
+def refuse_other_results(config, changes):
+    """Raise BadInput if `changes`, {name: new value}, would change the results of the run. The
+    address of the simulator's server may change, but not its model."""
+    resumable = [s.name for s in dataclasses.fields(Settings) if s.metadata["resumable"]]
+    for name, value in changes.items():
+        if name in resumable:
+            continue
+        if name == "simulator" and split_name(value)[:2] == split_name(config[name])[:2]:
+            continue
+        raise BadInput(
+            f"{flag_name(name)} cannot change in a resumed run (it has "
+            f"{config.get(name)!r}); only {', '.join(map(flag_name, resumable))} "
+            "and the simulator's address can"
+        )
+
+
+# ------------------------------------------------------------------------------- names of models
 
 
 def split_name(name):
     """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
     openai, the last "@"."""
     kind, _, rest = name.partition(":")
-    model, _, url = rest.rpartition("@") if kind == "openai" else (rest, "", "")
+    if kind != "openai":
+        return kind, rest, ""
+    model, _, url = rest.rpartition("@")
     return kind, model, url
 
 
-def resumed_settings(config, given):
-    """The settings of a run that goes on. config: its config.json, given: as in `resolve_settings`.
-
-    Raises ValueError if `config` is none of this version's, BadInput for a flag that would make it
-    another run."""
-    names = {setting.name: setting for setting in dataclasses.fields(Settings)}
-    if not isinstance(config, dict) or set(config) != set(names):
-        raise ValueError
-    for name, setting in names.items():
-        check_value(name, setting, config[name])
-    changed = {
-        key: value
-        for key, value in given.items()
-        if value is not None
-        and value != config.get(key)
-        and key not in ("resume", "plan", "price", "card", "latency")
-    }
-    free = [name for name, setting in names.items() if setting.metadata["resumable"]]
-    for key, value in changed.items():
-        moved = key == "simulator" and split_name(value)[:2] == split_name(config[key])[:2]
-        if not moved and key not in free:
-            raise BadInput(
-                f"--{key.replace('_', '-')} cannot change in a resumed run (it has "
-                f"{config.get(key)!r}); only --{', --'.join(free).replace('_', '-')} "
-                "and the simulator's address can"
-            )
-    need_vllm(config["engine"])
-    cfg = Settings(**{**config, **changed})
-    refuse_price(cfg, given.get("price"))
-    return cfg
+def may_be_on_the_hub(name):
+    """Could `name` be a model on the hub: OWNER/NAME, or for the oldest models NAME alone?"""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) and not Path(name).exists()
 
 
-def check_value(name, setting, value):
-    """Raise BadInput if `value`, of an edited config.json, is none that the flag could have."""
-    about = setting.metadata
-    kind, choices = about["kind"], about["kind"].get("choices")
-    if value in (about["toy"], about["real"]) or choices and value in choices:
-        return
-    try:
-        if (
-            choices
-            or any(isinstance(value, c) != (setting.type is c) for c in (list, str))
-            or "type" in kind
-            and kind["type"](json.dumps(value) if isinstance(value, dict) else str(value)) != value
-        ):
-            raise argparse.ArgumentTypeError(f"{value!r} is no value of it")
-    except argparse.ArgumentTypeError as error:
-        raise BadInput(f"config.json: {name}: {error}; put the file back as it was") from None
+def is_beside_us(name):
+    """Is `name`, which is not there, meant as a path here? It is in runs/, and where its parent is
+    a directory: then it is a typing error, and the hub need not be asked for it."""
+    if Path(name).parts[0] == "runs":
+        return True
+    parent = Path(name).parent
+    return parent != Path() and parent.is_dir()

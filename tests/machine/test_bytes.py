@@ -20,7 +20,10 @@ import models
 import rlver
 import toy
 from conftest import make_tiny_model
+<<<<<<< HEAD
 from result_files import sage_line, write
+=======
+>>>>>>> h-machine
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
 
@@ -81,8 +84,8 @@ def test_a_key_from_a_file_ends_in_a_newline(tiny_dir, tmp_path, monkeypatch, ca
 def test_an_answer_that_echoes_the_key_does_not_keep_it(monkeypatch):
     """A 200 answer may quote the header too; it went to the calls, the dialogues and the report."""
     monkeypatch.setenv("RLVER_API_KEY", "sk-secret-3")
-    echo = lambda request: (200, {}, completion("You sent sk-secret-3, friend."))
-    with Loopback(reply=echo) as server:
+    echo = (200, {}, completion("You sent sk-secret-3, friend."))
+    with Loopback(reply=lambda request: echo) as server:
         assert asyncio.run(ServerModel("m", server.url)("Hi.")) == "You sent ***, friend."
 
 

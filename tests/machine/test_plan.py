@@ -25,7 +25,10 @@ def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
     model, _ = load_model(tiny_dir)
     modules = [Policy(model)] + [Critic(model)] * (algo == "ppo")
     real = {"masters": 0, "gradients": 0, "Adam": 0}
-    size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
+
+    def size(tensors):
+        return sum(t.numel() * t.element_size() for t in tensors)
+
     for module in modules:
         optimizer = adamw(module, 1e-3)
         for p in module.parameters():
@@ -37,8 +40,8 @@ def test_masters_gradients_and_adam_are_what_they_will_be(algo, tiny_dir):
     parts = plan.memory(
         settings("--algo", algo, "--model", tiny_dir), plan.config_of(str(tiny_dir)), 1
     )
-    for name, size in real.items():
-        assert parts[name] == (pytest.approx(size, rel=0.05), "exact")
+    for name, wanted in real.items():
+        assert parts[name] == (pytest.approx(wanted, rel=0.05), "exact")
 
 
 def test_shards_and_copies():

@@ -79,7 +79,7 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
         )
         if "Signal 11 (SIGSEGV)" not in done.stderr or "--out" not in flags:
             break
-        warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}")
+        warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}", stacklevel=2)
         shutil.rmtree(flags[flags.index("--out") + 1], ignore_errors=True)
     return done.returncode, done.stdout, done.stderr
 
@@ -92,15 +92,18 @@ def make_episodes(count=6, think=True):
     from policy import Episode, Segment
 
     episodes, rng = [], random.Random(0)
+
+    def some_ids(low, high):
+        return [rng.randrange(3, 300) for _ in range(rng.randint(low, high))]
+
     for n in range(count):
         e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=rng.random())
         for turn in range(1, rng.randint(2, 4)):
-            said = lambda low, high: [rng.randrange(3, 300) for _ in range(rng.randint(low, high))]
-            e.segments.append(Segment(said(3, 9)))
-            ids = said(2, 12)
+            e.segments.append(Segment(some_ids(3, 9)))
+            ids = some_ids(2, 12)
             e.segments.append(Segment(ids, branch=turn * think, log_probs=[-5.0] * len(ids)))
             if think:
-                e.segments.append(Segment(said(1, 4)))
+                e.segments.append(Segment(some_ids(1, 4)))
         episodes.append(e)
     return episodes
 
@@ -189,9 +192,8 @@ def worker(tiny_dir, out):
     join_ranks(cuda=False)
     result = {}
     for algo, name, lora in itertools.product(("grpo", "ppo"), DEALS, LORA):
-        result[algo, name, lora] = update(
-            tiny_dir, algo, lambda r: DEALS[name](make_episodes(), 2, r), 2, rank(), LORA[lora]
-        )
+        dealt = [DEALS[name](make_episodes(), 2, r) for r in range(2)]
+        result[algo, name, lora] = update(tiny_dir, algo, dealt.__getitem__, 2, rank(), LORA[lora])
     if rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()
@@ -282,6 +284,10 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         assert code == 0, err
         assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
     alike(tmp_path / "one", tmp_path / "two")
+
+    def trained(out):  # it was evaluated once more at its first end
+        return [d for d in dialogues(out) if d["split"] == "train"]
+
     for ranks, start in ((2, "one"), (1, "two")):
         there = tmp_path / f"{start}-on-{ranks}"
         code, out, err = run(3 - ranks, tiny_dir, there, *more, "--steps", 1)
@@ -289,8 +295,6 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         resume = ["--resume", there, "--steps", 3]
         code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)
         assert code == 0, err
-        # it was evaluated once more at its first end
-        trained = lambda out: [d for d in dialogues(out) if d["split"] == "train"]
         assert trained(there) == trained(tmp_path / "one")
         assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
         assert [r["grad_norm"] for r in rows(there)] == pytest.approx(

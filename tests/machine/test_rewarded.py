@@ -66,6 +66,12 @@ def test_each_kind_of_advantage_is_another_run(tiny_dir, tmp_path):
     assert len({row["grad_norm"] for row in steps.values()}) == 3
 
 
+def trained_in(out, step):
+    """The dialogues of a training step."""
+    logged = rows(out / "dialogues.jsonl")
+    return [d for d in logged if (d["split"], d["step"]) == ("train", step)]
+
+
 def same_for_half(reply, *_):
     """Half of all replies move nobody, so groups without spread are common."""
     change = len(reply) % 7
@@ -86,12 +92,7 @@ def test_groups_without_a_lesson_are_refilled(tiny_dir, tmp_path, monkeypatch):
         assert (row["tokens_sampled"] > row["tokens_trained"]) == (row["refilled"] > 0)
         assert row["episodes"] == 8
     # the first step sees the same dialogues: its flat groups, and no other, were replaced
-    first = lambda name: [
-        d
-        for d in rows(tmp_path / name / "dialogues.jsonl")
-        if (d["split"], d["step"]) == ("train", 1)
-    ]
-    before, after = first("plain"), first("out")
+    before, after = trained_in(tmp_path / "plain", 1), trained_in(tmp_path / "out", 1)
     kept = [d for d in before if len({x["reward"] for x in before if x["group"] == d["group"]}) > 1]
     assert kept == [d for d in after if d["group"] in {x["group"] for x in kept}]
     assert lines[0]["flat_groups"] <= plain[0]["flat_groups"] > 0 < lines[0]["refilled"]
@@ -117,23 +118,21 @@ def test_a_second_user_watches_and_changes_nothing(tiny_dir, tmp_path, monkeypat
     assert go(tiny_dir, tmp_path / "out", "--watch", "toy-weak", "--watch-every", 2) == 0
     lines, usual = metrics(tmp_path / "out"), metrics(tmp_path / "alone")
     for row, other in zip(lines, usual):
-        same = lambda r: {k: v for k, v in r.items() if k not in ("seconds", "watched")}
-        assert same(row) == same(other) and other["watched"] is None
+        assert other["watched"] is None
+        assert row | {"seconds": 0, "watched": None} == other | {"seconds": 0}
     assert [row["watched"] is None for row in lines] == [True, False, True, False]
-    told = [
-        d
-        for d in rows(tmp_path / "out" / "dialogues.jsonl")
-        if (d["split"], d["step"]) == ("train", 2)
-    ]
+    told = trained_in(tmp_path / "out", 2)
     # this user gains 5 at every reply that it heard
     assert lines[1]["watched"] == sum(30 + 5 * len(d["turns"]) for d in told) / len(told)
 
 
 def test_a_reward_that_rises_while_the_watcher_falls_is_told():
     """Goodhart's law while it happens. Not where both rise, nor where the watcher only trembles."""
-    rows_of = lambda end: [
-        {"emotion": 20 + 3 * i, "watched": 30 + (end - 30) * i / 19, "step": i} for i in range(20)
-    ]
+
+    def rows_of(end):
+        watched = [30 + (end - 30) * i / 19 for i in range(20)]
+        return [{"emotion": 20 + 3 * i, "watched": watched[i], "step": i} for i in range(20)]
+
     assert any("watches" in w for w in hacking_warnings(rows_of(5)))
     assert not any("watches" in w for w in hacking_warnings(rows_of(60)))
     assert not any("watches" in w for w in hacking_warnings(rows_of(28)))
@@ -166,10 +165,8 @@ def test_calls_of_a_watcher_are_planned():
         ("--algo ppo --advantage rloo", "--advantage rloo"),
         ("--algo ppo --refill 1", "--refill 1"),
         ("--watch-every 2", "--watch"),
-        ("--watch-difficulty challenging", "--watch"),
         ("--reward delta --gamma 0.9 --algo ppo", "--gamma 0.9"),
         ("--watch nobody", "nobody"),
-        ("--watch toy --watch-lang zh", "--lang zh"),
         (
             "--watch toy --profiles prompts/profiles/en_train.jsonl --simulator "
             "openai:m@http://127.0.0.1:1/v1",

@@ -942,7 +942,7 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
 
     listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: args[3])
     listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
-    listen(rlver, "rollout", "rollout_timeout", lambda args, more: args[-1])
+    listen(rlver, "rollout", "rollout_timeout", lambda args, more: more["timeout"])
     listen(
         simulator, "make_simulator", "simulator_concurrency", lambda args, more: more["concurrency"]
     )
@@ -1393,9 +1393,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
 def test_the_critic_can_learn_first(tiny_dir, tmp_path):
     """A critic that starts at zero makes advantages that are mostly noise; --critic-warmup lets it
     learn for some steps while the policy only talks. Its own steps are taken."""
-    weights = lambda steps, name: load_file(
-        tmp_path / name / f"checkpoint-{steps:06d}" / "model.safetensors"
-    )
+
+    def weights(steps, name):
+        return load_file(tmp_path / name / f"checkpoint-{steps:06d}" / "model.safetensors")
+
     assert (
         go(
             tiny_dir,
@@ -1422,10 +1423,10 @@ def test_the_critic_can_learn_first(tiny_dir, tmp_path):
     for steps, same in ((1, True), (2, True), (3, False)):
         start, now = weights(0, "a"), weights(steps, "a")
         assert all(torch.equal(start[name], now[name]) for name in start) == same
-    critic = lambda steps: torch.load(
-        tmp_path / "a" / f"checkpoint-{steps:06d}" / "trainer.pt", weights_only=True
-    )["critic"]
-    assert not torch.equal(critic(0)["head.weight"], critic(1)["head.weight"])
+    places = [tmp_path / "a" / f"checkpoint-{steps:06d}" for steps in (0, 1)]
+    saved = [torch.load(place / "trainer.pt", weights_only=True) for place in places]
+    before, after = (state["critic"]["head.weight"] for state in saved)
+    assert not torch.equal(before, after)
 
 
 @pytest.mark.parametrize("keep", [1, pytest.param(3, marks=pytest.mark.slow)])

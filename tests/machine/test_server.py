@@ -505,7 +505,7 @@ def test_waits_grow_and_differ(monkeypatch):
     for _ in range(20):
         with pytest.raises(SimulatorFailed):
             asyncio.run(chain.ask("reply", User(chain, ANN).values(), parse_reply))
-    for i, column in enumerate(zip(*[iter(waits)] * 8)):
+    for column in zip(*[iter(waits)] * 8):
         assert all(0.75 <= wait / min(12, 0.4 * 2**k) <= 1 for k, wait in enumerate(column))
     assert (
         len(set(waits)) == len(waits) == 160
@@ -555,10 +555,12 @@ def test_a_rollout_has_a_deadline():
         )
     ) as server:
         chain = make_simulator(f"openai:scripted@{server.url}")
-        texts = lambda n: Script("slow" if n == 1 else "Hm.", "Hm.")
-        episodes, errors = asyncio.run(
-            rollout(chain, toy_profiles("train", 3), 1, texts, 2, timeout=1.0)
-        )
+
+        def make_agent(number):
+            return Script("slow" if number == 1 else "Hm.", "Hm.")
+
+        people = toy_profiles("train", 3)
+        episodes, errors = asyncio.run(rollout(chain, people, 1, make_agent, 2, timeout=1.0))
     assert [e.number for e in episodes] == [0, 2]
     assert [lost["reason"] for lost in errors] == ["the rollout ran out of time"]
     assert not errors[0]["unreadable"]
