@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 
 import toy
 from engine import TorchEngine, VllmEngine
-from lora import Part, SharedBase, merge
+from lora import AdapterView, SharedBase, merge
 from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, recompute_activations
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
@@ -127,9 +127,12 @@ class Models:
             )
             if saved:
                 load_adapters(root, saved["adapters"], checkpoint, source)
-            self.policy, self.reference = Part(root, "policy"), Part(root, "reference")
-            self.critic = Part(root, "critic") if cfg.algo == "ppo" else None
-            modules, bodies, how = [root], [model], {"context_fn": root.remember}
+            self.policy, self.reference = (
+                AdapterView(root, "policy"),
+                AdapterView(root, "reference"),
+            )
+            self.critic = AdapterView(root, "critic") if cfg.algo == "ppo" else None
+            modules, bodies, how = [root], [model], {"context_fn": root.checkpoint_contexts}
         else:
             if cfg.algo == "ppo":  # its body is loaded again: what is mapped costs nothing
                 self.critic = Critic(load(source)[0], share=True)

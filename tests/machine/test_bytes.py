@@ -6,7 +6,7 @@ from support.llm import ServerModel
 from support.loading import load_model
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
-from support.settings import BadInput, CannotWrite, resolve_settings
+from support.settings import BadInput, BadModel, CannotWrite, resolve_settings
 
 import asyncio
 import json
@@ -20,7 +20,6 @@ import models
 import rlver
 import toy
 from conftest import make_tiny_model
-from policy import BadModel
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
 from test_evaluate import sage_line, write

@@ -1,6 +1,8 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
 
+from support.settings import SelfCheckFailed
+
 import itertools
 import math
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from grpo import group_advantages, grpo_update, turn_advantages
-from ppo import SelfCheckFailed, ppo_update
+from ppo import ppo_update
 from test_ppo import (
     INF,
     NAN,

@@ -9,6 +9,7 @@ is real and the dice are loaded.
 from support.chat_format import ChatFormat
 from support.loading import load_model
 from support.ranks import make_masters
+from support.settings import BadModel
 
 import asyncio
 import copy
@@ -28,7 +29,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine import TorchEngine
 from policy import (
     Agent,
-    BadModel,
     Critic,
     Episode,
     Policy,
@@ -387,7 +387,7 @@ def test_the_pieces_glued_together_are_the_template(system, tiny_tokenizer):
     )
     assert (
         chat.decode([chat.stop_id]) == "<|im_end|>"
-        and chat.decode(chat.after) == "\n<|im_start|>user\n"
+        and chat.decode(chat.pieces.ending.after) == "\n<|im_start|>user\n"
     )
 
 

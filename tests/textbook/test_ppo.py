@@ -7,6 +7,8 @@ tokens too, where all of them must be ignored. A "defect" has the number that th
 released code has in docs/differences.md.
 """
 
+from support.settings import SelfCheckFailed
+
 import copy
 import math
 import threading
@@ -21,7 +23,6 @@ from torch.nn import functional as F
 
 from ppo import (
     CriticPart,
-    SelfCheckFailed,
     compute_log_probs,
     explained_variance,
     gae,

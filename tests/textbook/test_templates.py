@@ -8,6 +8,7 @@ scaffold learns, and is wrong wherever its own template is used.
 
 from support.chat_format import ChatFormat
 from support.loading import load_model, stop_ids
+from support.settings import BadModel
 
 import asyncio
 import json
@@ -26,7 +27,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from engine import TorchEngine
-from policy import Agent, BadModel, Episode, Policy, pack, take_thoughts
+from policy import Agent, Episode, Policy, pack, take_thoughts
 from test_policy import LINES, LoadedDice
 
 CORPUS = [
