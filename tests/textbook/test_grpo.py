@@ -13,7 +13,7 @@ import torch
 
 from grpo import group_advantages, grpo_update, turn_advantages
 from ppo import ppo_update
-from test_ppo import (
+from tabular import (
     INF,
     NAN,
     Notes,
@@ -348,7 +348,10 @@ def test_grpo_takes_ppos_step():
         max_grad_norm=0.1,
     )
     grpo, ppo, critic = Table(), Table(), Values(scale=0)
-    sgd = lambda model: torch.optim.SGD(model.parameters(), lr=20)
+
+    def sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=20)
+
     got = grpo_update(grpo, sgd(grpo), minibatches, **settings)
     wanted = ppo_update(ppo, sgd(ppo), critic, sgd(critic), minibatches, **settings)
     close(grpo.logits.detach(), ppo.logits.detach())

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from agents import random_episode
 from conftest import make_tiny_model
-from lora import LoraLinear, AdapterView, SharedBase, add_adapters, merge, use_adapter
+from lora import AdapterView, LoraLinear, SharedBase, add_adapters, merge, use_adapter
 from policy import Critic, Policy, pack, recompute_activations
-from test_policy import random_episode
 
 
 @pytest.fixture
@@ -164,7 +164,10 @@ def test_there_is_one_base_in_memory(tiny_model):
     root, policy, critic, reference = shared(tiny_model)
     frozen = {p.data_ptr(): p.numel() for p in root.parameters() if not p.requires_grad}
     assert sum(frozen.values()) == sum(p.numel() for p in tiny_model.parameters())
-    size = lambda part: sum(p.numel() for p in part.parameters())
+
+    def size(part):
+        return sum(p.numel() for p in part.parameters())
+
     adapters = 4 * sum(
         sum(m.weight.shape)
         for name, m in tiny_model.named_modules()
@@ -177,7 +180,11 @@ def test_there_is_one_base_in_memory(tiny_model):
 def test_policy_and_critic_learn_apart_and_the_reference_not_at_all(tiny_model, batch):
     """They share every W; a step of one must not move the other, nor what both stand on."""
     root, policy, critic, reference = shared(tiny_model)
-    say = lambda: [policy(batch)[0].detach(), critic(batch).detach(), reference(batch)[0].detach()]
+
+    def say():
+        log_probs = [model(batch)[0].detach() for model in (policy, reference)]
+        return [log_probs[0], critic(batch).detach(), log_probs[1]]
+
     before = say()
     policy(batch)[0].sum().backward()
     assert all(p.grad is None for p in critic.parameters())
