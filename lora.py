@@ -136,15 +136,15 @@ class SharedBase(nn.Module):
             return model(batch)
 
     def checkpoint_contexts(self):
-        """For activation checkpointing (torch's `context_fn`): the contexts of a forward pass and of
-        its recomputation in the backward pass. The latter uses the adapters of the former, whoever
-        was called in between."""
+        """For activation checkpointing (torch's `context_fn`): the contexts of a forward pass and
+        of its recomputation in the backward pass. The latter uses the adapters of the former,
+        whoever was called in between."""
         return contextlib.nullcontext(), use_adapter(self.switch, self.switch.active)
 
 
 class AdapterView:
-    """Policy, critic or reference of a SharedBase, as ppo.py wants a model: called with a batch, and
-    with the parameters that it trains."""
+    """Policy, critic or reference of a SharedBase, as ppo.py wants a model: called with a batch,
+    and with the parameters that it trains."""
 
     def __init__(self, root, who):
         self.root, self.who, self.model = root, who, root.policy.model

@@ -245,8 +245,8 @@ def check_first_ratio(log_ratio, limit):
 
 
 def check_gradients(norm, critic_norm):
-    """Raise SelfCheckFailed if a gradient is not finite. To be called before any step: a weight that
-    is NaN once is NaN in every checkpoint to come."""
+    """Raise SelfCheckFailed if a gradient is not finite. To be called before any step: a weight
+    that is NaN once is NaN in every checkpoint to come."""
     if not math.isfinite(norm) or not math.isfinite(critic_norm):
         raise SelfCheckFailed(
             f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "

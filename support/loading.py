@@ -15,7 +15,7 @@ from safetensors import safe_open
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
 
-# The settings by which layers and configurations of transformers name a dropout; `p` is nn.Dropout's.
+# How configurations and layers of transformers name a dropout; `p` is nn.Dropout's.
 DROPOUTS = (
     "attention_dropout",
     "attn_pdrop",

@@ -1,5 +1,5 @@
-"""Dialogues of the agent for tests: lines and thoughts, an engine that notes what it does, dice that
-make it say certain words, and the plainest form of an episode to compare with.
+"""Dialogues of the agent for tests: lines and thoughts, an engine that notes what it does, dice
+that make it say certain words, and the plainest form of an episode to compare with.
 
 Random policies do not think well-formed thoughts. Where a test needs certain words said, the engine
 is real and the dice are loaded.

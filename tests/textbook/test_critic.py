@@ -1,5 +1,5 @@
-"""The critic: where it starts, which state a value is read from, and that a dialogue's scores do not
-depend on its batch.
+"""The critic: where it starts, which state a value is read from, and that a dialogue's scores do
+not depend on its batch.
 """
 
 import dataclasses

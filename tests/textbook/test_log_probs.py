@@ -1,5 +1,5 @@
-"""`Policy.forward`: log-probs and entropies of packed dialogues. The yardstick is always the plainest
-way to do it: one row a turn, the model's own causal mask, nothing cached, nothing packed.
+"""`Policy.forward`: log-probs and entropies of packed dialogues. The yardstick is always the
+plainest way to do it: one row a turn, the model's own causal mask, nothing cached or packed.
 """
 
 import dataclasses

@@ -1,6 +1,5 @@
-"""Packing: a dialogue as one row, who sees whom in it, what each turn is paid, and rows side by side
-in batches.
-"""
+"""Packing: a dialogue as one row, who sees whom in it, what each turn is paid, and rows side by
+side in batches. The example by hand is that of Batch's docstring."""
 
 import numpy as np
 import pytest

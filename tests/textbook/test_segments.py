@@ -1,5 +1,5 @@
-"""Segments and episodes: a thinking reply cut in two, whose token is whose, what later turns see of a
-reply, and how much of it fits into the context.
+"""Segments and episodes: a thinking reply cut in two, whose token is whose, what later turns see of
+a reply, and how much of it fits into the context.
 """
 
 from support.chat_format import ChatFormat

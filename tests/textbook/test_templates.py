@@ -1,5 +1,5 @@
-"""Chat templates of real families over tokenizers of their kinds (families.py): what is glued together
-from pieces must be what the template writes.
+"""Chat templates of real families over tokenizers of their kinds (families.py): what is glued
+together from pieces must be what the template writes.
 
 Silent mistakes live here: a blank too many in front of every message, a newline that only a past
 reply has, the next speaker's token taken for the end of a reply. A model that is trained on such a

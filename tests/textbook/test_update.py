@@ -1,5 +1,5 @@
-"""The optimizer step that PPO and GRPO share: one normaliser, however a batch was cut, and metrics over
-all of it.
+"""The optimizer step that PPO and GRPO share: one normaliser, however a batch was cut, and metrics
+over all of it.
 
 Held against what a student would write first: loops over single tokens, in float64. A "defect" has
 the number that this mistake of the released code has in docs/differences.md.
