@@ -77,15 +77,22 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     return advantages
 
 
+def spoke_in_turn(turn, turns):
+    """Did dialogue d speak in turn t? turn: [B, L] long, of each token, 0 where it is not the
+    policy's. Returns [B, turns] bool, of turns 1, 2, ..."""
+    numbers = torch.arange(1, turns + 1, device=turn.device)
+    return (turn[:, :, None] == numbers).any(1)
+
+
 def check_groups(episodes):
     """A group is one user and one first line, or its mean means nothing. Raises SelfCheckFailed."""
-    opening = {}
+    begun = {}  # group: its user and its first line
     for e in episodes:
-        first = opening.setdefault(e.group, (e.profile_id, e.first_line))
-        if first != (e.profile_id, e.first_line):
+        profile_id, first_line = begun.setdefault(e.group, (e.profile_id, e.first_line))
+        if (profile_id, first_line) != (e.profile_id, e.first_line):
             raise SelfCheckFailed(
                 f"group {e.group} is broken: it holds dialogues with "
-                f"{first[0]} and with {e.profile_id}, or with two first lines"
+                f"{profile_id} and with {e.profile_id}, or with two first lines"
             )
 
 
@@ -118,16 +125,17 @@ def grpo_update(
     old = old_log_probs(policy, minibatches, check_ratio)
     ref = compute_log_probs(reference, batches) if kl_coef else None
     # 2. Advantages within each group, wherever the packing put its dialogues; then to the tokens.
-    groups, sizes = torch.cat([b.group for b in batches]), [len(b.group) for b in batches]
+    groups = torch.cat([b.group for b in batches])
     turns = max(b.reward.shape[1] for b in batches)
     rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
     if per_turn:
-        alive = torch.cat([F.one_hot(b.turn, turns + 1).amax(1)[:, 1:] > 0 for b in batches])
+        alive = torch.cat([spoke_in_turn(b.turn, turns) for b in batches])
         advantages = turn_advantages(rewards, alive, groups, kind)
     else:
         advantages = group_advantages(rewards.sum(1), groups, kind)[:, None].expand(-1, turns)
+    sizes = [len(b.group) for b in batches]
     advantages = [
-        F.pad(a, (1, 0)).gather(1, b.turn)  # turn 0: not the policy's
+        F.pad(a, (1, 0)).gather(1, b.turn)  # a column in front for turn 0: not the policy's tokens
         for a, b in zip(advantages.split(sizes), batches)
     ]
     # 3. The policy step.

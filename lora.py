@@ -31,7 +31,8 @@ from policy import Critic
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with adapters, {name: matrix}; `switch.on` names those in use, or None.
+    """A frozen linear layer with adapters, {name: matrix}; `switch.active` names those in use,
+    or None.
 
     With s = alpha / r and g = dL/dy, as autograd finds them, for one x:
         dL/dB = s g (A x)^T,   dL/dA = s (B^T g) x^T,   dL/dx = (W + s B A)^T g
@@ -42,16 +43,17 @@ class LoraLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.scale, self.switch = alpha / rank, switch
-        random = lambda: 2 * torch.rand(rank, self.in_features, generator=rng) - 1
-        make = lambda tensor: nn.ParameterDict(
-            {name: nn.Parameter(tensor().to(linear.weight.device)) for name in names}
-        )
-        self.lora_A = make(lambda: random() / self.in_features**0.5)
-        self.lora_B = make(lambda: torch.zeros(self.out_features, rank))
+        self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
+        device = linear.weight.device
+        for name in names:
+            # U(-1, 1) / sqrt(in): A keeps the size of what it reads, whatever the layer's width
+            uniform = 2 * torch.rand(rank, self.in_features, generator=rng) - 1
+            self.lora_A[name] = nn.Parameter((uniform / self.in_features**0.5).to(device))
+            self.lora_B[name] = nn.Parameter(torch.zeros(self.out_features, rank).to(device))
 
     def forward(self, x):
         """[..., in] -> [..., out]. Adapters compute in the type of x."""
-        y, name = super().forward(x), self.switch.on
+        y, name = super().forward(x), self.switch.active
         if name is None:
             return y
         A, B = self.lora_A[name].to(x.dtype), self.lora_B[name].to(x.dtype)
@@ -61,56 +63,58 @@ class LoraLinear(nn.Linear):
 def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, the
     same on every rank. Returns their switch, which is off. Raises BadInput."""
-    blocks = max(
-        (m for m in model.modules() if isinstance(m, nn.ModuleList)),
-        key=len,
-        default=nn.ModuleList(),
-    )
-    found = [
+    # the blocks are the longest list of modules that a transformer has
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = max(lists, key=len, default=nn.ModuleList())
+    layers = [
         (parent, name, layer)
         for parent in blocks.modules()
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear)
     ]
-    if not found:
+    if not layers:
         raise BadInput(
             f"--lora-rank {rank}: {type(model).__name__} has no linear layers in its "
             "blocks; leave it out, and the whole model is trained"
         )
-    least, name = min((min(layer.weight.shape), name) for _, name, layer in found)
+    least, name = min((min(layer.weight.shape), name) for _, name, layer in layers)
     if rank > least:
         raise BadInput(
             f"--lora-rank {rank}: larger than a layer of this model ({name}); take {least} at most"
         )
     model.requires_grad_(False)
-    rng, switch = torch.Generator().manual_seed(seed), SimpleNamespace(on=None)
-    for parent, name, layer in found:
+    rng, switch = torch.Generator().manual_seed(seed), SimpleNamespace(active=None)
+    for parent, name, layer in layers:
         setattr(parent, name, LoraLinear(layer, rank, alpha, names, rng, switch))
     return switch
 
 
 @contextlib.contextmanager
-def turned(switch, name):
+def use_adapter(switch, name):
     """Within this the adapters `name` are in use; None: the base alone."""
-    before, switch.on = switch.on, name
+    before, switch.active = switch.active, name
     try:
         yield
     finally:
-        switch.on = before
+        switch.active = before
 
 
 def merge(named_tensors, model, name="policy"):
     """The (name, tensor) of `model` as those of a plain one, one at a time: each W with its
     (alpha / r) B A, in fp32. Without adapters they come as they are. On many ranks collective."""
     layers = {
-        f"{place}.weight": m for place, m in model.named_modules() if isinstance(m, LoraLinear)
+        f"{path}.weight": module
+        for path, module in model.named_modules()
+        if isinstance(module, LoraLinear)
     }
     for key, tensor in named_tensors:
-        if m := layers.get(key):
-            A, B = (full_tensor(part[name].detach()) for part in (m.lora_A, m.lora_B))
-            tensor = tensor.float() + m.scale * (B @ A)
-        if ".lora_" not in key:
-            yield key, tensor
+        if ".lora_" in key:
+            continue
+        if layer := layers.get(key):
+            A = full_tensor(layer.lora_A[name].detach())
+            B = full_tensor(layer.lora_B[name].detach())
+            tensor = tensor.float() + layer.scale * (B @ A)
+        yield key, tensor
 
 
 class SharedBase(nn.Module):
@@ -119,22 +123,28 @@ class SharedBase(nn.Module):
 
     def __init__(self, policy, rank, alpha, critic=False, seed=0):
         super().__init__()
-        names = ("policy", "critic")[: 1 + critic]
+        names = ("policy", "critic") if critic else ("policy",)
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
-        self.policy, self.critic = policy, Critic(policy.model, share=True) if critic else None
+        self.policy = policy
+        self.critic = Critic(policy.model, share=True) if critic else None
 
     def forward(self, batch, who):
-        """What "policy", "critic" or "reference" says of the batch."""
-        with turned(self.switch, None if who == "reference" else who):
-            return (self.critic if who == "critic" else self.policy)(batch)
+        """What "policy", "critic" or "reference" (`who`) computes for the batch."""
+        adapter = None if who == "reference" else who
+        model = self.critic if who == "critic" else self.policy
+        with use_adapter(self.switch, adapter):
+            return model(batch)
 
-    def remember(self):
-        """Contexts of a forward pass, and of making it again for the backward pass: as it was."""
-        return contextlib.nullcontext(), turned(self.switch, self.switch.on)
+    def checkpoint_contexts(self):
+        """For activation checkpointing (torch's `context_fn`): the contexts of a forward pass and
+        of its recomputation in the backward pass. The latter uses the adapters of the former,
+        whoever was called in between."""
+        return contextlib.nullcontext(), use_adapter(self.switch, self.switch.active)
 
 
-class Part:
-    """One of the three, as ppo.py wants a model: called with a batch, with what it trains."""
+class AdapterView:
+    """Policy, critic or reference of a SharedBase, as ppo.py wants a model: called with a batch,
+    and with the parameters that it trains."""
 
     def __init__(self, root, who):
         self.root, self.who, self.model = root, who, root.policy.model
@@ -144,15 +154,15 @@ class Part:
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, and of the critic's head."""
+        adapter, head = f".{self.who}", f"{self.who}.head"
         return [
             (name, p)
             for name, p in self.root.named_parameters()
-            if p.requires_grad
-            and (name.endswith(f".{self.who}") or name.startswith(f"{self.who}.head"))
+            if p.requires_grad and (name.endswith(adapter) or name.startswith(head))
         ]
 
     def parameters(self):
-        """Without their names."""
+        """The parameters without their names."""
         return [p for _, p in self.named_parameters()]
 
 
@@ -160,10 +170,13 @@ if __name__ == "__main__":
     Parser(description="Takes a few steps on the adapters of one small layer.").parse_args()
     torch.manual_seed(0)
     block, x = nn.Sequential(nn.ModuleList([nn.Linear(3, 2, bias=False)])), torch.ones(3)
-    add_adapters(block, rank=1, alpha=1).on = "policy"
+    add_adapters(block, rank=1, alpha=1).active = "policy"
     for step in range(3):
-        (((y := block[0][0](x)) - torch.tensor([1.0, 0.0])) ** 2).sum().backward()
+        y = block[0][0](x)
+        ((y - torch.tensor([1.0, 0.0])) ** 2).sum().backward()
         print(f"step {step}:  y", [round(v, 3) for v in y.tolist()], " wanted [1, 0]")
-        for name, p in (n for n in block.named_parameters() if n[1].requires_grad):
-            print(f"    gradient of {name[4:10]}", [round(v, 3) for v in p.grad.ravel().tolist()])
-            p.data, p.grad = p.data - 0.2 * p.grad, None
+        for name, p in block.named_parameters():
+            if p.requires_grad:
+                gradient = [round(v, 3) for v in p.grad.ravel().tolist()]
+                print(f"    gradient of {name[4:10]}", gradient)
+                p.data, p.grad = p.data - 0.2 * p.grad, None

@@ -40,7 +40,7 @@ from safetensors.torch import save_file
 
 import toy
 from engine import TorchEngine, VllmEngine
-from lora import Part, SharedBase, merge
+from lora import AdapterView, SharedBase, merge
 from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, recompute_activations
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
@@ -177,10 +177,10 @@ class Models:
         )
         if saved:
             load_adapters(base, saved["adapters"], checkpoint, source)
-        self.policy, self.reference = Part(base, "policy"), Part(base, "reference")
-        self.critic = Part(base, "critic") if cfg.algo == "ppo" else None
+        self.policy, self.reference = AdapterView(base, "policy"), AdapterView(base, "reference")
+        self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
         if not cfg.toy:
-            recompute_activations(model, context_fn=base.remember)
+            recompute_activations(model, context_fn=base.checkpoint_contexts)
         self.place(base)
 
     def make_whole_models(self, model, saved, checkpoint, source, start):

@@ -1,4 +1,4 @@
-"""policy.py - the agent: model, chat format, token-exact episodes, packing, log-probs, critic.
+"""policy.py - the agent: token-exact episodes, packing, log-probs, critic.
 
 RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode
 after a thought that nobody else ever sees. Three rules are kept in this file, and most bugs of the
@@ -86,6 +86,7 @@ class Episode:
         turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
             return [0.0] * (turns - 1) + [self.reward]
+        # a malformed turn has no emotion: it counts as 0
         emotions = [self.start] + [turn["emotion"] or 0 for turn in self.turns]
         return [(e - before) / 100 for before, e in zip(emotions, emotions[1:])]
 
@@ -133,14 +134,9 @@ class Agent:
     def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
         self.engine, self.chat, self.think, self.history = engine, chat, think, history
         self.max_tokens, self.context = max_tokens, context
-        # a dialogue's own luck, whoever shares the batch with it
+        # one generator a dialogue: its draws do not depend on who shares the batch with it
         self.rng = np.random.default_rng(seed)
-        self.segments, self.trunk = [], []
-
-    def observe(self, ids):
-        """Add context to the trunk: tokens that somebody else wrote."""
-        self.segments.append(Segment(ids))
-        self.trunk = self.trunk + ids
+        self.segments, self.trunk = [], []  # the trunk: the ids that all later turns see
 
     async def reply(self, line):
         """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in
@@ -151,11 +147,7 @@ class Agent:
         limit of tokens.)
 
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
-        sampled its ids, the stop token among them. Direct: one sequence. Think: what is sampled is
-        a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless the reply is
-        malformed. So it is in direct mode for a stray thought, and wherever the template opens the
-        reply with what later turns do not see. `visible` is stripped of white space in both modes.
-        Where `history` keeps thoughts, think mode too is one sequence, openings included.
+        sampled its ids, the stop token among them. `visible` is stripped of white space.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening  # of the template, for this reply alone; mostly none
@@ -169,31 +161,56 @@ class Agent:
         )
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
-        thought, visible, malformed = (
-            split_thought(text) if self.think else (*take_thoughts(text), False)
-        )
-        keep = self.think and self.history == "keep"
-        if keep or not self.think and not opening and visible == text.strip():
-            # Direct: history and reply are one causal sequence. A reply cut by the limit gets its
-            # stop token from us, and a token from us is an observation.
-            if opening:
-                self.observe(opening)
-            self.segments.append(Segment(ids, log_probs=log_probs))
-            self.trunk = self.trunk + ids
-            if not stopped and not malformed:
-                self.observe([self.chat.stop_id])
-            return Reply(text, visible, thought, malformed)
-        if thought and not self.think:
-            self.chat.tell_of_thoughts()
-        # Think: the sampled turn is a branch; what later turns see of it is the visible text,
-        # encoded here, once. It is not a slice of the sampled ids: "</think>" and the word behind
-        # it may share a token.
+        if self.think:
+            thought, visible, malformed = split_thought(text)
+            seen_as_sampled = self.history == "keep"
+        else:
+            thought, visible = take_thoughts(text)
+            malformed = False
+            # Not so where a stray thought was taken out, or where the template opened the reply
+            # with something that later turns do not see.
+            seen_as_sampled = not opening and visible == text.strip()
+            if thought:
+                self.chat.tell_of_thoughts()
+        reply = Reply(text, visible, thought, malformed)
+        if seen_as_sampled:
+            self.append_to_trunk(reply, opening, ids, log_probs)
+        else:
+            self.append_branch(reply, opening, ids, log_probs)
+        return reply
+
+    def append_to_trunk(self, reply, opening, ids, log_probs):
+        """File a reply that later turns see as it was sampled: direct mode, or thoughts that are
+        kept. History and reply are one causal sequence, the template's opening included.
+
+        A reply that the limit cut gets its stop token from us, and a token from us is an
+        observation."""
+        if opening:
+            self.observe(opening)
+        self.segments.append(Segment(ids, log_probs=log_probs))
+        self.trunk = self.trunk + ids
+        stopped = ids[-1] == self.chat.stop_id
+        if not stopped and not reply.malformed:
+            self.observe([self.chat.stop_id])
+
+    def append_branch(self, reply, opening, ids, log_probs):
+        """File a reply of which later turns see the visible text alone: think mode. The opening and
+        what was sampled are a branch, numbered 1, 2, 3, and the trunk goes on with the visible
+        text, unless the reply is malformed.
+
+        That text is encoded here, once. It is not a slice of the sampled ids: "</think>" and the
+        word behind it may share a token."""
         branch = 1 + max(s.branch for s in self.segments)
-        self.segments += [Segment(opening, branch=branch)] * bool(opening)
+        if opening:
+            self.segments.append(Segment(opening, branch=branch))
         self.segments.append(Segment(ids, branch=branch, log_probs=log_probs))
-        if not malformed:
-            self.observe(self.chat.past_reply(visible))
-        return Reply(text, visible, thought, malformed)
+        if not reply.malformed:
+            self.observe(self.chat.past_reply(reply.visible))
+
+    def observe(self, ids):
+        """Add context to the trunk: tokens that somebody else wrote."""
+        self.segments.append(Segment(ids))
+        self.trunk = self.trunk + ids
 
 
 # ------------------------------------------------------------------------------------------ packing
@@ -235,36 +252,59 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
     """Lay `episodes` out as one Batch, its length L the least multiple of `multiple` that holds
     them. reward: as in Episode.turn_rewards.
 
-    Turns are counted, whether the reply is a branch or trunk. Segments of one branch go on behind
-    each other. Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
-    rows = []
-    for episode in episodes:
-        row, ends, turn = [], {}, 0  # ends: of the trunk, 0, and of each branch so far
-        for s in episode.segments:
-            sampled = s.log_probs is not None
-            log_probs = s.log_probs if sampled else [0.0] * len(s.ids)
-            turn += sampled
-            start = ends.get(s.branch, ends.get(0, 0))  # a new branch goes on from the trunk
-            row += [
-                (token, start + i, s.branch, sampled, log_prob, turn * sampled)
-                for i, (token, log_prob) in enumerate(zip(s.ids, log_probs))
-            ]
-            ends[s.branch] = start + len(s.ids)
-        rows.append(row)
-    length = -(-max(map(len, rows)) // multiple) * multiple
-    rows = [row + [(pad_id, 0, -1, False, 0.0, 0)] * (length - len(row)) for row in rows]
-    ids, positions, branch, action_mask, log_probs, turn = (
-        np.array([[cell[i] for cell in row] for row in rows]) for i in range(6)
-    )
+    Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
+    rows = [lay_out(episode) for episode in episodes]
+    longest = max(len(row.ids) for row in rows)
+    length = -(-longest // multiple) * multiple  # rounded up
+
+    def pad(lists, filler, dtype):
+        return torch.tensor([x + [filler] * (length - len(x)) for x in lists], dtype=dtype)
+
     rewards = [torch.tensor(e.turn_rewards(reward)) for e in episodes]
     return Batch(
-        *map(
-            torch.from_numpy,
-            (ids, positions, branch, action_mask, log_probs.astype(np.float32), turn),
-        ),
+        ids=pad([row.ids for row in rows], pad_id, torch.long),
+        positions=pad([row.positions for row in rows], 0, torch.long),
+        branch=pad([row.branch for row in rows], -1, torch.long),
+        action_mask=pad([row.action_mask for row in rows], False, torch.bool),
+        engine_log_probs=pad([row.log_probs for row in rows], 0.0, torch.float32),
+        turn=pad([row.turn for row in rows], 0, torch.long),
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
     )
+
+
+@dataclass
+class Row:
+    """One dialogue of a Batch before it is padded: of each field one entry a token."""
+
+    ids: list = field(default_factory=list)
+    positions: list = field(default_factory=list)
+    branch: list = field(default_factory=list)
+    action_mask: list = field(default_factory=list)
+    log_probs: list = field(default_factory=list)
+    turn: list = field(default_factory=list)
+
+
+def lay_out(episode):
+    """The segments of a dialogue, one behind the other, as a Row.
+
+    Turns are counted, whether the reply is a branch or trunk. Segments of one branch go on behind
+    each other."""
+    row, turn = Row(), 0
+    ends = {}  # the next position of the trunk, 0, and of each branch so far
+    for s in episode.segments:
+        n = len(s.ids)
+        sampled = s.log_probs is not None
+        turn += sampled
+        start = ends.get(s.branch, ends.get(0, 0))  # a new branch goes on from the trunk
+        ends[s.branch] = start + n
+        row.ids += s.ids
+        row.positions += range(start, start + n)
+        row.branch += [s.branch] * n
+        row.action_mask += [sampled] * n
+        row.log_probs += s.log_probs if sampled else [0.0] * n
+        row.turn += [turn if sampled else 0] * n
+    return row
 
 
 def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
@@ -273,10 +313,15 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1)
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-    length = lambda e: -(-sum(len(s.ids) for s in e.segments) // multiple) * multiple
+
+    def padded_length(episode):
+        tokens = sum(len(s.ids) for s in episode.segments)
+        return -(-tokens // multiple) * multiple
+
     batches = []
-    for episode in sorted(episodes, key=length, reverse=True):
-        if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
+    for episode in sorted(episodes, key=padded_length, reverse=True):
+        # the first of a batch is its longest, and as long as it all are padded
+        if not batches or padded_length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
         batches[-1].append(episode)
     return [pack(batch, pad_id, reward, multiple) for batch in batches]
@@ -308,16 +353,18 @@ def split_batch(
     be; all_gather_list tells it what the others have.
     """
     order = random.Random(seed).sample(range(batch_size), batch_size)
-    episodes = sorted(episodes, key=lambda e: order.index(e.number))
-    cuts = [[e for e in episodes if order.index(e.number) % count == i] for i in range(count)]
+    place = {number: i for i, number in enumerate(order)}
+    parts = [[] for _ in range(count)]  # the dialogues of each mini-batch
+    for episode in sorted(episodes, key=lambda e: place[e.number]):
+        parts[place[episode.number] % count].append(episode)
     multiple = 128 if torch.device(device).type == "cuda" else 1  # fewer shapes to plan for
-    cuts = [micro_batches(cut, max_tokens, pad_id, reward, multiple) for cut in cuts]
-    most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
-    return [
-        [b.to(device) for b in cut + [empty_batch(pad_id)] * (m - len(cut))]
-        for cut, m in zip(cuts, most)
-        if m
-    ]
+    minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
+    # of each rank the numbers of micro-batches; of each mini-batch the largest
+    counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
+    most = [max(counts) for counts in zip(*counts_per_rank)]
+    for micros, wanted in zip(minibatches, most):
+        micros += [empty_batch(pad_id)] * (wanted - len(micros))
+    return [[batch.to(device) for batch in micros] for micros in minibatches if micros]
 
 
 def tree_mask(branch):

@@ -199,9 +199,11 @@ def compute_log_probs(policy, batches):
 
 def old_log_probs(policy, minibatches, check_ratio=True):
     """log pi_old of every batch, before the first step; None for those of the first mini-batch
-    unless `check_ratio`. They are trained by pi_old itself, so the pass that trains them finds
-    them, and one made before it would be made twice. A ratio to oneself is 1, though, and checks
-    nothing: a run makes both at its start and where it is resumed."""
+    unless `check_ratio`.
+
+    The first mini-batch is scored by pi_old anyway: its log-probs are taken from the training pass.
+    Its ratio is then 1 whatever they are, and checks nothing: a run asks for `check_ratio` at its
+    start and where it is resumed."""
     batches = [batch for micros in minibatches for batch in micros]
     skip = 0 if check_ratio else len(minibatches[0])
     return [None] * skip + compute_log_probs(policy, batches[skip:])
@@ -219,7 +221,8 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
         [(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)]
     ).double()
     total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
-    mean, peak = total / max(1.0, count), gaps.max().item() if gaps.numel() else 0.0
+    mean = total / max(1.0, count)
+    peak = gaps.max().item() if gaps.numel() else 0.0
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed(
             "engine and trainer disagree about the sampled tokens: log-probs "
@@ -227,6 +230,28 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
             "weights reach the engine?"
         )
     return {"logp_gap": mean, "logp_gap_max": peak}
+
+
+def check_first_ratio(log_ratio, limit):
+    """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old) of
+    some tokens, at least one, within `limit` of 0. (NaN is not.)"""
+    largest = log_ratio.abs().max()
+    if not largest < limit:
+        raise SelfCheckFailed(
+            f"before the first step pi and pi_old differ by {largest:.1e} in "
+            "log-probability; they are the same weights on the same tokens: look "
+            "for dropout, temperature, masks, padding"
+        )
+
+
+def check_gradients(norm, critic_norm):
+    """Raise SelfCheckFailed if a gradient is not finite. To be called before any step: a weight
+    that is NaN once is NaN in every checkpoint to come."""
+    if not math.isfinite(norm) or not math.isfinite(critic_norm):
+        raise SelfCheckFailed(
+            f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
+            "this step was not taken. Look at the learning rate and at the last dialogues"
+        )
 
 
 def clip_gradient(model, limit):
@@ -246,6 +271,13 @@ class CriticPart:
     returns: list  # likewise
     value_clip: float
     max_grad_norm: float = 1.0
+
+    def loss(self, k, batch):
+        """The value loss of micro-batch number k, summed over its tokens."""
+        old_values, returns = self.old_values[k], self.returns[k]
+        return value_loss(
+            self.model(batch), old_values, returns, batch.action_mask, self.value_clip
+        )
 
 
 def optimize(
@@ -285,7 +317,7 @@ def optimize(
     """
     old = list(old)
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
-    norms, k = [], 0
+    norms, k = [], 0  # k counts micro-batches
     for step, micros in enumerate(minibatches):
         # the token normaliser: of the whole mini-batch, over all ranks
         tokens = reduce(sum(b.action_mask.sum() for b in micros)).clamp(min=1)
@@ -295,27 +327,23 @@ def optimize(
             if old[k] is None:
                 old[k] = log_probs.detach()
             log_ratio = (log_probs - old[k])[mask].detach()
-            if step == 0 and log_ratio.numel() and not log_ratio.abs().max() < ratio_limit:
-                raise SelfCheckFailed(
-                    f"before the first step pi and pi_old differ by {log_ratio.abs().max():.1e} in "
-                    "log-probability; they are the same weights on the same tokens: look "
-                    "for dropout, temperature, masks, padding"
-                )
-            weights = importance_weights(old[k], batch.engine_log_probs)
-            loss, clipped = policy_loss(log_probs, old[k], advantages[k], mask, clip_eps, weights)
-            loss = loss - entropy_coef * entropy[mask].sum()
-            if kl_coef and kl_estimator != "k1":
-                kl = kl_penalty(log_probs, ref[k], kl_estimator, old[k])
-                loss = loss + kl_coef * kl[mask].sum()
+            if step == 0 and log_ratio.numel():
+                check_first_ratio(log_ratio, ratio_limit)
+            loss, clipped = summed_loss(
+                batch,
+                log_probs,
+                entropy,
+                old[k],
+                advantages[k],
+                ref=ref[k] if ref else None,
+                clip_eps=clip_eps,
+                entropy_coef=entropy_coef,
+                kl_coef=kl_coef,
+                kl_estimator=kl_estimator,
+            )
             (loss / tokens * ranks).backward()
             if critic:
-                error = value_loss(
-                    critic.model(batch),
-                    critic.old_values[k],
-                    critic.returns[k],
-                    mask,
-                    critic.value_clip,
-                )
+                error = critic.loss(k, batch)
                 (error / tokens * ranks).backward()
             sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
             sums["entropy"] += entropy[mask].sum().item()
@@ -326,12 +354,7 @@ def optimize(
             gap = logp_gap([b for micros in minibatches for b in micros], old, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
-        if not math.isfinite(norm) or not math.isfinite(critic_norm):
-            # before any step: a weight that is NaN once is NaN in every checkpoint to come
-            raise SelfCheckFailed(
-                f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
-                "this step was not taken. Look at the learning rate and at the last dialogues"
-            )
+        check_gradients(norm, critic_norm)
         norms.append(norm)
         if not frozen:
             optimizer.step()
@@ -350,6 +373,35 @@ def optimize(
         "tokens_trained": int(trained),
         **gap,
     }
+
+
+def summed_loss(
+    batch,
+    log_probs,
+    entropy,
+    old,
+    advantages,
+    *,
+    ref,
+    clip_eps,
+    entropy_coef,
+    kl_coef,
+    kl_estimator,
+):
+    """The policy's loss in one micro-batch, summed over its tokens: policy loss, entropy bonus and
+    KL penalty. All tensors are [B, L]; `ref` is None where there is no KL.
+
+    The engine's importance weights are in the policy loss only. A k1 penalty is no loss. Returns
+    (loss, number of tokens whose term the clip changes).
+    """
+    mask = batch.action_mask
+    weights = importance_weights(old, batch.engine_log_probs)
+    loss, clipped = policy_loss(log_probs, old, advantages, mask, clip_eps, weights)
+    loss = loss - entropy_coef * entropy[mask].sum()
+    if kl_coef and kl_estimator != "k1":
+        kl = kl_penalty(log_probs, ref, kl_estimator, old)
+        loss = loss + kl_coef * kl[mask].sum()
+    return loss, clipped
 
 
 def ppo_update(
@@ -377,17 +429,16 @@ def ppo_update(
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    k1 = kl_coef and kl_estimator == "k1"  # its rewards need log pi_old
-    old = old_log_probs(policy, minibatches, check_ratio or k1)
+    kl_in_rewards = kl_coef and kl_estimator == "k1"  # such rewards need log pi_old
+    old = old_log_probs(policy, minibatches, check_ratio or kl_in_rewards)
     ref = compute_log_probs(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
     # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
-    if k1:
-        rewards = [
-            r - kl_coef * kl_penalty(o, f, "k1") * m for r, o, f, m in zip(rewards, old, ref, masks)
-        ]
+    if kl_in_rewards:
+        penalties = [kl_penalty(o, f, "k1") for o, f in zip(old, ref)]
+        rewards = [r - kl_coef * p * m for r, p, m in zip(rewards, penalties, masks)]
     # 3. Advantages, whitened over the whole batch.
     advantages, returns = zip(
         *[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)]
@@ -396,12 +447,12 @@ def ppo_update(
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
     critic_part = CriticPart(
-        critic,
-        critic_optimizer,
-        old_values,
-        returns,
-        value_clip,
-        settings.get("max_grad_norm", 1.0),
+        model=critic,
+        optimizer=critic_optimizer,
+        old_values=old_values,
+        returns=returns,
+        value_clip=value_clip,
+        max_grad_norm=settings.get("max_grad_norm", 1.0),
     )
     metrics = optimize(
         policy,

@@ -7,12 +7,64 @@ together from its pieces and from the ids of what was said.
 
 from support.settings import BadModel
 
-import itertools
 import os
 import re
 import sys
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tqdm import tqdm
+
+
+class Blanks(NamedTuple):
+    """How blanks are kept right where pieces are encoded one by one and glued together.
+
+    Some tokenizers (SentencePiece: Llama 2, Mistral, Yi) put a blank in front of whatever they
+    encode, so that each piece would gain one in the middle of the dialogue. What is encoded behind
+    a newline, which is then cut off, gains none."""
+
+    blank_with_user: bool  # a blank between scaffold and user text is encoded with the text
+    scaffold_behind_newline: bool
+    user_behind_newline: bool
+    reply_behind_newline: bool
+
+
+# Every piece by itself: byte-level tokenizers (Qwen, Llama 3, GLM-4, DeepSeek), which add nothing.
+PLAIN = Blanks(False, False, False, False)
+# The token in front of a reply takes the blank behind it (Mistral 0.3's special [/INST]).
+REPLY_INSIDE = Blanks(False, False, False, True)
+# The same for the user's text, where only this one would gain a blank (GLM-4 over SentencePiece,
+# Mistral 0.3 with a system prompt).
+USER_INSIDE = Blanks(False, False, True, False)
+# "[INST] My": " My" is one token, where "[INST] " and "My" would be three (Mistral 0.3).
+BLANK_WITH_USER = Blanks(True, False, False, False)
+# A blank in front of every piece, none of them wanted (Llama 2, Mistral 0.1, Yi, TinyLlama, Vicuna,
+# Phi-3).
+ALL_INSIDE = Blanks(True, True, True, True)
+# In the order in which they are tried. The templates of tests/textbook/test_templates.py over the
+# tokenizers there, each with each, need these five and no other.
+WAYS = (PLAIN, REPLY_INSIDE, USER_INSIDE, BLANK_WITH_USER, ALL_INSIDE)
+
+
+class Ending(NamedTuple):
+    """What follows a reply, in ids."""
+
+    close: list  # blanks in front of the stop token, mostly none
+    stop_id: int
+    after: list  # what stands between the stop token and the user's next line
+
+
+@dataclass
+class Pieces:
+    """The template's pieces in ids, but for the two leads, which are encoded with a user's text."""
+
+    blanks: Blanks
+    head: list
+    first_lead: str  # in front of the user's first text: a blank or nothing
+    next_lead: str  # in front of the user's later texts
+    ask: list
+    opening: list
+    ending: Ending
 
 
 class ChatFormat:
@@ -46,36 +98,29 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args, self.told_of_thoughts = template_args or {}, False
-        cut = re.fullmatch(
-            "(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.render("@@1@@", "@@2@@", "@@3@@"), re.DOTALL
-        )
-        if not cut or system_prompt.strip() not in cut[1]:
-            raise BadModel(
-                "the chat template does not show every message as it is; this code "
-                "cannot place the replies"
-            )
-        head, past, after_reply, now = cut.groups()  # `past` opens an earlier reply, `now` a new
-        common = min(past, now, key=len)
-        self.lead, self.opens = past[len(common) :], now[len(common) :]
-        if (
-            not (past.startswith(common) and now.startswith(common))
-            or self.lead.strip()
-            or not re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens)
-        ):
+        # `past` opens an earlier reply, `now` one that is to be sampled
+        head, past, after_reply, now = self.split_template()
+        ask = min(past, now, key=len)  # what both have in common
+        self.lead, self.opens = past[len(ask) :], now[len(ask) :]
+        one_opening = past.startswith(ask) and now.startswith(ask)
+        begins_a_thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens)
+        if not one_opening or self.lead.strip() or not begins_a_thought_at_most:
             raise BadModel(
                 f"the chat template opens a first reply with {past!r} and a later one "
                 f"with {now!r}; this code needs one opening"
             )
-        if self.opens.strip() and think != ("</think>" not in self.opens):
-            raise BadModel(
-                f"the chat template opens every reply with {self.opens.strip()!r}; "
-                + (
-                    "leave out --think, or change its --template-args"
-                    if think
-                    else "train it with --think"
-                )
+        opens_a_thought = "</think>" not in self.opens
+        if self.opens.strip() and think != opens_a_thought:
+            advice = (
+                "leave out --think, or change its --template-args"
+                if think
+                else "train it with --think"
             )
-        self.place_pieces(head, common, after_reply)
+            raise BadModel(
+                f"the chat template opens every reply with {self.opens.strip()!r}; {advice}"
+            )
+        self.place_pieces(head, ask, after_reply)
+        self.opening, self.stop_id = self.pieces.opening, self.pieces.ending.stop_id
         if stop_ids and self.stop_id not in stop_ids:
             raise BadModel(
                 f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
@@ -83,12 +128,27 @@ class ChatFormat:
                 f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
             )
 
-    def render(self, *said):
-        """The template's own text of a dialogue, up to where the next reply begins."""
-        messages = [{"role": "system", "content": self.system_prompt}] * bool(self.system_prompt)
-        messages += [
-            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)
-        ]
+    def split_template(self):
+        """A dummy dialogue in the template's own text, cut at its contents into four: up to the
+        user's text, from there to a reply that is past, from there to the user's next text, and
+        from there to a reply that is to be sampled. Raises BadModel."""
+        text = self.render("@@1@@", "@@2@@", "@@3@@")
+        found = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
+        if not found or self.system_prompt.strip() not in found[1]:
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        return found.groups()
+
+    def render(self, *texts):
+        """The template's own text of a dialogue, up to where the next reply begins. texts: the
+        user's first, the reply to it, and so on in turns."""
+        messages = []
+        if self.system_prompt:
+            messages.append({"role": "system", "content": self.system_prompt})
+        for i, text in enumerate(texts):
+            messages.append({"role": ("user", "assistant")[i % 2], "content": text})
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.template_args
@@ -101,73 +161,97 @@ class ChatFormat:
         """Encode the pieces so that they give the template's dialogue when they are glued together:
         if possible in its ids, else in its text. Raises BadModel with the first difference.
 
-        The question is one of blanks. Some tokenizers (Llama 2, Mistral, Yi) put one in front of
-        whatever they encode, so that each piece would gain one in the middle of the dialogue. What
-        is encoded behind a newline, which is then cut off, gains none. And " My" is one token where
-        "[INST] " and "My" are three. What is right for scaffold, user and reply hangs on tokenizer
-        and template, so all ways are tried, the plain one first.
+        Which way of keeping blanks is right depends on tokenizer and template, so all are tried,
+        the plain one first.
         """
-        said = "My sister forgot my birthday.", "Tell me more.", "It was last Monday."
-        own, glued = self.encode(self.render(*said), False), []
+        texts = "My sister forgot my birthday.", "Tell me more.", "It was last Monday."
+        wanted = self.encode(self.render(*texts), behind_newline=False)
+        same_text = None  # the first pieces that give the template's text, but in other ids
+        for blanks in WAYS:
+            self.pieces = self.cut(blanks, head, ask, after_reply)
+            glued = self.glue(*texts)
+            if glued == wanted:
+                return
+            if same_text is None and self.decode(glued) == self.decode(wanted):
+                same_text = self.pieces
+        if same_text is None:
+            self.pieces = self.cut(PLAIN, head, ask, after_reply)
+            self.refuse_to_cut(self.decode(wanted), self.decode(self.glue(*texts)))
+        self.pieces = same_text
 
-        def differences(way):
-            blank, *self.behind_newline = way
-            first, later = (piece.removesuffix(" " * blank) for piece in (head, after_reply))
-            self.user_leads = head[len(first) :], after_reply[len(later) :]
-            self.head = self.encode(first, False)
-            self.ask, self.opening = self.scaffold(ask), self.scaffold(self.opens)
-            self.close, self.stop_id, self.after = self.find_stop(self.scaffold(later))
-            glued[:] = (
-                self.first_prompt(said[0])
-                + self.past_reply(said[1])
-                + self.next_prompt(said[2])
-                + self.opening
-            )
-            return self.decode(glued) != self.decode(own), glued != own
+    def cut(self, blanks, head, ask, after_reply):
+        """The Pieces of the template, encoded in one of the WAYS."""
 
-        if differences(min(itertools.product((False, True), repeat=4), key=differences))[0]:
-            own, glued = self.decode(own), self.decode(glued)
-            i = len(os.path.commonprefix([own, glued]))
-            raise BadModel(
-                "the chat template cannot be cut into pieces: it writes "
-                f"{own[max(0, i - 20) : i + 20]!r}, its pieces give "
-                f"{glued[max(0, i - 20) : i + 20]!r}"
-            )
+        def ids(text):
+            return self.encode(text, blanks.scaffold_behind_newline)
+
+        kept = " " if blanks.blank_with_user else ""  # what the user's text takes from the scaffold
+        first, later = head.removesuffix(kept), after_reply.removesuffix(kept)
+        return Pieces(
+            blanks=blanks,
+            head=self.encode(first, behind_newline=False),
+            first_lead=head[len(first) :],
+            next_lead=after_reply[len(later) :],
+            ask=ids(ask),
+            opening=ids(self.opens),
+            ending=self.find_stop(ids(later)),
+        )
+
+    def glue(self, first_line, reply, next_line):
+        """Ids of a dialogue of two turns, up to where the second reply begins."""
+        return (
+            self.first_prompt(first_line)
+            + self.past_reply(reply)
+            + self.next_prompt(next_line)
+            + self.pieces.opening
+        )
+
+    def refuse_to_cut(self, wanted, glued):
+        """Raise BadModel with the first difference between two texts."""
+        i = len(os.path.commonprefix([wanted, glued]))
+        raise BadModel(
+            "the chat template cannot be cut into pieces: it writes "
+            f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
+            f"{glued[max(0, i - 20) : i + 20]!r}"
+        )
 
     def find_stop(self, tail):
-        """Cut what follows a reply into (blanks, its stop token, the ids behind that)."""
-        specials = set(self.tokenizer.all_special_ids) | {
-            i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special
-        }
-        special = [i for i, t in enumerate(tail) if t in specials]
-        if not special:
+        """Find the stop token in the ids that follow a reply. Returns an Ending; raises BadModel
+        where there is none, or something else in front of it."""
+        added = self.tokenizer.added_tokens_decoder
+        special_ids = set(self.tokenizer.all_special_ids)
+        special_ids |= {i for i, token in added.items() if token.special}
+        at = next((i for i, token_id in enumerate(tail) if token_id in special_ids), None)
+        if at is None:
             raise BadModel(
                 "the chat template ends a reply without a special token; the policy "
                 "could not learn to stop"
             )
-        if self.decode(tail[: special[0]]).strip():
+        if self.decode(tail[:at]).strip():
             raise BadModel(
-                f"the chat template puts {self.decode(tail[: special[0]])!r} between a "
+                f"the chat template puts {self.decode(tail[:at])!r} between a "
                 "reply and its end; not supported"
             )
-        return tail[: special[0]], tail[special[0]], tail[special[0] + 1 :]
+        return Ending(close=tail[:at], stop_id=tail[at], after=tail[at + 1 :])
 
-    def encode(self, text, behind_newline, **how):
-        """Ids of a text; `behind_newline`: as they are in the middle of a longer one."""
-        ids = lambda t: self.tokenizer(t, add_special_tokens=False, **how)["input_ids"]
+    def encode(self, text, behind_newline, **options):
+        """Ids of a text; `behind_newline`: as they are in the middle of a longer one. What spells a
+        special token is one."""
+
+        def ids(t):
+            return self.tokenizer(t, add_special_tokens=False, **options)["input_ids"]
+
         if behind_newline:
             newline, both = ids("\n"), ids("\n" + text)
             if both[: len(newline)] == newline:
                 return both[len(newline) :]
         return ids(text)
 
-    def scaffold(self, text):
-        """Ids of a piece of the template: what spells a special token is one."""
-        return self.encode(text, self.behind_newline[0])
-
     def text(self, text, reply=False):
-        """Ids of what somebody said: text only, whatever it spells."""
-        return self.encode(text, self.behind_newline[2 if reply else 1], split_special_tokens=True)
+        """Ids of what a user, or the policy (`reply`), said: text only, whatever it spells."""
+        blanks = self.pieces.blanks
+        behind_newline = blanks.reply_behind_newline if reply else blanks.user_behind_newline
+        return self.encode(text, behind_newline, split_special_tokens=True)
 
     def refuse_to_keep(self):
         """Raise BadModel if the template drops earlier thoughts, or shows them otherwise: with
@@ -180,7 +264,8 @@ class ChatFormat:
 
     def past_reply(self, visible):
         """Ids of a reply as later turns see it, its stop token included."""
-        return self.text(self.lead + visible, reply=True) + self.close + [self.stop_id]
+        ending = self.pieces.ending
+        return self.text(self.lead + visible, reply=True) + ending.close + [ending.stop_id]
 
     def decode(self, ids):
         """The text of ids, special tokens shown."""
@@ -202,8 +287,10 @@ class ChatFormat:
 
     def first_prompt(self, line):
         """Ids from the beginning to where the first reply is sampled."""
-        return self.head + self.text(self.user_leads[0] + line) + self.ask
+        user = self.text(self.pieces.first_lead + line)
+        return self.pieces.head + user + self.pieces.ask
 
     def next_prompt(self, line):
         """Ids from behind a reply's stop token to where the next one is sampled."""
-        return self.after + self.text(self.user_leads[1] + line) + self.ask
+        user = self.text(self.pieces.next_lead + line)
+        return self.pieces.ending.after + user + self.pieces.ask

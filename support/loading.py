@@ -15,33 +15,16 @@ from safetensors import safe_open
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
 
-def best_device():
-    """This rank's GPU, if there is one."""
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
-
-
-def stop_ids(path):
-    """The tokens at which a model stops, by its generation_config.json; none if there is none."""
-    from transformers import GenerationConfig
-
-    try:
-        found = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
-    except OSError:
-        return []
-    return np.atleast_1d(found.eos_token_id or []).tolist()
-
-
-def stored_dtype(path):
-    """The type of the weights in a directory; fp32 for a mixture, which a narrower would round."""
-    found = set()
-    for file in Path(path).glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
-    return {("BF16",): torch.bfloat16, ("F16",): torch.float16}.get(tuple(found), torch.float32)
+# How configurations and layers of transformers name a dropout; `p` is nn.Dropout's.
+DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "hidden_dropout",
+    "dropout",
+    "p",
+)
 
 
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
@@ -56,80 +39,140 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
 
     Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few
     architectures that scale or cap their logits behind the output layer, which this code reads
-    directly.
+    directly. `flag`: where the path came from, for the message.
     """
-    from huggingface_hub import snapshot_download
-    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+    from transformers import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    here = Path(path).is_dir()
+    is_directory = Path(path).is_dir()
     needed = "one is needed that holds config.json, weights and a tokenizer"
-    if here and not (Path(path) / "config.json").is_file():
+    if is_directory and not (Path(path) / "config.json").is_file():
         raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
-    if not here and not may_be_on_the_hub(path):
+    if not is_directory and not may_be_on_the_hub(path):
         raise BadModel(f"{flag} {path}: no such directory; {needed}")
     try:
-        place = (
-            path
-            if here
-            else snapshot_download(
-                path,
-                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
-                ignore_patterns=["consolidated*", "*/*"],
-            )
-        )  # the same weights once more, in other layouts
-        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
-        if not tokenizer.chat_template:
-            raise BadModel(
-                "its tokenizer has no chat template; take an instruct model, or add "
-                "chat_template.jinja"
-            )
-        back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
-        if back.strip() != SENTENCE:  # without tokenizer.json transformers makes up a vocabulary
-            raise BadModel(
-                f"its tokenizer turns {SENTENCE!r} into {back!r}; is tokenizer.json there?"
-            )
-        load = lambda dtype: AutoModelForCausalLM.from_pretrained(
-            place,
+        directory = path if is_directory else download(path)
+        tokenizer = load_tokenizer(directory)
+        model = load_weights(directory, dtype)
+        check_vocabulary(tokenizer, model)
+    except Exception as error:
+        # transformers, safetensors and jinja each have their own; to the user all mean the same
+        source = "" if is_directory else "no such directory, and not to be had from the hub: "
+        raise BadModel(f"{flag} {path}: {source}{' '.join(str(error).split())[:200]}") from None
+    remove_dropout(model)
+    if not logits_are_of_the_output_layer(model):
+        raise BadModel(
+            f"{flag} {path}: its logits are not those of its output layer (scaled "
+            "or capped); not supported"
+        )
+    return model.to(device), tokenizer
+
+
+def download(name):
+    """The directory of a model from the hub. Left out is what holds the same weights once more, in
+    other layouts."""
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(
+        name,
+        allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+        ignore_patterns=["consolidated*", "*/*"],
+    )
+
+
+def load_tokenizer(directory):
+    """The tokenizer in a directory. Raises BadModel without a chat template, and if it does not
+    give back what it was given."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    if not tokenizer.chat_template:
+        raise BadModel(
+            "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
+        )
+    back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
+    if back.strip() != SENTENCE:  # without tokenizer.json transformers makes up a vocabulary
+        raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is tokenizer.json there?")
+    return tokenizer
+
+
+def load_weights(directory, dtype):
+    """The model in a directory, its weights in `dtype`; None: in the type in which they are stored.
+    Raises BadModel if a weight is missing, which transformers would make up at random."""
+    from transformers import AutoModelForCausalLM
+
+    def load(dtype):
+        return AutoModelForCausalLM.from_pretrained(
+            directory,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
             output_loading_info=True,
         )
-        model, found = load(dtype or stored_dtype(place))
-        if not dtype and any(b.dtype in (torch.bfloat16, torch.float16) for b in model.buffers()):
-            model, found = load(torch.float32)  # what it computed when it was built is rounded
-        if found["missing_keys"]:
-            raise BadModel(f"its weights lack {sorted(found['missing_keys'])[0]}")
-        last, rows = max(tokenizer.get_vocab().values()), len(model.get_input_embeddings().weight)
-        if last >= rows:  # more rows than ids is usual, fewer is a mix-up
-            raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
-    except Exception as error:
-        # transformers, safetensors and jinja each have their own; to the user all mean the same
-        what = "" if here else "no such directory, and not to be had from the hub: "
-        raise BadModel(f"{flag} {path}: {what}{' '.join(str(error).split())[:200]}") from None
-    for part in (model.config, *model.modules()):  # layers copy the numbers when they are built
-        for name in (
-            "attention_dropout",
-            "attn_pdrop",
-            "embd_pdrop",
-            "resid_pdrop",
-            "hidden_dropout",
-            "dropout",
-            "p",
-        ):  # p: of nn.Dropout
+
+    model, loading_info = load(dtype or stored_dtype(directory))
+    narrow = (torch.bfloat16, torch.float16)
+    if not dtype and any(buffer.dtype in narrow for buffer in model.buffers()):
+        # a buffer is computed when the model is built, and has just been rounded
+        model, loading_info = load(torch.float32)
+    if loading_info["missing_keys"]:
+        raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
+    return model
+
+
+def stored_dtype(directory):
+    """The type of the weights in a directory; fp32 for a mixture, which a narrower would round."""
+    types = set()
+    for file in Path(directory).glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            types |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
+    if types == {"BF16"}:
+        return torch.bfloat16
+    if types == {"F16"}:
+        return torch.float16
+    return torch.float32
+
+
+def check_vocabulary(tokenizer, model):
+    """Raise BadModel if the tokenizer has ids without a row of the embedding. (More rows than ids
+    are usual, fewer are a mix-up.)"""
+    last, rows = max(tokenizer.get_vocab().values()), len(model.get_input_embeddings().weight)
+    if last >= rows:
+        raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
+
+
+def remove_dropout(model):
+    """Set every dropout of the model to 0. Its layers too, because they copied the numbers from the
+    configuration when they were built."""
+    for part in (model.config, *model.modules()):
+        for name in DROPOUTS:
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
+
+
+def logits_are_of_the_output_layer(model):
+    """Whether nothing happens to the logits behind the output layer."""
     with torch.no_grad():
         ids = torch.arange(4)[None]
-        if not torch.allclose(
-            model(ids).logits,
-            model.get_output_embeddings()(model.base_model(ids).last_hidden_state),
-            atol=1e-3,
-        ):
-            raise BadModel(
-                f"{flag} {path}: its logits are not those of its output layer (scaled "
-                "or capped); not supported"
-            )
-    return model.to(device), tokenizer
+        logits = model(ids).logits
+        hidden = model.base_model(ids).last_hidden_state
+        return torch.allclose(logits, model.get_output_embeddings()(hidden), atol=1e-3)
+
+
+def stop_ids(path):
+    """The tokens at which a model stops, by its generation_config.json; none if there is none."""
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+    except OSError:
+        return []
+    return np.atleast_1d(config.eos_token_id or []).tolist()
+
+
+def best_device():
+    """This rank's GPU, if there is one."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -137,6 +137,14 @@ def tiny_tokenizer():
     return tokenizer
 
 
+@pytest.fixture(scope="session")
+def chat(tiny_tokenizer):
+    """Its template in pieces, with a system prompt."""
+    from support.chat_format import ChatFormat
+
+    return ChatFormat(tiny_tokenizer, "Be warm.")
+
+
 def make_tiny_model(tokenizer, **settings):
     """A random Qwen2 of two layers. Its weights are large for their number, so that no two tokens
     are equally likely."""
@@ -183,7 +191,7 @@ def tiny_gqa_model(tiny_tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
-    """Both on disk, as `policy.load_model` wants them."""
+    """Both on disk, as `load_model` wants them."""
     path = tmp_path_factory.mktemp("tiny")
     tiny_model.save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)

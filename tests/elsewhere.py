@@ -66,9 +66,9 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if torch.is_inference_mode_enabled():  # there torch leaves it to us to take apart
             with self:
-                found = func.decompose(*args, **kwargs or {})
-            if found is not NotImplemented:
-                return found
+                result = func.decompose(*args, **kwargs or {})
+            if result is not NotImplemented:
+                return result
         return compute(func, args, kwargs or {})
 
 
@@ -92,7 +92,7 @@ def elsewhere():
 
 
 def load(*args, **kwargs):
-    """policy.load_model, at home: transformers builds a model on "meta", and means it."""
+    """load_model, at home: transformers builds a model on "meta", and means it."""
     torch.tensor, before = make, torch.tensor
     try:
         with ThreadPoolExecutor(1) as pool:  # in another thread no mode is on
@@ -112,13 +112,16 @@ def compute(func, args, kwargs):
     left = [t for t in tensors if t.dim() and not isinstance(t, Tensor)]
     if left and (away or asked) and name not in MOVES:
         raise AssertionError(f"{name}: a tensor {tuple(left[0].shape)} is on the CPU")
-    bare = lambda x: x.numbers if isinstance(x, Tensor) else x
-    own = {key: tree_map(bare, x) for key, x in kwargs.items()}
-    if "device" in own:
-        own["device"] = "cpu"
-    found = func(*tree_map(bare, args), **own)
+
+    def numbers_of(x):
+        return x.numbers if isinstance(x, Tensor) else x
+
+    cpu_kwargs = {key: tree_map(numbers_of, x) for key, x in kwargs.items()}
+    if "device" in cpu_kwargs:
+        cpu_kwargs["device"] = "cpu"
+    result = func(*tree_map(numbers_of, args), **cpu_kwargs)
     if name.endswith("_") and args and isinstance(args[0], torch.Tensor):
         return args[0]  # changed in place
     if not (asked if kwargs.get("device") else away):
-        return found
-    return tree_map(lambda x: Tensor(x) if isinstance(x, torch.Tensor) else x, found)
+        return result
+    return tree_map(lambda x: Tensor(x) if isinstance(x, torch.Tensor) else x, result)

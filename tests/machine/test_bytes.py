@@ -20,10 +20,7 @@ import models
 import rlver
 import toy
 from conftest import make_tiny_model
-<<<<<<< HEAD
 from result_files import sage_line, write
-=======
->>>>>>> h-machine
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
 

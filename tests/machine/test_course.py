@@ -199,8 +199,9 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
         assert same != (function in ("group_advantages", "gae", "place_rewards"))
     assert sorted(path.name for path in (tmp_path / "h" / "tests").iterdir()) == [
         "conftest.py",
+        "tabular.py",
+        "test_gae.py",
         "test_grpo.py",
-        "test_ppo.py",
     ]
     assert "2 exercises, 11 points" in capsys.readouterr().out
 

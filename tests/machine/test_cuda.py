@@ -21,7 +21,7 @@ from conftest import suited
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from grpo import grpo_update
-from lora import Part, SharedBase, merge
+from lora import AdapterView, SharedBase, merge
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
 from test_ranks import ROOT, SMALL, make_episodes
@@ -139,9 +139,9 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     on one base, activations made again."""
     root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
     cast(root.critic.head, device)  # FSDP2 casts what it gathers; here nobody does
-    parts = [Part(root, who) for who in ("policy", "critic", "reference")]
+    parts = [AdapterView(root, who) for who in ("policy", "critic", "reference")]
     before = {name: p.cpu().clone() for name, p in root.named_parameters()}
-    recompute_activations(root.policy.model, context_fn=root.remember)
+    recompute_activations(root.policy.model, context_fn=root.checkpoint_contexts)
     metrics = ppo_update(
         parts[0],
         models.adamw(parts[0], 1e-2),
@@ -172,7 +172,7 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
         for name, p in root.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(p, std=0.1)
-        policy = Part(root, "policy")
+        policy = AdapterView(root, "policy")
     else:
         policy = Policy(model.to(device))
         torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.1)

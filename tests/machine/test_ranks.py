@@ -116,20 +116,22 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
 
     import ppo
     from grpo import grpo_update
-    from lora import Part, SharedBase, merge
+    from lora import AdapterView, SharedBase, merge
     from policy import Critic, Policy, empty_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)
     torch.manual_seed(0)
     if lora:
         root = SharedBase(Policy(model), lora, 8, critic=True)
-        policy, critic, reference = (Part(root, who) for who in ("policy", "critic", "reference"))
+        policy, critic, reference = (
+            AdapterView(root, who) for who in ("policy", "critic", "reference")
+        )
         head, modules = root.critic.head, [root]
         for layer in root.modules():  # as after some training
             if hasattr(layer, "lora_B"):
                 for B in layer.lora_B.values():
                     torch.nn.init.normal_(B, std=0.1)
-        recompute_activations(model, context_fn=root.remember)
+        recompute_activations(model, context_fn=root.checkpoint_contexts)
     else:
         recompute_activations(model)
         policy, critic, reference = Policy(model), Critic(model), Policy(load_model(tiny_dir)[0])
@@ -438,8 +440,9 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(
 
 
 def failing(tiny_dir, out):
+    from support.settings import SelfCheckFailed
+
     import rlver
-    from ppo import SelfCheckFailed
 
     step = rlver.Trainer.train_step
 

@@ -11,7 +11,7 @@ toy's own policy.
 
 from support import report, rundir
 from support.chat_format import ChatFormat
-from support.settings import Settings, make_parser, resolve_settings
+from support.settings import SelfCheckFailed, Settings, make_parser, resolve_settings
 
 import copy
 import dataclasses
@@ -39,7 +39,6 @@ from conftest import make_tiny_model, suited
 from engine import TorchEngine
 from grpo import check_groups
 from policy import Episode
-from ppo import SelfCheckFailed
 from server import people
 from simulator import User, load_prompt, make_simulator, profiles_of_step, toy_profiles
 from tools.replay import consistency

@@ -1,6 +1,8 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
 
+from support.settings import SelfCheckFailed
+
 import itertools
 import math
 from types import SimpleNamespace
@@ -10,8 +12,8 @@ import pytest
 import torch
 
 from grpo import group_advantages, grpo_update, turn_advantages
-from ppo import SelfCheckFailed, ppo_update
-from test_ppo import (
+from ppo import ppo_update
+from tabular import (
     INF,
     NAN,
     Notes,
@@ -346,7 +348,10 @@ def test_grpo_takes_ppos_step():
         max_grad_norm=0.1,
     )
     grpo, ppo, critic = Table(), Table(), Values(scale=0)
-    sgd = lambda model: torch.optim.SGD(model.parameters(), lr=20)
+
+    def sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=20)
+
     got = grpo_update(grpo, sgd(grpo), minibatches, **settings)
     wanted = ppo_update(ppo, sgd(ppo), critic, sgd(critic), minibatches, **settings)
     close(grpo.logits.detach(), ppo.logits.detach())

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from agents import random_episode
 from conftest import make_tiny_model
-from lora import LoraLinear, Part, SharedBase, add_adapters, merge, turned
+from lora import AdapterView, LoraLinear, SharedBase, add_adapters, merge, use_adapter
 from policy import Critic, Policy, pack, recompute_activations
-from test_policy import random_episode
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def shared(model, critic=True, rank=4, alpha=8, learnt=True, seed=0):
         for name, p in root.named_parameters():
             if "lora_B" in name or name == "critic.head.weight":
                 p.data.normal_(0, 0.1, generator=rng)
-    return root, *(Part(root, who) for who in ("policy", "critic", "reference"))
+    return root, *(AdapterView(root, who) for who in ("policy", "critic", "reference"))
 
 
 def close(a, b, tolerance=1e-5):
@@ -63,7 +63,7 @@ def test_a_layer_is_w_plus_the_scaled_product():
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
     assert A.shape == (2, 5) and B.shape == (7, 2)
-    with turned(switch, "policy"):
+    with use_adapter(switch, "policy"):
         close([layer(x)], [x @ (layer.weight + 3.0 * B @ A).T + layer.bias], 1e-12)
     close([layer(x)], [x @ layer.weight.T + layer.bias], 0.0)  # off again
 
@@ -73,7 +73,7 @@ def test_the_gradient_is_the_formula_of_the_docstring():
     layer, switch = layer_of()
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     g = torch.randn(2, 7, dtype=torch.float64)
-    with turned(switch, "policy"):
+    with use_adapter(switch, "policy"):
         layer(x).backward(g)
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
     close(
@@ -95,7 +95,7 @@ def test_in_the_first_step_only_b_moves():
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
     x = torch.randn(5, dtype=torch.float64)
     nn.init.zeros_(B)
-    with turned(switch, "policy"):
+    with use_adapter(switch, "policy"):
         layer(x).sum().backward()
         assert (A.grad == 0).all() and (B.grad != 0).all()
         nn.init.zeros_(A)
@@ -164,7 +164,10 @@ def test_there_is_one_base_in_memory(tiny_model):
     root, policy, critic, reference = shared(tiny_model)
     frozen = {p.data_ptr(): p.numel() for p in root.parameters() if not p.requires_grad}
     assert sum(frozen.values()) == sum(p.numel() for p in tiny_model.parameters())
-    size = lambda part: sum(p.numel() for p in part.parameters())
+
+    def size(part):
+        return sum(p.numel() for p in part.parameters())
+
     adapters = 4 * sum(
         sum(m.weight.shape)
         for name, m in tiny_model.named_modules()
@@ -177,7 +180,11 @@ def test_there_is_one_base_in_memory(tiny_model):
 def test_policy_and_critic_learn_apart_and_the_reference_not_at_all(tiny_model, batch):
     """They share every W; a step of one must not move the other, nor what both stand on."""
     root, policy, critic, reference = shared(tiny_model)
-    say = lambda: [policy(batch)[0].detach(), critic(batch).detach(), reference(batch)[0].detach()]
+
+    def say():
+        log_probs = [model(batch)[0].detach() for model in (policy, reference)]
+        return [log_probs[0], critic(batch).detach(), log_probs[1]]
+
     before = say()
     policy(batch)[0].sum().backward()
     assert all(p.grad is None for p in critic.parameters())
@@ -203,7 +210,7 @@ def test_what_is_made_again_is_made_with_the_same_adapters(tiny_model, batch):
     for again in (False, True):
         root, policy, critic, reference = shared(tiny_model)
         if again:
-            recompute_activations(policy.model, context_fn=root.remember)
+            recompute_activations(policy.model, context_fn=root.checkpoint_contexts)
         log_probs, values = policy(batch)[0], critic(batch)
         with torch.no_grad():
             reference(batch)

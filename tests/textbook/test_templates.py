@@ -1,5 +1,5 @@
-"""Chat templates of real families, written down from memory, over tokenizers of their kinds: what
-is glued together from pieces must be what the template writes.
+"""Chat templates of real families over tokenizers of their kinds (families.py): what is glued
+together from pieces must be what the template writes.
 
 Silent mistakes live here: a blank too many in front of every message, a newline that only a past
 reply has, the next speaker's token taken for the end of a reply. A model that is trained on such a
@@ -8,231 +8,19 @@ scaffold learns, and is wrong wherever its own template is used.
 
 from support.chat_format import ChatFormat
 from support.loading import load_model, stop_ids
+from support.settings import BadModel
 
 import asyncio
 import json
 
 import pytest
 import torch
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agents import LINES, LoadedDice
 from engine import TorchEngine
-from policy import Agent, BadModel, Episode, Policy, pack, take_thoughts
-from test_policy import LINES, LoadedDice
-
-CORPUS = [
-    *LINES,
-    "user system assistant USER ASSISTANT INST SYS think Tell me more. It was last "
-    "Monday. Be warm. I am here, take your time. hurt wants ears",
-] * 4
-
-
-# --------------------------------------------------------------------------------- their tokenizers
-
-
-def byte_level(special, **_):
-    """The kind of Qwen, Llama 3, DeepSeek: what is encoded in pieces is what is encoded whole."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=400,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
-    return wrapped(bpe, special)
-
-
-def sentencepiece(special, legacy, rstrip=False):
-    """The kind of Llama 2: a blank is a letter, and one is put in front of every text (`legacy`:
-    behind every special token too)."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
-    bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    learnt = json.loads(bpe.to_str())["model"]
-    vocab = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
-    for piece in learnt["vocab"]:
-        vocab.setdefault(piece, len(vocab))
-    bpe = Tokenizer(
-        models.BPE(
-            vocab=vocab,
-            merges=[tuple(m) for m in learnt["merges"]],
-            unk_token="<unk>",
-            byte_fallback=True,
-            fuse_unk=True,
-        )
-    )
-    if legacy:
-        bpe.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-    else:
-        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    bpe.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return wrapped(bpe, special, rstrip)
-
-
-def wrapped(bpe, special, rstrip=False):
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=special[0], pad_token=special[0]
-    )
-    tokenizer.add_tokens(
-        [AddedToken(t, special=True, rstrip=rstrip) for t in special], special_tokens=True
-    )
-    return tokenizer
-
-
-# --------------------------------------------------------------------------------- their templates
-
-
-def chatml(thinking=""):
-    return (
-        "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>"
-        "\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
-        + thinking
-        + "' }}{%- endif %}"
-    )
-
-
-def turns(user, reply, system="", ask="", start=""):
-    """A template of turns: in `user`, `reply` and `system`, %s is the content; %S in `user` is what
-    `system` makes of a system prompt, in the first turn."""
-    quoted = lambda text: (
-        "'" + text.replace("%s", "' + m.content + '").replace("%S", "' + ns.system + '") + "'"
-    )
-    return (
-        f"{{%- set ns = namespace(system='') %}}{{{{ '{start}' }}}}{{%- for m in messages %}}"
-        f"{{%- if m.role == 'system' %}}{{%- set ns.system = {quoted(system)} %}}"
-        f"{{%- elif m.role == 'user' %}}{{{{ {quoted(user)} }}}}{{%- set ns.system = '' %}}"
-        f"{{%- else %}}{{{{ {quoted(reply)} }}}}{{%- endif %}}{{%- endfor %}}"
-        f"{{%- if add_generation_prompt %}}{{{{ '{ask}' }}}}{{%- endif %}}"
-    )
-
-
-QWEN3 = (
-    "{%- for m in messages %}{%- if m.role == 'assistant' and '</think>' in m.content %}"
-    "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') + "
-    "'<|im_end|>\\n' }}{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
-    "'<|im_end|>\\n' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}"
-    "{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and not enable_thinking"
-    " %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
-)
-IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
-S = ["</s>", "<s>"]
-# name: (tokenizer, its special tokens, how, template)
-FAMILIES = {
-    "Qwen2.5": (byte_level, IM, {}, chatml()),
-    "Qwen3": (byte_level, IM, {}, QWEN3),
-    "Llama-3.1": (
-        byte_level,
-        ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
-        {},
-        "{{ '<|begin_of_text|>' }}{%- for m in messages %}{{ '<|start_header_id|>' + "
-        "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant"
-        "<|end_header_id|>\\n\\n' }}{%- endif %}",
-    ),
-    "Llama-2": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
-    ),
-    "Mistral-v0.1": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("[INST] %S%s [/INST]", "%s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Mistral-v0.3": (
-        sentencepiece,
-        [*S, "[INST]", "[/INST]"],
-        {"legacy": False},
-        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Mistral-v0.3, legacy": (
-        sentencepiece,
-        [*S, "[INST]", "[/INST]"],
-        {"legacy": True},
-        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Yi": (sentencepiece, IM, {"legacy": True}, chatml()),
-    "TinyLlama": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns(
-            "%S<|user|>\\n%s</s>\\n",
-            "<|assistant|>\\n%s</s>\\n",
-            "<|system|>\\n%s</s>\\n",
-            "<|assistant|>\\n",
-        ),
-    ),
-    "Vicuna": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("%SUSER: %s ", "ASSISTANT: %s</s>", "%s ", "ASSISTANT:", start="<s>"),
-    ),
-    "Phi-3": (
-        sentencepiece,
-        ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
-        {"legacy": False, "rstrip": True},
-        turns(
-            "%S<|user|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n%s<|end|>\\n",
-            "<|system|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n",
-        ),
-    ),
-    "GLM-4": (
-        byte_level,
-        ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"],
-        {},
-        turns(
-            "%S<|user|>\\n%s",
-            "<|assistant|>\\n%s",
-            "<|system|>\\n%s",
-            "<|assistant|>",
-            start="[gMASK]<sop>",
-        ),
-    ),
-}
-THINKING = {  # always: their template opens the reply with the tag
-    "R1-distill": (
-        byte_level,
-        ["<end>", "<begin>", "<User>", "<Assistant>"],
-        {},
-        turns("%S<User>%s", "<Assistant>%s<end>", "%s", "<Assistant><think>\\n", start="<begin>"),
-    ),
-    "Qwen3-Thinking": (byte_level, IM, {}, chatml(thinking="<think>\\n")),
-}
-
-
-def tokenizer_of(name):
-    make, special, how, template = {**FAMILIES, **THINKING}[name]
-    tokenizer = make(special, **how)
-    tokenizer.chat_template = template
-    return tokenizer
+from families import FAMILIES, THINKING, tokenizer_of, turns
+from policy import Agent, Episode, Policy, pack, take_thoughts
 
 
 def own_text(chat, *said):
@@ -271,9 +59,6 @@ def converse(chat, texts, think):
         return [await agent.reply(line) for line, _ in zip(LINES, texts)]
 
     return agent, asyncio.run(talk())
-
-
-# --------------------------------------------------------------------------------------- the pieces
 
 
 @pytest.mark.slow
@@ -366,9 +151,6 @@ def test_the_stop_token_is_one_at_which_the_model_stops(tmp_path):
         assert stop_ids(tmp_path) == found
     (tmp_path / "generation_config.json").unlink()
     assert stop_ids(tmp_path) == []
-
-
-# ----------------------------------------------------- thoughts that the template begins or leaves
 
 
 @pytest.mark.parametrize("name", THINKING)

@@ -1,0 +1,91 @@
+"""The clipped policy loss, its gradient, and the weights of its tokens."""
+
+import math
+
+import pytest
+import torch
+
+from ppo import importance_weights, policy_loss
+from tabular import a_sum_over_the_policys_tokens, close, normal, ragged
+
+
+@pytest.mark.parametrize(
+    "advantage, ratio, loss, gradient, clipped",
+    [
+        (+2, 0.5, -1.0, -1.0, 0),
+        (+2, 0.9, -1.8, -1.8, 0),
+        (+2, 1.1, -2.2, -2.2, 0),
+        (+2, 1.3, -2.4, 0.0, 1),
+        (+2, 9.0, -2.4, 0.0, 1),  # a good token gains nothing beyond 1.2
+        (-2, 0.5, +1.6, 0.0, 1),  # a bad one nothing below 0.8
+        (-2, 0.9, +1.8, +1.8, 0),
+        (-2, 1.1, +2.2, +2.2, 0),
+        # but one that became more likely is pushed back without limit
+        (-2, 1.3, +2.6, +2.6, 0),
+        (-2, 9.0, +18.0, +18.0, 0),
+    ],
+)
+def test_the_clip(advantage, ratio, loss, gradient, clipped):
+    """The side that is clipped: min for both signs of the advantage. The loss and its gradient by
+    log pi, worked out by hand, clip 0.2; the gradient is rho times the advantage, or nothing."""
+    log_probs = torch.tensor([[math.log(ratio) - 1.5]], dtype=torch.float64, requires_grad=True)
+    got, count = policy_loss(
+        log_probs,
+        torch.tensor([[-1.5]]),
+        torch.tensor([[float(advantage)]]),
+        torch.tensor([[True]]),
+        0.2,
+    )
+    got.backward()
+    close([float(got.detach()), float(log_probs.grad)], [loss, gradient])
+    # a tensor of one number, like the loss: who calls it takes the number out
+    assert torch.is_tensor(count) and count.shape == () and count == clipped
+
+
+def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
+    """And a log-prob off the mask may be as far away as it likes: exp comes after the mask, or the
+    gradient is NaN."""
+    mask, old, advantages, w = ragged(5), *(normal(6, 14, seed=s) for s in (1, 2, 4))
+    new = (old + normal(6, 14, seed=5, scale=0.5)).requires_grad_()
+    _, clipped, gradient = a_sum_over_the_policys_tokens(
+        lambda rows, dress: policy_loss(
+            dress(new)[rows], old[rows], dress(advantages)[rows], mask[rows], 0.2, dress(w)[rows]
+        ),
+        new,
+        mask,
+    )
+    assert clipped > 0
+    # e^10000 is infinite, and infinity times 0 is NaN
+    far = torch.where(mask, new.detach(), 1e4).requires_grad_()
+    policy_loss(far, old, advantages, mask, 0.2, w)[0].backward()
+    close(far.grad, gradient)
+
+
+def test_each_token_has_its_own_weight():
+    """An importance weight is a factor of its token's part of the loss, and of nothing else; the
+    clip does not see it."""
+    new, old = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2))
+    advantages, w, mask = (
+        normal(1, 4, seed=3),
+        torch.tensor([[2.0, 0.5, 0.0, 1.0]]),
+        torch.ones(1, 4, dtype=torch.bool),
+    )
+    single = [
+        policy_loss(
+            new[:, i : i + 1], old[:, i : i + 1], advantages[:, i : i + 1], mask[:, :1], 0.2
+        )
+        for i in range(4)
+    ]
+    loss, clipped = policy_loss(new, old, advantages, mask, 0.2, w)
+    close(loss, 2 * single[0][0] + 0.5 * single[1][0] + single[3][0])
+    assert clipped == sum(n for _, n in single) > 0
+
+
+def test_importance_weights():
+    """An engine that is not quite the trainer: min(pi_old / pi_engine, 2), and a constant: a weight
+    that is differentiated is another loss."""
+    old = torch.tensor([-1.0, -1.0, -1.0, -3.0]).requires_grad_()
+    engine = torch.tensor([-1.0, -1.5, -9.0, -1.0]).requires_grad_()
+    w = importance_weights(old, engine)
+    close(w, [1, math.exp(0.5), 2, math.exp(-2)])
+    assert not w.requires_grad

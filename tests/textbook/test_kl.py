@@ -1,0 +1,139 @@
+"""Estimators of the KL: their values, and which gradient each of them has."""
+
+import pytest
+import torch
+
+from ppo import compute_log_probs, kl_penalty, optimize, ppo_update
+from tabular import INF, Notes, Table, Values, close, every_outcome, kl, normal, pack, talk
+
+
+def two_distributions():
+    """Logits that want a gradient, and log pi and log ref over 6 outcomes: small enough to try
+    every one."""
+    logits = normal(6, seed=1).requires_grad_()
+    return logits, logits.log_softmax(-1), normal(6, seed=2).log_softmax(-1)
+
+
+def test_kl_estimates_as_values():
+    """k1 and k3 are unbiased, k3 is never negative; a name that is misspelt must not silently be
+    another estimator."""
+    _, log_pi, log_ref = two_distributions()
+    log_pi = log_pi.detach()
+    for estimator in ("k1", "k3", "k3-ratio"):
+        close((log_pi.exp() * kl_penalty(log_pi, log_ref, estimator)).sum(), kl(log_pi, log_ref))
+    assert (kl_penalty(log_pi, log_ref, "k3") > 0).all() and (
+        kl_penalty(log_pi, log_ref, "k1") < 0
+    ).any()
+    assert all(
+        (kl_penalty(log_pi, log_pi, estimator) == 0).all()
+        for estimator in ("k1", "k2", "k3", "k3-ratio")
+    )
+    with pytest.raises(ValueError):
+        kl_penalty(log_pi, log_ref, "K3")
+
+
+@pytest.mark.parametrize(
+    "estimator, place, direction",
+    [
+        ("k1", "loss", "none"),
+        ("k1", "reward", "KL(pi, ref)"),
+        ("k2", "loss", "KL(pi, ref)"),
+        ("k3", "loss", "KL(ref, pi)"),
+        ("k3-ratio", "loss", "KL(pi, ref)"),
+    ],
+)
+def test_which_gradient_each_kl_estimator_has(estimator, place, direction):
+    """An unbiased estimate of the KL need not have its gradient. The exact expectation over samples
+    of pi: in the loss the estimate itself is differentiated, in the reward it weighs grad log pi.
+    What the docstring claims, and nothing else, is true."""
+    logits, log_pi, log_ref = two_distributions()
+    penalty = kl_penalty(log_pi, log_ref, estimator)
+    per_sample = penalty if place == "loss" else penalty.detach() * log_pi
+    (got,) = torch.autograd.grad(
+        (log_pi.detach().exp() * per_sample).sum(), logits, retain_graph=True
+    )
+    truth = {
+        "KL(pi, ref)": torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)[0],
+        "KL(ref, pi)": torch.autograd.grad(kl(log_ref, log_pi), logits)[0],
+        "none": torch.zeros(6),
+    }
+    close(got, truth[direction], 1e-9)
+    assert all((got - truth[other]).abs().max() > 0.1 for other in truth if other != direction)
+
+
+def test_k3_with_the_ratio_is_right_off_policy_too():
+    """The ratio does what it does in the policy loss: samples of pi_old, weighed by pi / pi_old,
+    stand for samples of pi. From the second mini-batch on this is the only one of the four with the
+    gradient of KL(pi, ref)."""
+    logits, log_pi, log_ref = two_distributions()
+    log_old = normal(6, seed=3).log_softmax(-1)
+    (wanted,) = torch.autograd.grad(kl(log_pi, log_ref), logits, retain_graph=True)
+    for estimator in ("k1", "k2", "k3", "k3-ratio"):
+        penalty = kl_penalty(log_pi, log_ref, estimator, log_old)
+        (got,) = torch.autograd.grad((log_old.exp() * penalty).sum(), logits, retain_graph=True)
+        assert torch.allclose(got, wanted, atol=1e-9) == (estimator == "k3-ratio")
+
+
+@pytest.mark.parametrize(
+    "estimator, direction", [("k1", "pi"), ("k2", "pi"), ("k3", "ref"), ("k3-ratio", "pi")]
+)
+def test_the_kl_gradient_that_ppo_takes(estimator, direction):
+    """The KL's direction through `ppo_update`, where the rewards are equal and the KL is all that
+    is left: the step is against the gradient of the KL, not along it, k1 through the reward
+    (whitened, hence on another scale) and the others in the loss."""
+    policy, reference, batch = every_outcome()
+    critic, notes = Values(scale=0, vocab=3), Notes(policy)
+    ppo_update(
+        policy,
+        notes,
+        critic,
+        Notes(critic),
+        [[batch]],
+        clip_eps=0.2,
+        max_grad_norm=INF,
+        reference=reference,
+        kl_coef=0.3,
+        kl_estimator=estimator,
+    )
+    log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
+    (exact,) = torch.autograd.grad(
+        kl(log_pi, log_ref) if direction == "pi" else kl(log_ref, log_pi), policy.logits
+    )
+    scale = (
+        1 / (0.3 * (log_pi - log_ref)[[0, 0, 1, 2]].detach().std()) if estimator == "k1" else 1.0
+    )
+    close(notes.seen[0], 0.3 * scale * exact.flatten())
+
+
+def test_k1_is_no_loss():
+    """k1 belongs in the reward, where it has been put before a step is taken. In the loss its
+    gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
+    that of the others is not."""
+    policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
+    old, ref, advantages = (
+        compute_log_probs(policy, [batch]),
+        compute_log_probs(Table(9), [batch]),
+        [normal(*batch.ids.shape, seed=1)],
+    )
+
+    def gradient(estimator, kl_coef=0.3):
+        notes = Notes(policy)
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            old,
+            advantages,
+            clip_eps=0.2,
+            max_grad_norm=INF,
+            ref=ref,
+            kl_coef=kl_coef,
+            kl_estimator=estimator,
+        )
+        return notes.seen[0]
+
+    without = gradient("k3", 0.0)
+    close(gradient("k1"), without)
+    assert all(
+        (gradient(estimator) - without).abs().max() > 1e-2 for estimator in ("k2", "k3", "k3-ratio")
+    )

@@ -1,0 +1,179 @@
+"""Loading a model and its tokenizer: what is loaded is what was stored, and what cannot be trained
+here is refused in one line.
+"""
+
+from support.loading import load_model
+from support.ranks import make_masters
+from support.settings import BadModel
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+FAMILIES = {
+    "qwen2": dict(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attention_dropout=0.1,
+    ),  # a number that its attention layers keep
+    # modules, 0.1 by default
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=None),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_fp32_and_dropout_is_off(family, tiny_tokenizer, tmp_path):
+    """Two settings that fail quietly: bf16 weights swallow steps of 1e-6, and with dropout the same
+    tokens get other log-probs on every pass. Off means off in train mode too, which gradient
+    checkpointing needs."""
+    settings = {
+        **FAMILIES[family],
+        "vocab_size": len(tiny_tokenizer),
+        "eos_token_id": tiny_tokenizer.eos_token_id,
+    }
+    config = AutoConfig.for_model(family, **settings)
+    made = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    made.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+
+    def two_passes(model):
+        return [model.train()(torch.arange(3, 40)[None]).logits for _ in range(2)]
+
+    assert not torch.equal(*two_passes(made.float()))  # it would be seen
+    model, _ = load_model(tmp_path)
+    assert torch.equal(*two_passes(model))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stored", ["bf16", "mixed"])
+def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
+    family, stored, tiny_tokenizer, tmp_path
+):
+    """A rank maps the file and turns block by block into fp32: the same weights as if all were
+    loaded in fp32, and the same log-probs, so no buffer was rounded either. A file of two types is
+    loaded in the wider one: a checkpoint in which one tensor is fp32 has it for a reason."""
+    settings = {
+        **FAMILIES[family],
+        "vocab_size": len(tiny_tokenizer),
+        "eos_token_id": tiny_tokenizer.eos_token_id,
+    }
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    made.to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    if stored == "mixed":
+        weights = load_file(tmp_path / "model.safetensors")
+        name = max(weights)
+        save_file(
+            weights | {name: weights[name].float() + 1e-6},
+            tmp_path / "model.safetensors",
+            {"format": "pt"},
+        )
+    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    assert {p.dtype for p in model.parameters()} == {
+        torch.bfloat16 if stored == "bf16" else torch.float32
+    }
+    make_masters(model)
+    for (name, a), b in zip(wide.named_parameters(), model.parameters()):
+        assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
+    ids = torch.arange(3, 40)[None]
+    assert torch.equal(wide.eval()(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(tiny_tokenizer, tmp_path):
+    """Gemma keeps the square root of its width as a buffer, made in the type it is loaded in: 5.66
+    instead of 5.657 would make training and `evaluate.py` two models."""
+    config = AutoConfig.for_model(
+        "gemma3_text",
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    for (name, a), b in zip(wide.named_buffers(), model.buffers()):
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+
+
+def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
+    """So that it is mapped like any other. (The cache's layout is the hub's: a name, a commit.)"""
+    place = tmp_path / "models--some--model"
+    shutil.copytree(tiny_dir, place / "snapshots" / "c0ffee")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("c0ffee")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model, _ = load_model("some/model", dtype=None)
+    assert torch.equal(
+        model.get_input_embeddings().weight, load_model(tiny_dir)[0].get_input_embeddings().weight
+    )
+
+
+def cut_the_weights(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def drop_a_weight(path):
+    weights = load_file(path / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if name != "lm_head.weight"},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
+DAMAGES = {
+    "gone": (shutil.rmtree, "no such directory"),
+    "no configs": (lambda path: [file.unlink() for file in path.glob("*.json")], ""),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+    "half-copied weights": (cut_the_weights, ""),
+    # transformers would make one up, at random
+    "a weight missing": (drop_a_weight, "lm_head.weight"),
+    "no chat template": (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_path):
+    """Not a traceback, and never a model that is partly noise: one line, what is wrong with which
+    directory."""
+    harm, told = DAMAGES[damage]
+    path = shutil.copytree(tiny_dir, tmp_path / "model")
+    load_model(path)  # good so far
+    harm(path)
+    with pytest.raises(BadModel) as error:
+        load_model(path)
+    assert (
+        str(error.value).startswith(f"--model {path}: ")
+        and told in str(error.value)
+        and "\n" not in str(error.value)
+    )
+
+
+def test_a_model_whose_logits_this_code_would_get_wrong_is_refused(tiny_tokenizer, tmp_path):
+    """Granite divides its logits behind the output layer, which `Policy.forward` reads directly:
+    log-probs would all be wrong, and the engine's alike, so that no self-check would show it."""
+    settings = {
+        **FAMILIES["qwen2"],
+        "vocab_size": len(tiny_tokenizer),
+        "logits_scaling": 4.0,
+        "initializer_range": 0.2,
+    }
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **settings)).save_pretrained(
+        tmp_path
+    )
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BadModel, match="not supported"):
+        load_model(tmp_path)

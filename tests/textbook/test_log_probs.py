@@ -1,0 +1,238 @@
+"""`Policy.forward`: log-probs and entropies of packed dialogues. The yardstick is always the
+plainest way to do it: one row a turn, the model's own causal mask, nothing cached or packed.
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import (
+    THOUGHTS,
+    assert_close,
+    episode_of,
+    gossip,
+    random_episode,
+    rows_of,
+    sampled,
+    speak,
+)
+from engine import TorchEngine
+from policy import Policy, pack, token_scores
+
+
+@pytest.fixture(params=["tiny_model", "tiny_gqa_model"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_token_scores_are_a_distribution_of_its_temperature():
+    """A forgotten temperature. Log-probs of all tokens are those of one distribution, whose odds
+    are the logits' differences over the temperature; and its entropy: 1/2 1/4 1/4 has 1.5 log 2,
+    and at temperature 2 1.0844. In fp32, whatever the head computes in."""
+
+    def scores(logits, temperature):
+        rows = [
+            token_scores(torch.nn.Identity(), logits, torch.full((len(logits),), v), temperature)
+            for v in range(logits.shape[1])
+        ]
+        log_probs, entropies = (torch.stack(column, 1) for column in zip(*rows))  # [n, V] each
+        assert log_probs.dtype == entropies.dtype == torch.float32
+        assert_close([log_probs.exp().sum(1)], [torch.ones(len(logits))], 1e-5)
+        odds = (logits.float() - logits[:, :1].float()) / temperature
+        assert_close([log_probs - log_probs[:, :1]], [odds], 1e-5)
+        return entropies[:, 0]
+
+    known = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    for temperature, entropy in ((1.0, 1.03972), (2.0, 1.08438), (1e-2, 0.0)):
+        assert abs(scores(known, temperature).item() - entropy) < 1e-4
+    # both are trained on: up the odds of the token, evens up the rest
+    wanted = known.clone().requires_grad_()
+    log_prob, entropy = token_scores(torch.nn.Identity(), wanted, torch.tensor([0]), 1.0)
+    assert_close(
+        [torch.autograd.grad(x.sum(), wanted, retain_graph=True)[0] for x in (log_prob, entropy)],
+        [torch.tensor([[0.5, -0.25, -0.25]]), torch.tensor([[-0.17329, 0.08664, 0.08664]])],
+        1e-4,
+    )
+    logits = 3 * torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    assert (scores(logits, 0.5) < scores(logits, 1.0)).all() and abs(
+        scores(0 * logits, 3.0)[0] - np.log(7)
+    ) < 1e-5
+    scores(logits.bfloat16(), 0.7)
+
+
+def by_rows(model, episodes, temperature=1.0):
+    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn
+    in a row of its own."""
+    log_probs, entropy = [], []
+    for trunk, ids in rows_of(episodes):
+        logits = model(torch.tensor([trunk + ids]), use_cache=False).logits[0, len(trunk) - 1 : -1]
+        scores = (logits / temperature).log_softmax(-1)
+        log_probs.append(scores[torch.arange(len(ids)), ids])
+        entropy.append(-(scores.exp() * scores).sum(-1))
+    return torch.cat(log_probs), torch.cat(entropy)
+
+
+def engine_log_probs(episodes):
+    return torch.tensor([x for e in episodes for s in sampled(e) for x in s.log_probs])
+
+
+def gradients(model, log_probs, entropy):
+    """Of a loss in which every token has a weight of its own, as it has an advantage of its own."""
+    weights = torch.linspace(-1, 1, len(log_probs))
+    return torch.autograd.grad(
+        (weights * log_probs + 0.3 * entropy).sum() / len(log_probs), list(model.parameters())
+    )
+
+
+@pytest.mark.parametrize(
+    "name, think, temperature",
+    [
+        ("tiny_model", False, 1.0),
+        ("tiny_model", True, 0.7),
+        ("tiny_gqa_model", False, 0.7),
+        ("tiny_gqa_model", True, 1.0),
+    ],
+)
+def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, request):
+    """One distribution, three ways: the same tokens must have the same log-probs where they were
+    sampled (KV cache), where they are trained (packed) and by the book (a row a turn), at the
+    temperature of sampling; and the same gradients, for those are what trains."""
+    model = request.getfixturevalue(name)
+    engine = TorchEngine(model, chat.stop_id, temperature)
+    episodes = gossip(engine, chat, think=think)
+    for texts in (THOUGHTS, THOUGHTS[::-1]):
+        agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in texts], think=think)
+        episodes.append(episode_of(agent.segments))
+    batch = pack(episodes)
+    packed = [x[batch.action_mask] for x in Policy(model, temperature)(batch)]
+    rows = by_rows(model, episodes, temperature)
+    assert_close(packed, rows, 1e-5)
+    assert_close(gradients(model, *packed), gradients(model, *rows), 1e-5)
+    assert_close([batch.engine_log_probs[batch.action_mask]], rows[:1], 1e-4)
+    other = by_rows(model, episodes, 1.7 - temperature)
+    assert (other[0] - rows[0]).abs().max() > 0.1  # a wrong temperature would be seen
+
+
+def test_forgotten_positions_or_a_forgotten_tree_mask_would_be_seen(tiny_model, tiny_tokenizer):
+    """Equality proves something only if inequality is visible. Each half of the packing, left out
+    alone, moves log-probs by a thousand times the tolerance."""
+    rng = np.random.default_rng(0)
+    episodes = [random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(4)]
+    batch, rows = pack(episodes), by_rows(tiny_model, episodes)
+    assert_close([x[batch.action_mask] for x in Policy(tiny_model)(batch)], rows, 1e-5)
+    for forgotten in (
+        dict(positions=torch.arange(batch.ids.shape[1]).expand_as(batch.ids)),
+        dict(branch=torch.where(batch.branch > 0, 0, batch.branch)),
+    ):
+        log_probs, _ = Policy(tiny_model)(dataclasses.replace(batch, **forgotten))
+        assert (log_probs[batch.action_mask] - rows[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("think, temperature", [(False, 0.7), (True, 1.0), (True, 1.6)])
+def test_the_trainers_log_probs_are_the_engines(think, temperature, chat, tiny_model):
+    """Two programs, one distribution. What the engine drew with is what `Policy.forward` says,
+    token by token, and off the policy's tokens all is 0."""
+    batch = pack(gossip(TorchEngine(tiny_model, chat.stop_id, temperature), chat, 4, think=think))
+    for logits in (2**24, 7 * len(chat.tokenizer)):
+        log_probs, entropy = Policy(tiny_model, temperature, logits)(batch)
+        assert_close([log_probs], [batch.engine_log_probs], 1e-4)
+        assert (
+            (entropy[batch.action_mask] > 0).all()
+            and (entropy[~batch.action_mask] == 0).all()
+            and log_probs.shape == entropy.shape == batch.ids.shape
+        )
+
+
+def test_chunks_of_logits_change_nothing_but_memory(model, tiny_tokenizer):
+    """Memory that grows with the vocabulary: at one of 152,000 the logits are most of the memory.
+    In chunks, each made again for the backward pass, nothing as wide as the vocabulary is kept;
+    log-probs, entropy and gradients stay the same."""
+    rng, vocab = np.random.default_rng(3), len(tiny_tokenizer)
+    batch = pack([random_episode(rng, vocab, think=True) for _ in range(3)])
+
+    def scored(positions):
+        """Log-probs, entropies and gradients, and whether a tensor as wide as the vocabulary was
+        kept for the backward pass."""
+        widths = []
+
+        def note(x):
+            widths.append(x.shape[-1])
+            return x
+
+        policy = Policy(model, 0.7, logits=positions * vocab)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            scores = [x[batch.action_mask] for x in policy(batch)]
+        return [*scores, *gradients(model, *scores)], vocab in widths
+
+    results, kept = {}, {}
+    for positions in (10**6, 4, 1):
+        results[positions], kept[positions] = scored(positions)
+    assert len(results[4][0]) % 4  # the last chunk is a shorter one
+    for positions in (4, 1):
+        assert_close(results[positions], results[10**6], 1e-5)
+    assert kept == {10**6: True, 4: False, 1: False}
+
+
+PEAK = """
+import re, sys, types
+sys.path.insert(0, sys.argv[1])
+import torch
+import policy
+from policy import Episode, Policy, Segment, pack
+if sys.argv[2] == "kept":
+    # the bug: chunks, but all kept
+    policy.checkpoint = lambda function, *arguments, use_reentrant: function(*arguments)
+torch.manual_seed(0)
+V, H = 152_064, 32
+
+class Body(torch.nn.Module):        # "with hidden states given": a transformer that costs nothing
+    def forward(self, input_ids, **_):
+        return types.SimpleNamespace(last_hidden_state=self.states[:, :input_ids.shape[1]])
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base_model, self.head = Body(), torch.nn.Linear(H, V, bias=False)
+        self.base_model.states = torch.randn(1, 1025, H, requires_grad=True)
+    def get_output_embeddings(self):
+        return self.head
+
+scorer = Policy(Model())
+scorer.model.head.weight.grad = torch.zeros(V, H)
+# not getrusage's ru_maxrss, which begins at that of the process that started this one
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+before = peak()
+for positions in (128, 128, 512):           # the first to warm up
+    episode = Episode("p", 0, "")
+    episode.segments = [Segment([1]), Segment([5] * positions, log_probs=[0.0] * positions)]
+    log_probs, entropy = scorer(pack([episode]))
+    (log_probs.sum() + entropy.sum()).backward()
+    print(round(peak() - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["made again", "kept"])
+def test_the_heads_memory_does_not_grow_with_the_positions(how):
+    """At a vocabulary of 152,064, 512 positions have 300 MB of logits in fp32, and as much again
+    for each thing made of them. Chunks that are made again in the backward pass keep the peak where
+    it is at 128 positions; chunks that are only chunks keep nothing there."""
+    # what is freed goes back at once, or the peak is that of the heap's holes
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(Path(__file__).parent.parent.parent), how],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    _, small, large = map(int, done.stdout.split())
+    assert small > 100  # it was seen at all
+    assert large > 1.5 * small if how == "kept" else large < 1.05 * small, (small, large)

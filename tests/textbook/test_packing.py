@@ -1,0 +1,222 @@
+"""Packing: a dialogue as one row, who sees whom in it, what each turn is paid, and rows side by
+side in batches. The example by hand is that of Batch's docstring."""
+
+import numpy as np
+import pytest
+import torch
+
+from agents import assert_close, episode_of, random_episode, rows_of
+from policy import Policy, Segment, micro_batches, pack, tree_mask
+from ppo import place_rewards
+
+
+def test_packing_by_the_worked_example():
+    """The example in Batch's docstring, and who sees whom token by token, against the sentence that
+    defines it."""
+    p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 9
+    thinking = episode_of(
+        [
+            Segment([p, q]),
+            Segment([a, b], 1, [-1.0, -2.0]),
+            Segment([r]),
+            Segment([s]),
+            Segment([c], 2, [-3.0]),
+        ],
+        reward=0.5,
+        group=7,
+    )
+    batch = pack(
+        [thinking, episode_of([Segment([p]), Segment([a], 0, [-4.0])], reward=1.0, group=8)], pad
+    )
+    assert batch.ids.tolist() == [[p, q, a, b, r, s, c], [p, a] + [pad] * 5]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4], [0, 1] + [0] * 5]
+    assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
+    assert batch.engine_log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
+    assert batch.reward.tolist() == [[0, 0.5], [1, 0]] and batch.group.tolist() == [7, 8]
+    sees = {
+        p: [p],
+        q: [p, q],
+        a: [p, q, a],
+        b: [p, q, a, b],
+        r: [p, q, r],
+        s: [p, q, r, s],
+        c: [p, q, r, s, c],
+    }
+    mask = tree_mask(batch.branch)[:, 0]
+    for query, row in zip(batch.ids[0], mask[0]):
+        assert batch.ids[0][row].tolist() == sees[int(query)]
+    assert (
+        mask[1, 2:].tolist() == torch.eye(7, dtype=torch.bool)[2:].tolist()
+        and not mask[1, :2, 2:].any()
+    )
+
+
+def test_a_branch_of_two_segments_is_one_branch():
+    """A template's opening, <think>, stands in front of the sampled tokens on their branch: they go
+    on behind it, and it is no action."""
+    segments = [
+        Segment([1, 2]),
+        Segment([9], branch=1),
+        Segment([3, 4], branch=1, log_probs=[-1.0, -2.0]),
+        Segment([5, 6]),
+        Segment([9], branch=2),
+        Segment([7], branch=2, log_probs=[-3.0]),
+    ]
+    batch = pack([episode_of(segments)])
+    assert batch.ids.tolist() == [[1, 2, 9, 3, 4, 5, 6, 9, 7]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
+    assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
+    assert batch.turn.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 2]]
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_a_token_sees_its_own_past_and_nothing_else(think):
+    """What packing promises: in a row with everything else, a sampled token sees its history and
+    its own turn so far, in order, at positions 0, 1, 2, ...; a token of the trunk sees the trunk
+    before it. Nobody sees padding."""
+    rng = np.random.default_rng(5)
+    episodes = [random_episode(rng, 100, think, turns) for turns in (1, 4, 2)]
+    batch = pack(episodes)
+    mask = tree_mask(batch.branch)[:, 0]
+
+    def seen(row, query):
+        assert batch.positions[row][mask[row, query]].tolist() == list(
+            range(mask[row, query].sum())
+        )
+        return batch.ids[row][mask[row, query]].tolist()
+
+    for row, episode in enumerate(episodes):
+        pasts = [
+            history + ids[: i + 1] for history, ids in rows_of([episode]) for i in range(len(ids))
+        ]
+        assert [seen(row, query) for query in batch.action_mask[row].nonzero()[:, 0]] == pasts
+        trunk = (batch.branch[row] == 0).nonzero()[:, 0]
+        assert [seen(row, query) for query in trunk] == [
+            batch.ids[row][trunk[: i + 1]].tolist() for i in range(len(trunk))
+        ]
+        padding = batch.branch[row] < 0
+        assert (
+            torch.equal(mask[row][padding], torch.eye(len(padding), dtype=torch.bool)[padding])
+            and not mask[row][~padding][:, padding].any()
+        )
+
+
+def paid(*emotions, reward):
+    """A thinking dialogue with these emotions after its turns, None for a malformed one."""
+    segments, at, turns = [Segment([1, 2])], [30, *emotions], []
+    for k, e in enumerate(emotions):
+        segments += [Segment([3, 4], branch=k + 1, log_probs=[-1.0, -1.0]), Segment([5])]
+        # the user said +10 or -10; at the limits it was moved less
+        turns.append({"emotion": e, "change": None if e is None else 10 if e > at[k] else -10})
+    return episode_of(segments, turns=turns, reward=reward)
+
+
+def test_what_each_turn_is_paid():
+    """Terminal: all of it in the last. Delta: how far the emotion moved from where it stood. The
+    changes add up to e_T - e_0; one that the clamp at 100 cut short counts as far as it went; a
+    malformed reply takes back what was earned."""
+    good, bad = paid(40, 36, 95, 100, reward=1.0), paid(40, 50, None, reward=0.0)
+    assert good.turn_rewards() == [0, 0, 0, 1.0] and bad.turn_rewards() == [0, 0, 0]
+    assert np.allclose(good.turn_rewards("delta"), [0.1, -0.04, 0.59, 0.05])
+    assert np.allclose(bad.turn_rewards("delta"), [0.1, 0.1, -0.5])
+    assert np.isclose(sum(bad.turn_rewards("delta")), 0.0 - 0.3)
+    assert np.allclose(paid(None, reward=0.0).turn_rewards("delta"), [-0.3])
+    assert np.allclose(paid(20, 0, reward=0.0).turn_rewards("delta"), [-0.1, -0.2])
+    assert [paid(40, reward=0.4).turn_rewards(kind) for kind in ("terminal", "delta")] == [
+        [0.4],
+        [0.1],
+    ]
+
+
+def test_packed_turns_and_their_rewards():
+    """Every sampled token knows its turn, and each turn's reward stands on its last one."""
+    batch = pack(
+        [paid(40, 36, 95, 100, reward=1.0), paid(40, 50, None, reward=0.0)], reward="delta"
+    )
+    assert batch.turn.tolist() == [
+        [0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 4, 4, 0],
+        [0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 0, 0, 0],
+    ]
+    placed = place_rewards(batch.reward, batch.turn)
+    assert (placed != 0).nonzero().tolist() == [
+        [0, 3],
+        [0, 6],
+        [0, 9],
+        [0, 12],
+        [1, 3],
+        [1, 6],
+        [1, 9],
+    ]
+    assert torch.allclose(placed.sum(1), torch.tensor([0.7, -0.3]))
+    assert ((batch.turn > 0) == batch.action_mask).all()
+
+
+def test_turns_are_counted_and_paid_as_was_asked():
+    """Two replies of one sequence, and one with a stray thought: the third turn is the first
+    branch. Each is paid for its own change, and the padding up to the next multiple is nobody's. An
+    update computes with what it is given, so the kinds of numbers are those of Batch."""
+    segments = [
+        Segment([1, 2]),
+        Segment([3], 0, [-1.0]),
+        Segment([5]),
+        Segment([3, 4], 0, [-1.0, -1.0]),
+        Segment([5]),
+        Segment([6], 1, [-1.0]),
+    ]
+    episode = episode_of(
+        segments, reward=0.5, turns=[{"emotion": e, "change": None} for e in (40, 36, 50)]
+    )
+    for multiple, padding in ((1, 0), (4, 0), (5, 2)):
+        batch = pack([episode], 9, "delta", multiple)
+        assert batch.ids.tolist() == [[1, 2, 3, 5, 3, 4, 5, 6] + [9] * padding]
+        assert batch.turn.tolist() == [[0, 0, 1, 0, 2, 2, 0, 3] + [0] * padding]
+        assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7] + [0] * padding]
+        assert batch.branch.tolist() == [[0] * 7 + [1] + [-1] * padding]
+        assert_close([batch.reward[0]], [torch.tensor([0.1, -0.04, 0.14])], 1e-6)
+    assert pack([episode]).reward.tolist() == [[0, 0, 0.5]]
+    kinds = {name: tensor.dtype for name, tensor in vars(batch).items()}
+    assert kinds == {
+        **dict.fromkeys(kinds, torch.int64),
+        "action_mask": torch.bool,
+        "engine_log_probs": torch.float32,
+        "reward": torch.float32,
+    }
+
+
+def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
+    """The split is for memory only. Every dialogue is in exactly one batch, with its own reward and
+    group; only one that is longer than the budget by itself may pass it, and then alone."""
+    rng = np.random.default_rng(2)
+    episodes = [
+        random_episode(rng, 100, think=i % 2 == 1, turns=int(rng.integers(1, 9))) for i in range(40)
+    ]
+    lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
+    for i, e in enumerate(episodes):
+        e.reward, e.group = i / 64, i  # numbers that fp32 holds exactly
+    for budget in (1, 60, 300, 10**6):
+        batches = micro_batches(episodes, budget)
+        assert sorted(int(g) for b in batches for g in b.group) == list(range(40))
+        for b in batches:
+            assert b.ids.numel() <= budget or len(b.group) == 1
+            for row, i in enumerate(b.group.tolist()):
+                assert b.reward[row].sum() == i / 64 and (b.branch[row] >= 0).sum() == lengths[i]
+                whole = sum((s.ids for s in episodes[i].segments), [])
+                assert b.ids[row, : lengths[i]].tolist() == whole
+    assert len(micro_batches(episodes, 1)) == 40 and len(micro_batches(episodes, 10**6)) == 1
+
+
+def test_lengths_are_rounded_up_and_nothing_else_changes(tiny_model, tiny_tokenizer):
+    """On a GPU each new shape is planned for, so lengths are multiples of 128 there: columns of
+    padding, which count against the budget of a micro-batch, and no log-prob moves."""
+    rng = np.random.default_rng(5)
+    episodes = [random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(4)]
+    short, long = pack(episodes), pack(episodes, multiple=128)
+    length = short.ids.shape[1]
+    assert long.ids.shape == (4, 128) and (long.branch[:, length:] == -1).all()
+    assert not long.action_mask[:, length:].any()
+    with torch.no_grad():
+        found = [Policy(tiny_model)(batch)[0] for batch in (short, long)]
+    assert_close([found[1][:, :length]], [found[0]], 1e-5)
+    cuts = micro_batches(episodes, 256, multiple=128)
+    assert [batch.ids.shape for batch in cuts] == [(2, 128), (2, 128)]

@@ -1,0 +1,299 @@
+"""Segments and episodes: a thinking reply cut in two, whose token is whose, what later turns see of
+a reply, and how much of it fits into the context.
+"""
+
+from support.chat_format import ChatFormat
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from agents import LINES, THOUGHTS, LoadedDice, Recorder, episode_of, gossip, sampled, speak
+from engine import TorchEngine
+from policy import Agent, Episode, Policy, pack, split_thought
+
+
+@pytest.mark.parametrize(
+    "text, thought, visible, malformed",
+    [
+        ("<think>a</think>b", "a", "b", False),
+        ("\n <think>\na\n\nb </think>\n\n c d \n", "a\n\nb", "c d", False),
+        ("<think></think>b", "", "b", False),
+        ("<think>a</think>b < c > d", "a", "b < c > d", False),
+        ("a</think>b", "a", "b", True),  # no opening
+        ("<think>a", "a", "", True),  # cut in the thought: it must not be sent as a reply
+        ("b", "b", "", True),  # no tags
+        ("<think>a</think>", "a", "", True),  # nothing visible
+        ("<think>a</think> \n ", "a", "", True),
+        ("Well, <think>a</think>b", "Well, <think>a", "b", True),  # something before the thought
+        ("<think><think>a</think>b", "<think>a", "b", True),  # twice
+        ("<think>a</think>b</think>c", "a", "b</think>c", True),
+        ("<think>a</think>b<think>c</think>d", "a", "b<think>c</think>d", True),
+        ("</think>a<think>b", "", "a<think>b", True),  # the wrong way round
+        ("<think >a</think>b", "<think >a", "b", True),
+        ("", "", "", True),
+    ],
+)
+def test_split_thought(text, thought, visible, malformed):
+    """Defect 26: the released code checks nothing, so a reply without </think> goes to the user
+    whole, thoughts and all. A reply that the token limit cut is judged like any other: by whether
+    its thought is closed and something visible follows."""
+    assert split_thought(text) == (thought, visible, malformed)
+
+
+def test_direct_history_is_what_was_said_and_a_cut_reply_is_closed_by_us(chat, tiny_model):
+    """One causal sequence, and who wrote what in it. The stop token that the policy sampled is its
+    action; one that we put behind a reply which the limit cut is an observation, or the policy
+    would be trained on what it never did."""
+    stop = [chat.stop_id]
+    texts = [
+        chat.text("I am here.") + stop,
+        chat.text("Take your time, I am all ears."),
+        chat.text(" Why? ") + stop,
+    ]
+    limit = max(len(texts[0]), len(texts[2]))
+    agent, replies = speak(
+        TorchEngine(tiny_model, chat.stop_id), chat, texts, think=False, max_tokens=limit
+    )
+    cut = texts[1][:limit]
+    assert [s.ids for s in agent.segments] == [
+        chat.first_prompt(LINES[0]),
+        texts[0],
+        chat.next_prompt(LINES[1]),
+        cut,
+        stop,
+        chat.next_prompt(LINES[2]),
+        texts[2],
+    ]
+    own = [s.log_probs is not None for s in agent.segments]
+    assert own == [False, True, False, True, False, False, True]
+    assert agent.trunk == sum((s.ids for s in agent.segments), []) and {
+        s.branch for s in agent.segments
+    } == {0}
+    assert [r.visible for r in replies] == [
+        "I am here.",
+        chat.decode(cut),
+        "Why?",
+    ] and cut != texts[1]
+    assert [r.text for r in replies] == ["I am here.", chat.decode(cut), " Why? "]
+
+
+def test_a_thought_is_trained_but_never_remembered(chat, tiny_model):
+    """What a thought leaves behind: later turns see the visible text, encoded once, and no thought.
+    It is not a slice of the sampled ids: here "</think>I" ends in the token ">I". And a malformed
+    reply leaves nothing behind but its own branch."""
+    stop = [chat.stop_id]
+    texts = [chat.text(t) + stop for t in THOUGHTS] + [chat.text("no thought at all") + stop]
+    agent, replies = speak(TorchEngine(tiny_model, chat.stop_id), chat, texts, think=True)
+    trunk = []
+    for line, reply in zip(LINES, replies):
+        prompt = chat.next_prompt(line) if trunk else chat.first_prompt(line)
+        trunk += prompt + (chat.text(reply.visible) + stop) * (not reply.malformed)
+    assert [r.visible for r in replies[:3]] == [
+        "I am here.",
+        "Take your time.",
+        "Why?",
+    ] and replies[3].malformed
+    assert agent.trunk == trunk == sum((s.ids for s in agent.segments if s.branch == 0), [])
+    assert "think" not in chat.decode(trunk) and "lonely" not in chat.decode(trunk)
+    assert [(s.ids, s.branch) for s in agent.segments if s.log_probs is not None] == [
+        (t, k + 1) for k, t in enumerate(texts)
+    ]
+    assert all(s.branch == 0 for s in agent.segments if s.log_probs is None)
+    seen = chat.text("I am here.")
+    assert seen not in [texts[0][i : i + len(seen)] for i in range(len(texts[0]))]
+
+
+def test_the_mask_is_born_where_the_token_is_born(chat, tiny_tokenizer, tiny_model):
+    """A mask by where tokens came from: not `ids != pad` and not `ids != stop`. A pad token that
+    the policy sampled is trained; one that fills the row is not; the stop tokens of the scaffold
+    are not, the sampled ones are."""
+    pad, stop = tiny_tokenizer.pad_token_id, chat.stop_id
+    engine = TorchEngine(tiny_model, stop)
+    texts = [[pad, 40, pad, stop], [pad, pad, stop]]
+    episodes = [episode_of(speak(engine, chat, texts[:n], think=False)[0].segments) for n in (2, 1)]
+    batch = pack(episodes, pad)
+    assert (
+        batch.ids[0][batch.action_mask[0]].tolist() == texts[0] + texts[1]
+        and batch.ids[1][batch.action_mask[1]].tolist() == texts[0]
+    )
+    ours = batch.ids[0][~batch.action_mask[0]].tolist()
+    assert (
+        ours.count(stop) == 3
+        and not (batch.action_mask[1] & (batch.branch[1] < 0)).any()
+        and batch.ids[1, -1] == pad
+    )
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_the_stop_token_is_an_action_and_learns(think, chat, tiny_model):
+    """The stop token is an action: three of the projects read for this one mask it, and their
+    policies never learn when to be silent. Here it is sampled, in the mask, has the engine's
+    log-prob, and one step of gradient on it makes it likelier."""
+    texts = [chat.text(t) + [chat.stop_id] for t in THOUGHTS]
+    agent, _ = speak(TorchEngine(tiny_model, chat.stop_id), chat, texts, think=think)
+    batch, policy = pack([episode_of(agent.segments)]), Policy(copy.deepcopy(tiny_model))
+    stops = batch.action_mask & (batch.ids == chat.stop_id)
+    assert stops.sum() == 3 and (batch.engine_log_probs[stops] < 0).all()
+    before = policy(batch)[0][stops]
+    before.sum().backward()
+    with torch.no_grad():
+        for p in policy.parameters():
+            p += 1e-3 * p.grad
+        assert (policy(batch)[0][stops] > before).all()
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_trained_ids_are_the_sampled_ids(think, chat, tiny_model):
+    """Defect 23: decode and encode again, and other ids are trained than were sampled. Random draws
+    are the test: they hold special tokens, broken UTF-8 and spellings that no tokenizer would
+    choose."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    episodes = gossip(engine, chat, 4, think=think, max_tokens=12)
+    ids, log_probs = zip(*engine.returned)
+    assert sorted(s.ids for e in episodes for s in sampled(e)) == sorted(ids) and len(ids) == 12
+    assert sorted(s.log_probs for e in episodes for s in sampled(e)) == sorted(log_probs)
+    assert any(chat.text(chat.decode(x)) != x for x in ids)  # text would not have done
+    batch = pack(episodes)
+    for row, episode in enumerate(episodes):
+        assert batch.ids[row][batch.action_mask[row]].tolist() == sum(
+            (s.ids for s in sampled(episode)), []
+        )
+        assert episode.tokens_sampled == batch.action_mask[row].sum()
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
+    """Defect 23: ids and log-probs as the engine returned them, to the last one, the stop token;
+    and nothing else has log-probs. Each thought is a branch of its own."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    (episode,) = gossip(engine, chat, 1, think=think, max_tokens=12)
+    assert [(s.ids, s.log_probs) for s in sampled(episode)] == engine.returned and len(
+        engine.returned
+    ) == 3
+    # text would not have done
+    assert any(chat.text(chat.decode(ids)) != ids for ids, _ in engine.returned)
+    assert [s.branch for s in sampled(episode)] == ([1, 2, 3] if think else [0] * 3)
+    agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in THOUGHTS], think=think)
+    assert [s.ids[-1] for s in sampled(agent)] == [chat.stop_id] * 3
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_the_engine_knows_a_dialogue_by_its_own_key(think, chat, tiny_model):
+    """Three dialogues at once, three turns each. Under keys of their own each reads its trunk once,
+    as it grows; without one, or all under the same, every turn reads everything again."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    episodes = gossip(engine, chat, 3, think=think)
+    assert (
+        0
+        < sum(engine.read)
+        <= sum(len(s.ids) for e in episodes for s in e.segments if s.branch == 0)
+    )
+
+
+def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
+    """Defect 24: the released code compares characters with a limit of tokens. Here a prompt that
+    does not fit is seen before anything is changed, the dice included, and a reply gets the room
+    there is."""
+    engine = TorchEngine(tiny_model, chat.stop_id)
+    # few characters, many tokens; a plain line is the other way round
+    line = "\N{FACE WITH TEARS OF JOY}" * 40
+    size = len(chat.first_prompt(line))
+    assert size > len(chat.decode(chat.first_prompt(line)))
+
+    def turns(context, lines):
+        agent, states = Agent(engine, chat, think=False, max_tokens=5, context=context, seed=0), []
+        for x in lines:
+            reply = asyncio.run(agent.reply(x))
+            states.append(
+                (reply, copy.deepcopy(agent.segments), agent.trunk, agent.rng.bit_generator.state)
+            )
+        return agent, states
+
+    assert turns(size + 1, [line])[1] == [
+        (None, [], [], np.random.default_rng(0).bit_generator.state)
+    ]
+    agent, _ = turns(size + 2, [line])  # one token, and the stop token that it did not get to
+    assert [len(s.ids) for s in agent.segments if s.log_probs] == [1] and len(
+        agent.trunk
+    ) <= size + 2
+    agent, (first, second) = turns(size + 6, [line, "Yes."])
+    assert first[0] and second == (None, *first[1:])
+    size = len(chat.first_prompt(LINES[0]))
+    assert (
+        len(chat.decode(chat.first_prompt(LINES[0]))) > size + 6
+        and turns(size + 6, LINES[:1])[1][0][0]
+    )
+
+
+# ------------------------------------------------------------------------- thoughts that are kept
+
+
+def remember(tokenizer, model, history, **more):
+    """A dialogue of three thoughtful turns. Returns (agent, what the engine drew)."""
+    chat = ChatFormat(tokenizer, think=True)
+    engine = Recorder(model, chat.stop_id)
+    agent = Agent(engine, chat, think=True, max_tokens=64, context=512, seed=0, history=history)
+    agent.rng = LoadedDice(agent, [chat.text(t) + [chat.stop_id] for t in THOUGHTS])
+
+    async def talk():
+        return [await agent.reply(line) for line in LINES[:3]]
+
+    assert [r.malformed for r in asyncio.run(talk())] == [False] * 3
+    return agent, engine.returned
+
+
+@pytest.mark.parametrize("history", ["strip", "keep"])
+def test_thoughts_are_trained_in_the_history_that_they_were_sampled_in(
+    history, tiny_tokenizer, tiny_model
+):
+    """--history-thoughts. Keep: one causal row without a branch, later turns see every thought;
+    strip: a tree, and they see none. Either way the trainer's log-prob of each token is the one
+    that it was drawn with: else a policy would be trained in a history that it never speaks in."""
+    agent, drawn = remember(tiny_tokenizer, tiny_model, history)
+    episode = Episode("p", 0, "", segments=agent.segments, reward=1.0)
+    batch = pack([episode])
+    with torch.no_grad():
+        log_probs, _ = Policy(tiny_model)(batch)
+    sampled = torch.tensor([p for _, ps in drawn for p in ps])
+    assert torch.allclose(log_probs[batch.action_mask], sampled, atol=1e-5)
+    seen = agent.chat.decode(agent.trunk)
+    assert seen.count("<think>") == (3 if history == "keep" else 0) and seen.count("Why?") == 1
+    if history == "keep":
+        assert set(batch.branch[0].tolist()) == {0}
+        assert batch.positions[0].tolist() == list(range(batch.ids.shape[1]))
+        assert batch.ids[0].tolist() == agent.trunk  # the very ids, never encoded again
+        with torch.no_grad():  # the plainest way: one plain row
+            plain = (
+                tiny_model(batch.ids)
+                .logits.log_softmax(-1)[0, :-1]
+                .gather(-1, batch.ids[0, 1:, None])[:, 0]
+            )
+        assert torch.allclose(plain[batch.action_mask[0, 1:]], sampled, atol=1e-5)
+    else:
+        assert batch.branch.max() == 3
+
+
+def test_kept_thoughts_that_are_cut_or_malformed(tiny_tokenizer, tiny_model):
+    """A reply cut by the limit gets its stop token from us, untrained; a malformed one is the last
+    thing in the row. What the template opens a reply with stands in the history like the rest."""
+    chat = ChatFormat(tiny_tokenizer, think=True)
+    said = chat.text("<think>x</think>I am here")
+    for text, limit, malformed in ((said, len(said), False), (chat.text("<think>x"), 3, True)):
+        agent = Agent(
+            TorchEngine(tiny_model, chat.stop_id),
+            chat,
+            think=True,
+            max_tokens=limit,
+            context=512,
+            seed=0,
+            history="keep",
+        )
+        agent.rng = LoadedDice(agent, [text])
+        assert asyncio.run(agent.reply(LINES[0])).malformed == malformed
+        added = agent.segments[-1]
+        assert (added.log_probs is not None) == malformed
+        assert malformed or added.ids == [chat.stop_id]

@@ -1,0 +1,390 @@
+"""The optimizer step that PPO and GRPO share: one normaliser, however a batch was cut, and metrics
+over all of it.
+
+Held against what a student would write first: loops over single tokens, in float64. A "defect" has
+the number that this mistake of the released code has in docs/differences.md.
+"""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from ppo import CriticPart, compute_log_probs, masked_mean_std, optimize, ppo_update
+from tabular import (
+    INF,
+    VOCAB,
+    Notes,
+    Ranks,
+    Table,
+    Values,
+    close,
+    every_outcome,
+    normal,
+    pack,
+    ragged,
+    talk,
+    weights,
+)
+
+
+def test_the_metrics_are_means_over_all_tokens_and_steps():
+    """On paper, for a policy to which all five tokens are alike, and which stands still: entropy
+    log 5. Four tokens with a ratio of 1; in a second mini-batch four with 1.5, which the clip
+    holds, and two with 0.5, which it leaves alone. k3 of KL(pi_old, pi) is 0.5 - log 1.5 of the
+    former and log 2 - 0.5 of the latter. A second rank with the same doubles the tokens, and no
+    mean."""
+    policy = Table()
+    policy.logits.data.zero_()
+    batches = [
+        pack(talk(0, 2, 4, 1, policy=policy)),
+        pack(talk(1, 1, 1, 1, 3, policy=policy)),
+        pack(talk(2, 3, 2, policy=policy)),
+    ]
+    old = [
+        o - math.log(ratio) for o, ratio in zip(compute_log_probs(policy, batches), (1, 1.5, 0.5))
+    ]
+    for ranks in (1, 2):
+        notes = Notes(policy)
+        metrics = optimize(
+            policy,
+            notes,
+            [batches[:1], batches[1:]],
+            old,
+            [torch.ones(b.ids.shape) for b in batches],
+            clip_eps=0.2,
+            max_grad_norm=INF,
+            reduce=functools.partial(torch.mul, ranks),
+        )
+        norms = [float(gradient.norm()) for gradient in notes.seen]
+        wanted = {
+            "kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10,
+            "entropy": math.log(5),
+            "clipfrac": 0.4,
+            "grad_norm": sum(norms) / 2,
+            "tokens_trained": 10 * ranks,
+        }
+        assert {key: metrics[key] for key in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("cut", [[1, 1, 1, 1], [2, 2], [1, 3]])
+def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
+    """A mean of means, by example: two good dialogues of 10 tokens, two bad ones of 1000. Divided
+    by all 2020 tokens the mean advantage is -0.98; the mean of four micro-batches' own means is 0,
+    which is another opinion of the same rollout."""
+    policy, critic = Table(), Values()
+    advantage = [1.0, 1.0, -1.0, -1.0]
+    dialogues = [talk(s, 3, n, 2, policy=policy) for s, n in enumerate((10, 10, 1000, 1000))]
+
+    def update(sizes):
+        rest = list(zip(dialogues, advantage))
+        cuts = [[rest.pop(0) for _ in range(n)] for n in sizes]
+        batches = [pack(*(d for d, _ in part)) for part in cuts]
+        advantages = [
+            torch.tensor([[a] for _, a in part]) * b.action_mask for part, b in zip(cuts, batches)
+        ]
+        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, batches)
+        metrics = optimize(
+            policy,
+            notes,
+            [batches],
+            old,
+            advantages,
+            clip_eps=0.2,
+            entropy_coef=0.01,
+            max_grad_norm=INF,
+            ref=compute_log_probs(Table(9), batches),
+            kl_coef=0.1,
+            critic=CriticPart(
+                critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF
+            ),
+        )
+        return notes.seen, critic_notes.seen, metrics
+
+    (gradient,), (critic_gradient,), metrics = update(cut)
+    (whole,), (critic_whole,), wanted = update([4])
+    close(gradient, whole)
+    close(critic_gradient, critic_whole)
+    assert metrics == pytest.approx(wanted) and metrics["tokens_trained"] == 2020
+
+    # And it is the mean over the tokens: of V - R for the critic, one token after the other.
+    by_hand = torch.zeros(VOCAB, dtype=torch.float64)
+    for d, a in zip(dialogues, advantage):
+        for before, sampled in zip(d.ids[:-1], d.action_mask[1:]):
+            by_hand[before] += (critic.table[before].item() - a) / 2020 if sampled else 0.0
+    close(critic_gradient, by_hand)
+
+
+def test_a_gradient_is_of_its_own_step():
+    """Two mini-batches of the same dialogues, under weights that stand still: both steps see the
+    same gradient. One that is not reset brings the first along into the second."""
+    policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+    notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, [batch] * 2)
+    optimize(
+        policy,
+        notes,
+        [[batch], [batch]],
+        old,
+        [normal(*batch.ids.shape, seed=1)] * 2,
+        clip_eps=0.2,
+        max_grad_norm=INF,
+        critic=CriticPart(
+            critic,
+            critic_notes,
+            [critic(batch).detach()] * 2,
+            [normal(*batch.ids.shape, seed=2)] * 2,
+            0.5,
+            INF,
+        ),
+    )
+    for seen in (notes.seen, critic_notes.seen):
+        assert len(seen) == 2 and torch.equal(*seen) and seen[0].abs().max() > 1e-3
+
+
+def test_two_ranks_are_one():
+    """Every rank whitens with everybody's mean and divides by everybody's tokens, so that two
+    halves, of unequal size here, make the gradient of the whole. A sum that forgets to be reduced
+    trains two models on two opinions."""
+    masks, tensors = (
+        [ragged(1), ragged(2, length=9)],
+        [normal(6, 14, seed=1) + 5, 3 * normal(6, 9, seed=2)],
+    )
+    wanted = masked_mean_std(tensors, masks)
+    for got in Ranks().run(
+        lambda i, reduce: masked_mean_std(tensors[i : i + 1], masks[i : i + 1], reduce)
+    ):
+        close(torch.stack(got), torch.stack(wanted))
+
+    dialogues = [talk(s, 2, 3 + s, 2, 4) for s in range(6)]
+    # [rank][micro-batch]
+    share = [
+        [pack(*dialogues[:1]), pack(dialogues[1])],
+        [pack(*dialogues[2:4]), pack(*dialogues[4:])],
+    ]
+
+    def update(batches, **more):
+        policy, critic = Table(), Values()
+        notes, critic_notes = Notes(policy), Notes(critic)
+        ppo_update(
+            policy,
+            notes,
+            critic,
+            critic_notes,
+            [batches],
+            clip_eps=0.2,
+            entropy_coef=0.01,
+            max_grad_norm=INF,
+            **more,
+        )
+        return torch.cat(notes.seen + critic_notes.seen)
+
+    halves = Ranks().run(lambda i, reduce: update(share[i], reduce=reduce))
+    close(halves[0] + halves[1], update(share[0] + share[1]))
+
+
+def test_what_sharding_divides_is_multiplied_back():
+    """FSDP hands out the mean of the ranks' gradients, where their sum is meant: each rank's share
+    is made larger by the number of ranks, the critic's too. Else the more GPUs, the wider the limit
+    on its norm."""
+
+    def gradients(ranks):
+        policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+        notes, critic_notes = Notes(policy), Notes(critic)
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            compute_log_probs(policy, [batch]),
+            [normal(*batch.ids.shape, seed=1)],
+            clip_eps=0.2,
+            entropy_coef=0.1,
+            max_grad_norm=INF,
+            ranks=ranks,
+            critic=CriticPart(
+                critic,
+                critic_notes,
+                [critic(batch).detach()],
+                [normal(*batch.ids.shape, seed=2)],
+                0.5,
+                INF,
+            ),
+        )
+        return torch.cat(notes.seen + critic_notes.seen)
+
+    close(gradients(8), 8 * gradients(1))
+
+
+def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
+    """A rank that has fewer micro-batches than another runs one in which nobody speaks. No mean of
+    nothing, no maximum of nothing: the step is what it is without it, and a step of nothing else is
+    none."""
+
+    def step(*micros):
+        policy, critic = Table(), Values()
+        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, micros)
+        metrics = optimize(
+            policy,
+            notes,
+            [list(micros)],
+            old,
+            [torch.ones(b.ids.shape) for b in micros],
+            clip_eps=0.2,
+            entropy_coef=0.1,
+            max_grad_norm=INF,
+            critic=CriticPart(
+                critic,
+                critic_notes,
+                [critic(b).detach() for b in micros],
+                [torch.ones(b.ids.shape) for b in micros],
+                0.5,
+                INF,
+            ),
+        )
+        # to take no step at all is right as well
+        return torch.cat(notes.seen + critic_notes.seen or [torch.zeros(1)]), metrics
+
+    speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
+    (wanted, told), (got, said), (none, nothing) = (
+        step(speech),
+        step(silence, speech, silence),
+        step(silence),
+    )
+    close(got, wanted)
+    assert said == pytest.approx(told) and (none == 0).all() and set(nothing.values()) == {0}
+
+
+def test_importance_weights_are_in_the_policy_loss_only():
+    """An engine that is off by some e-folds weighs each token's part of the policy loss, up to 2;
+    the entropy, the KL and the critic are sums over what was sampled, whoever sampled it, and stay
+    as they are."""
+    policy, critic = Table(), Values()
+    exact, off = (
+        pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4))) for gap in (0.0, 1.5)
+    )
+    old, ref = compute_log_probs(policy, [exact]), compute_log_probs(Table(9), [exact])
+    returns = [normal(*exact.ids.shape, seed=8)]
+
+    def gradients(batch, advantages, **more):
+        notes, critic_notes = Notes(policy), Notes(critic)
+        optimize(
+            policy,
+            notes,
+            [[batch]],
+            old,
+            [advantages],
+            clip_eps=0.2,
+            ref=ref,
+            max_grad_norm=INF,
+            critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns, 0.5, INF),
+            **more,
+        )
+        return notes.seen[0], critic_notes.seen[0]
+
+    none = torch.zeros(exact.ids.shape, dtype=torch.float64)
+    for name in ("k2", "k3", "k3-ratio"):
+        for a, b in zip(
+            gradients(exact, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+            gradients(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+        ):
+            assert torch.equal(a, b) and a.abs().max() > 1e-3
+    advantages = normal(*exact.ids.shape, seed=5)
+    w = (old[0] - off.engine_log_probs).exp()
+    assert (w[off.action_mask] > 2).any() and (w[off.action_mask] < 1).any()
+    # the same thing: at ratio 1 they are factors alike
+    weighed, _ = gradients(exact, advantages * w.clamp(max=2))
+    close(gradients(off, advantages)[0], weighed)
+
+
+def test_the_entropy_is_a_bonus():
+    """A step goes up the entropy, not down: where nothing else is to be learned, a policy forgets
+    its preferences, a little. With the wrong sign it would only grow more certain of what it does
+    already. The mean is over the policy's tokens, here all behind token 0."""
+    policy, _, batch = every_outcome()
+    notes = Notes(policy)
+    optimize(
+        policy,
+        notes,
+        [[batch]],
+        compute_log_probs(policy, [batch]),
+        [torch.zeros(batch.ids.shape)],
+        clip_eps=0.2,
+        entropy_coef=0.3,
+        max_grad_norm=INF,
+    )
+    (up,) = torch.autograd.grad(
+        torch.distributions.Categorical(logits=policy.logits[0]).entropy(), policy.logits
+    )
+    close(notes.seen[0], -0.3 * up.flatten())
+
+
+def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
+    """A norm is cut to the limit of its own model. And while the critic warms up, the policy is
+    looked at, measured, and left as it is: its metrics are those of a policy that was about to
+    move, and a second look finds the gradient of the first, not twice as much."""
+
+    def step(count=1, **more):
+        policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
+        before, critic_before, old = (
+            weights(policy),
+            weights(critic),
+            compute_log_probs(policy, [batch]),
+        )
+        metrics = optimize(
+            policy,
+            torch.optim.SGD(policy.parameters(), lr=1.0),
+            [[batch]] * count,
+            old * count,
+            [normal(*batch.ids.shape, seed=1)] * count,
+            clip_eps=0.2,
+            max_grad_norm=0.02,
+            critic=CriticPart(
+                critic,
+                torch.optim.SGD(critic.parameters(), lr=1.0),
+                [critic(batch).detach()] * count,
+                [normal(*batch.ids.shape, seed=2)] * count,
+                0.5,
+                0.03,
+            ),
+            **more,
+        )
+        return metrics, *[
+            math.sqrt(
+                sum(((value - was[name]) ** 2).sum() for name, value in model.state_dict().items())
+            )
+            for model, was in ((policy, before), (critic, critic_before))
+        ]
+
+    moving, looking = step(), step(frozen=True)
+    close(moving[1:], [0.02, 0.03], 1e-4)
+    close(looking[1:], [0, 0.03], 1e-4)
+    assert moving[0] == looking[0] and moving[0]["grad_norm"] > 0.1
+    close(step(2, frozen=True)[0]["grad_norm"], looking[0]["grad_norm"])
+
+
+def test_grad_norm_is_the_mean_over_all_mini_batches():
+    """Defect 28: an indentation, and the released code logs the last mini-batch's norm alone. And
+    it is the norm before clipping: the one after never says more than the limit."""
+    batches = [pack(talk(0, 2, 9)), pack(talk(1, 2, 3), talk(2, 2, 4)), pack(talk(3, 1, 5))]
+    policy = Table()
+
+    def optimise_at(chosen, limit):
+        notes, scale = Notes(policy), [1.0, 4.0, 0.2]
+        metrics = optimize(
+            policy,
+            notes,
+            [[batches[i]] for i in chosen],
+            compute_log_probs(policy, [batches[i] for i in chosen]),
+            [scale[i] * batches[i].action_mask for i in chosen],
+            clip_eps=0.2,
+            max_grad_norm=limit,
+        )
+        return metrics["grad_norm"], [float(g.norm()) for g in notes.seen]
+
+    mean, norms = optimise_at([0, 1, 2], INF)
+    assert max(norms) > 2 * min(norms)
+    close(mean, sum(norms) / 3)
+    clipped_mean, clipped = optimise_at([0, 1, 2], 0.01)
+    close(clipped, [0.01] * 3)
+    close(clipped_mean, mean)
+    close([optimise_at([i], INF)[0] for i in range(3)], norms)

@@ -1,0 +1,90 @@
+"""The critic's loss, its gradient, and how much of the returns it explains."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ppo import explained_variance, value_loss
+from tabular import NAN, a_sum_over_the_policys_tokens, close, normal, ragged
+
+
+@pytest.mark.parametrize(
+    "value, old, target, clip, loss, gradient",
+    [
+        (1.0, 1.2, 2.0, 0.5, 0.5, -1.0),  # has not moved far: half of the squared error
+        # moved too far, and the wrong way: pulled back
+        (2.0, 1.0, 0.0, 0.5, 2.0, 2.0),
+        (0.0, 1.0, 3.0, 0.5, 4.5, -3.0),
+        # the right way, but too far: no pull, and no reward for it
+        (2.0, 1.0, 3.0, 0.5, 1.125, 0.0),
+        (0.0, 1.0, -1.0, 0.5, 1.125, 0.0),
+        # a distance, not a share: however large V is, and below 0
+        (3.0, 2.0, 4.0, 0.5, 1.125, 0.0),
+        (-1.0, -2.0, 0.0, 0.5, 1.125, 0.0),
+        (2.0, 1.0, 3.0, 0, 0.5, -1.0),
+        (2.0, 1.0, 3.0, None, 0.5, -1.0),
+    ],
+)  # no clip
+def test_the_value_clip(value, old, target, clip, loss, gradient):
+    """On paper: the loss and its gradient by V."""
+    v = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
+    got = value_loss(
+        v, torch.tensor([[old]]), torch.tensor([[target]]), torch.tensor([[True]]), clip
+    )
+    got.backward()
+    close([float(got.detach()), float(v.grad)], [loss, gradient])
+
+
+@pytest.mark.parametrize("clip", [0.5, 0, None])
+def test_the_value_loss(clip):
+    """The worse of two errors, where V stands and where it would stand had it moved by no more than
+    the clip. On a grid, against the cases written out: no gradient where the clipped error is the
+    worse one, for that does not depend on V. 0 and None: no clip."""
+    grid = [
+        (v, o, r) for v in np.linspace(-2, 2, 9) for o in (-0.9, 0.1) for r in (-1.8, 0.03, 1.2)
+    ]
+    v, o, r = (torch.tensor(column, dtype=torch.float64)[None] for column in zip(*grid))
+    v.requires_grad_()
+    loss = value_loss(v, o, r, torch.ones(v.shape, dtype=torch.bool), clip)
+    loss.backward()
+    total, gradient = 0.0, []
+    for value, old, target in grid:
+        error, slope = (value - target) ** 2, value - target
+        if clip and abs(value - old) > clip:
+            near = old + math.copysign(clip, value - old)
+            if (near - target) ** 2 > error:
+                error, slope = (near - target) ** 2, 0.0
+        total, gradient = total + 0.5 * error, gradient + [slope]
+    close(loss.detach(), total)
+    close(v.grad[0], gradient)
+    assert (0.0 in gradient) == bool(clip)
+
+
+def test_the_value_loss_is_a_sum_over_the_policys_tokens():
+    """What the critic says of the user's tokens is nobody's error."""
+    mask, old, returns = ragged(5), *(normal(6, 14, seed=s) for s in (1, 3))
+    values = (old + normal(6, 14, seed=6, scale=0.5)).requires_grad_()
+
+    def loss(rows, dress):
+        return [value_loss(dress(values)[rows], old[rows], dress(returns)[rows], mask[rows], 0.5)]
+
+    a_sum_over_the_policys_tokens(loss, values, mask)
+
+
+def test_explained_variance():
+    """1 for a critic that knows, 0 for one that says the same to everybody, below for one that is
+    worse than that; over the policy's tokens of all batches, and a number even where the returns do
+    not vary."""
+    masks = [ragged(1), ragged(2, length=9)]
+    returns = [normal(6, 14, seed=1), 2 + normal(6, 9, seed=2)]
+    values = [r + normal(*r.shape, seed=3) for r in returns]
+    v, r = (np.concatenate([x[m].numpy() for x, m in zip(xs, masks)]) for xs in (values, returns))
+    values = [x.masked_fill(~m, NAN) for x, m in zip(values, masks)]
+    close(explained_variance(values, returns, masks), 1 - np.var(r - v) / np.var(r))
+    close(explained_variance(returns, returns, masks), 1)
+    close(explained_variance([torch.full_like(r, 9) for r in returns], returns, masks), 0)
+    close(explained_variance([-r for r in returns], returns, masks), -3)
+    assert explained_variance(values, [torch.ones_like(r) for r in returns], masks) == 0
+    assert explained_variance(values, returns, [torch.zeros_like(m) for m in masks]) == 0
