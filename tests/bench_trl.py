@@ -9,8 +9,6 @@ loss is divided by the tokens of the batch, as here. Keys and values of earlier 
 which samples a fifth faster than reading the dialogues again.
 """
 
-from support.settings import resolve_settings
-
 import asyncio
 import json
 import statistics
