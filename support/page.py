@@ -172,7 +172,7 @@ def dialogue_view(dialogue):
     return view
 
 
-# --------------------------------------------------------------------------------- the page's answer
+# -------------------------------------------------------------------------------- the page's answer
 
 
 def headline(curves, evaluations, steps=None):

@@ -1,5 +1,5 @@
-"""The report's page in headless Chromium: hostile texts do nothing; widths, colours, contrast, print
-and keyboard.
+"""The report's page in headless Chromium: hostile texts do nothing; widths, colours, contrast,
+print and keyboard.
 
 Where Chromium, chromedriver or selenium is missing these tests skip and say which.
 """
