@@ -298,7 +298,10 @@ SPOKEN = "Thinking: {k}\nOrigin: {o}\nChange: {g}\nResponse: {l}"
 def reply_models():
     """{name: reply -> an answer of f_reply whose line is LINE}."""
     usual = dict(k="I am low.", o="Hm.", g="nothing", l=LINE)
-    say = lambda **slots: sign(SPOKEN, MARK).format(**{**usual, **slots})
+
+    def say(**slots):
+        return sign(SPOKEN, MARK).format(**{**usual, **slots})
+
     return {
         "obeys": lambda r: say(),
         "quotes before": lambda r: f"{r}\n\n{say()}",
