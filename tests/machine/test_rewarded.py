@@ -1,8 +1,8 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages, groups without
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
 
-from support.plan import calls_of
 from support.page import interpolate_missing
+from support.plan import calls_of
 from support.settings import resolve_settings
 from support.signs import flat_groups, hacking_warnings
 
