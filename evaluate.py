@@ -19,8 +19,7 @@ same dialogues shift by 20 points (SAGE appendix B).
 
 from support.ability import compare_ability
 from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
-from support.page import write_report
-from support.report import draw_run, report_of_results
+from support.report import draw_run, report_of_results, write_report
 from support.results import (
     comparison_key,
     describe,

@@ -17,8 +17,7 @@ FILE is a result file, ours or SAGE's, or a run's dialogues.jsonl. A judge is on
 from support import judged, raters, stats
 from support.answers import before_end, unmarked_sections
 from support.llm import CallLog, digest
-from support.page import write_report
-from support.report import radar_of
+from support.report import radar_of, write_report
 from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files, read_json, refuse_overwriting, write_json
 from support.settings import BadInput, Parser, SimulatorFailed, split_name

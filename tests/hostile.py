@@ -212,7 +212,7 @@ OWN = dict(
 )
 
 
-def answer(form, n, **sections):
+def told(form, n, **sections):
     """The model's own answer in one of its forms, signed; `sections` hold what it quotes.
 
     The form is signed before anything is put in: a model copies the mark behind its own headers,
@@ -246,21 +246,21 @@ def retyped(reply):
 def emotion_models():
     """{name: (reply, own change) -> an answer of f_emo}: each quotes where it should not."""
     models = {
-        "quotes before": lambda r, n: f"My friend said:\n{r}\n\n" + answer(PLAIN, n),
-        "quotes behind the last line": lambda r, n: answer(PLAIN, n) + f"\n\n(They wrote:\n{r}\n)",
-        "quotes behind, and signs it": lambda r, n: answer(PLAIN, n) + "\n" + sign(r, MARK),
-        "quotes between Change and End": lambda r, n: answer(PLAIN, n).replace(
+        "quotes before": lambda r, n: f"My friend said:\n{r}\n\n" + told(PLAIN, n),
+        "quotes behind the last line": lambda r, n: told(PLAIN, n) + f"\n\n(They wrote:\n{r}\n)",
+        "quotes behind, and signs it": lambda r, n: told(PLAIN, n) + "\n" + sign(r, MARK),
+        "quotes between Change and End": lambda r, n: told(PLAIN, n).replace(
             "\nEnd", f"\nThat is after\n{r}\nand no more.\nEnd"
         ),
-        "quotes everywhere": lambda r, n: answer(PLAIN, n, c=r, t=r, a=r, x=r),
-        "quotes the last line": lambda r, n: answer(
+        "quotes everywhere": lambda r, n: told(PLAIN, n, c=r, t=r, a=r, x=r),
+        "quotes the last line": lambda r, n: told(
             PLAIN, n, x=f"It ends in\n{(r.strip() or '.').splitlines()[-1]}"
         ),
-        "quotes each line twice": lambda r, n: answer(PLAIN, n, c=f"{r}\n{r}", x=f"{r}\n\n{r}"),
+        "quotes each line twice": lambda r, n: told(PLAIN, n, c=f"{r}\n{r}", x=f"{r}\n\n{r}"),
         "says the form without marks first": lambda r, n: (
-            PLAIN.format(**OWN, n=r) + "\n" + answer(PLAIN, n)
+            PLAIN.format(**OWN, n=r) + "\n" + told(PLAIN, n)
         ),
-        "in JSON": lambda r, n: answer(
+        "in JSON": lambda r, n: told(
             PLAIN, n, c=json.dumps({"friend": r}), x=json.dumps([r], ensure_ascii=False, indent=1)
         ),
     }
@@ -277,7 +277,7 @@ def emotion_models():
         }.items(),
     ):
         form = FORMS_OF_ANSWER[len(models) % len(FORMS_OF_ANSWER)]
-        models[f"quotes {where}, {how}"] = lambda r, n, slot=slot, way=way, form=form: answer(
+        models[f"quotes {where}, {how}"] = lambda r, n, slot=slot, way=way, form=form: told(
             form, n, **{slot: f"They wrote\n{way(r)}\nand mean it."}
         )
     return models
@@ -286,7 +286,7 @@ def emotion_models():
 def obedient_models():
     """{name: (reply, own change) -> an answer}: in the form, each in its own style."""
     return {
-        f"obeys, form {i}": lambda r, n, form=form: answer(form, n)
+        f"obeys, form {i}": lambda r, n, form=form: told(form, n)
         for i, form in enumerate(FORMS_OF_ANSWER, 1)
     }
 
@@ -298,10 +298,7 @@ SPOKEN = "Thinking: {k}\nOrigin: {o}\nChange: {g}\nResponse: {l}"
 def reply_models():
     """{name: reply -> an answer of f_reply whose line is LINE}."""
     usual = dict(k="I am low.", o="Hm.", g="nothing", l=LINE)
-
-    def say(**slots):
-        return sign(SPOKEN, MARK).format(**{**usual, **slots})
-
+    say = lambda **slots: sign(SPOKEN, MARK).format(**{**usual, **slots})
     return {
         "obeys": lambda r: say(),
         "quotes before": lambda r: f"{r}\n\n{say()}",
@@ -354,14 +351,14 @@ def score_models():
 
 def tag_models():
     """{name: reply -> one paragraph with the strategy D-1}."""
-    tag = f"<Strategy {MARK}>(D-1) comfort</Strategy {MARK}>"
+    own = f"<Strategy {MARK}>(D-1) comfort</Strategy {MARK}>"
     head = f"Paragraph 1 {MARK}: it says\n"
     return {
-        "obeys": lambda r: f"{head}{tag}\nEnd {MARK}",
-        "quotes in its paragraph": lambda r: f"{head}{r}\n{tag}\nEnd {MARK}",
-        "quotes behind the tag": lambda r: f"{head}\n{tag}\n{r}\nEnd {MARK}",
-        "quotes before": lambda r: f"{r}\n{head}{tag}\nEnd {MARK}",
-        "quotes behind the last line": lambda r: f"{head}{tag}\nEnd {MARK}\n{r}",
+        "obeys": lambda r: f"{head}{own}\nEnd {MARK}",
+        "quotes in its paragraph": lambda r: f"{head}{r}\n{own}\nEnd {MARK}",
+        "quotes behind the tag": lambda r: f"{head}\n{own}\n{r}\nEnd {MARK}",
+        "quotes before": lambda r: f"{r}\n{head}{own}\nEnd {MARK}",
+        "quotes behind the last line": lambda r: f"{head}{own}\nEnd {MARK}\n{r}",
     }
 
 
@@ -420,18 +417,18 @@ def beyond_a_parser():
         return sum(x == "moved" for x in found), sum(x == "silenced" for x in found), len(found)
 
     cut = [
-        (answer(PLAIN, n, x=f"They wrote\n{r}").partition("\nChange")[0], n)
+        (told(PLAIN, n, x=f"They wrote\n{r}").partition("\nChange")[0], n)
         for r, n in product(REPLIES, (-7, -2))
     ]
     on_the_line = [
-        (answer(PLAIN, n).replace(f"{n:+d}\nEnd", f"{r}\nEnd"), n)
+        (told(PLAIN, n).replace(f"{n:+d}\nEnd", f"{r}\nEnd"), n)
         for r, n in product(REPLIES + ["+10"], (-7, -2))
     ]
     signs = [
-        (answer(PLAIN, n, c="{q}").replace("{q}", sign(r, MARK).rpartition("\nEnd")[0]), n)
+        (told(PLAIN, n, c="{q}").replace("{q}", sign(r, MARK).rpartition("\nEnd")[0]), n)
         for r, n in product(REPLIES, (-7, -2))
     ]
-    obeys = [(answer(PLAIN, 10), n) for _, n in product(INSTRUCTIONS, (-7, -2))]
+    obeys = [(told(PLAIN, 10), n) for _, n in product(INSTRUCTIONS, (-7, -2))]
     in_the_mouth = [sign(SPOKEN, MARK).format(k="", o="", g="", l=r) for r in REPLIES]
     goodbyes = sum(
         outcome(lambda text=text: says_goodbye(parse_reply(text, MARK)[1]), True) == 0

@@ -51,21 +51,24 @@ class Loopback(ThreadingHTTPServer):
         key=None,
     ):
         super().__init__(("127.0.0.1", port), Handler)
-        self.latency = latency
-        self.faults = faults or {}
-        self.outage = outage
-        self.answer = answer
-        self.reply = reply
-        self.key = key
+        self.latency, self.faults, self.outage, self.answer, self.reply, self.key = (
+            latency,
+            faults or {},
+            outage,
+            answer,
+            reply,
+            key,
+        )
         self.model = toy.ScriptedModel(difficulty)
-        self.rng = random.Random(seed)
-        self.lock = threading.Lock()
-        self.calls = 0
-        self.active = 0  # calls under way
-        self.most = 0  # of them at any time
-        self.down_until = 0.0
-        self.prompts = []
-        self.times = []  # at which they came
+        self.rng, self.lock = random.Random(seed), threading.Lock()
+        self.calls, self.active, self.most, self.down_until, self.prompts, self.times = (
+            0,
+            0,
+            0,
+            0.0,
+            [],
+            [],
+        )
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def __enter__(self):
@@ -79,35 +82,6 @@ class Loopback(ThreadingHTTPServer):
     def handle_error(self, request, address):  # a client that gave up waiting is no news
         pass
 
-    def count(self, prompt, is_check):
-        """Count a call. Returns (the fault that it meets, or None; the garbage for it)."""
-        with self.lock:
-            self.active += 1
-            self.most = max(self.most, self.active)
-            if not is_check:
-                self.calls += 1
-                self.prompts.append(prompt)
-                self.times.append(time.monotonic())
-            if self.outage and self.calls == self.outage[0]:
-                self.down_until = time.monotonic() + self.outage[1]
-            fault = self.draw_fault()
-            return fault, self.rng.choice(GARBAGE)
-
-    def draw_fault(self):
-        """A fault, by its share of the calls, or None."""
-        draw, edge = self.rng.random(), 0.0
-        for name, share in self.faults.items():
-            edge += share
-            if draw < edge:
-                return name
-        return None
-
-    def answer_to(self, prompt):
-        """The text of a good answer."""
-        if self.answer:
-            return signed(prompt, self.answer(prompt))
-        return asyncio.run(self.model(prompt))
-
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -120,12 +94,25 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        server = self.server
-        length = int(self.headers["Content-Length"])
-        request = json.loads(self.rfile.read(length))
-        prompt = request["messages"][0]["content"]
-        is_check = CHECK in prompt
-        fault, garbage = server.count(prompt, is_check)
+        server, request = (
+            self.server,
+            json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
+        )
+        first = CHECK in request["messages"][0]["content"]
+        with server.lock:
+            server.calls += not first
+            server.active += 1
+            server.most = max(server.most, server.active)
+            if not first:
+                server.prompts.append(request["messages"][0]["content"])
+                server.times.append(time.monotonic())
+            if server.outage and server.calls == server.outage[0]:
+                server.down_until = time.monotonic() + server.outage[1]
+            draw, edge, fault = server.rng.random(), 0.0, None
+            for name, share in server.faults.items():
+                if fault is None and draw < (edge := edge + share):
+                    fault = name
+            garbage = server.rng.choice(GARBAGE)
         try:
             if time.monotonic() < server.down_until:
                 self.close_connection = True
@@ -133,33 +120,44 @@ class Handler(BaseHTTPRequestHandler):
                 return
             time.sleep(server.latency)
             if server.reply:
-                self.send(*server.reply(request))
-            elif server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                self.refuse_key()
-            elif fault == "hang":
+                return self.send(*server.reply(request))
+            if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
+                return self.send(
+                    401,
+                    {},
+                    {
+                        "error": {
+                            "message": f"Incorrect API key: {self.headers['Authorization']}",
+                            "code": "invalid_api_key",
+                        }
+                    },
+                )
+            if fault == "hang":
                 time.sleep(30)
-            elif fault == "429":
-                self.send(429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
-            elif fault == "500":
-                self.send(500, {}, {"error": {"message": "oops"}})
-            elif request["model"] != "scripted":
-                message = f"The model `{request['model']}` does not exist."
-                self.send(404, {}, {"error": {"message": message}})
+                return
+            if fault == "429":
+                return self.send(429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
+            if fault == "500":
+                return self.send(500, {}, {"error": {"message": "oops"}})
+            if request["model"] != "scripted":
+                return self.send(
+                    404,
+                    {},
+                    {"error": {"message": f"The model `{request['model']}` does not exist."}},
+                )
+            prompt = request["messages"][0]["content"]
+            if first:
+                text = asyncio.run(answer_check(prompt))
+            elif fault == "garbage":
+                text = garbage
+            elif server.answer:
+                text = signed(prompt, server.answer(prompt))
             else:
-                if is_check:
-                    text = asyncio.run(answer_check(prompt))
-                elif fault == "garbage":
-                    text = garbage
-                else:
-                    text = server.answer_to(prompt)
-                self.send(200, {}, completion(text))
+                text = asyncio.run(server.model(prompt))
+            self.send(200, {}, completion(text))
         finally:
             with server.lock:
                 server.active -= 1
-
-    def refuse_key(self):
-        message = f"Incorrect API key: {self.headers['Authorization']}"
-        self.send(401, {}, {"error": {"message": message, "code": "invalid_api_key"}})
 
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -19,11 +19,8 @@ CHAPTERS, SUPPORT, TOOLS, COURSE = (
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
 MODULES = {
     **{path.stem: path for path in CHAPTERS + COURSE},
-    **{
-        f"{path.parent.name}.{path.stem}": path
-        for path in SUPPORT + TOOLS
-        if path.stem != "__init__"
-    },
+    **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"},
+    **{f"tools.{path.stem}": path for path in TOOLS if path.stem != "__init__"},
 }
 TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
