@@ -237,10 +237,10 @@ def with_strategies(row, by_step):
     has them."""
     row = dict(row)
     if row["step"] in by_step:
-        strategies = by_step[row["step"]]["strategies"]
+        groups = by_step[row["step"]]["strategies"]
         for name in judged.GROUPS:
-            row[f"uses {name}"] = strategies[name]["uses"]
-            row[f"gain {name}"] = strategies[name]["gain"]
+            row[f"uses {name}"] = groups[name]["uses"]
+            row[f"gain {name}"] = groups[name]["gain"]
     return row
 
 

@@ -112,17 +112,13 @@ def compute(func, args, kwargs):
     left = [t for t in tensors if t.dim() and not isinstance(t, Tensor)]
     if left and (away or asked) and name not in MOVES:
         raise AssertionError(f"{name}: a tensor {tuple(left[0].shape)} is on the CPU")
-    cpu_kwargs = {key: tree_map(numbers_of, x) for key, x in kwargs.items()}
-    if "device" in cpu_kwargs:
-        cpu_kwargs["device"] = "cpu"
-    result = func(*tree_map(numbers_of, args), **cpu_kwargs)
+    bare = lambda x: x.numbers if isinstance(x, Tensor) else x
+    own = {key: tree_map(bare, x) for key, x in kwargs.items()}
+    if "device" in own:
+        own["device"] = "cpu"
+    found = func(*tree_map(bare, args), **own)
     if name.endswith("_") and args and isinstance(args[0], torch.Tensor):
         return args[0]  # changed in place
     if not (asked if kwargs.get("device") else away):
-        return result
-    return tree_map(lambda x: Tensor(x) if isinstance(x, torch.Tensor) else x, result)
-
-
-def numbers_of(x):
-    """A tensor of the device as the tensor that holds its numbers; anything else as it is."""
-    return x.numbers if isinstance(x, Tensor) else x
+        return found
+    return tree_map(lambda x: Tensor(x) if isinstance(x, torch.Tensor) else x, found)
