@@ -39,12 +39,14 @@ import tempfile
 import textwrap
 import threading
 import time
+import tomllib
 import types
 import xml.etree.ElementTree as xml
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import labs
 
@@ -59,35 +61,35 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def find(tree, name):
     """The node of the function or method `name` ("gae", "Agent.reply") in a module's tree, or None.
     Of two the last, as for Python."""
+    node = tree
     for part in name.split("."):
-        tree = next(
-            (node for node in reversed(tree.body) if getattr(node, "name", None) == part), None
-        )
-        if tree is None:
+        named = [inner for inner in node.body if getattr(inner, "name", None) == part]
+        if not named:
             return None
-    return tree if isinstance(tree, FUNCTIONS) else None
+        node = named[-1]
+    return node if isinstance(node, FUNCTIONS) else None
 
 
 def lines_of(node):
     """Its lines as a slice, decorators included."""
-    return slice(
-        min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])]) - 1,
-        node.end_lineno,
-    )
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *[decorator.lineno for decorator in decorators]])
+    return slice(first - 1, node.end_lineno)
 
 
 def text_of(source, node):
     """Its text, moved to the left margin. (Not by textwrap.dedent: one comment in column 0 would
     hold everything where it is.)"""
-    return "\n".join(
-        re.sub(f"^ {{,{node.col_offset}}}", "", line) for line in source.split("\n")[lines_of(node)]
-    )
+    lines = source.split("\n")[lines_of(node)]
+    margin = f"^ {{,{node.col_offset}}}"
+    return "\n".join(re.sub(margin, "", line) for line in lines)
 
 
 def put(source, name, text):
     """`source` with the function `name` replaced by `text`, at the old one's depth. (Text inside of
     a method's strings moves too.)"""
-    node, lines = find(ast.parse(source), name), source.split("\n")
+    node = find(ast.parse(source), name)
+    lines = source.split("\n")
     lines[lines_of(node)] = textwrap.indent(text, " " * node.col_offset).split("\n")
     return "\n".join(lines)
 
@@ -95,7 +97,8 @@ def put(source, name, text):
 def stub(source, name, message):
     """The function `name` with its signature and its docstring, and `message` raised where its
     body was."""
-    node, lines = find(ast.parse(source), name), source.split("\n")
+    node = find(ast.parse(source), name)
+    lines = source.split("\n")
     first = node.body[0]
     documented = ast.get_docstring(node) is not None
     end = first.end_lineno if documented else first.lineno - 1
@@ -108,23 +111,29 @@ def stub(source, name, message):
 
 def names_in(node):
     """The names that it takes from around it, the arguments of a test (its fixtures) among them."""
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-    own = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-    return {n.id for n in names} - own | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+    bound_here = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    arguments = {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
+    return {name.id for name in names} - bound_here | arguments
+
+
+def bound_name(alias):
+    """The name that a part of an import binds: `b` of `import a as b`, `a` of `import a.b`."""
+    return (alias.asname or alias.name).split(".")[0]
 
 
 def names_of(node):
     """The names that a top-level statement binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        return {bound_name(alias) for alias in node.names}
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
     targets = getattr(node, "targets", [getattr(node, "target", node)])
+    inner_nodes = [inner for target in targets for inner in ast.walk(target)]
     return {
-        n.id
-        for target in targets
-        for n in ast.walk(target)
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        inner.id
+        for inner in inner_nodes
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
     }
 
 
@@ -132,18 +141,16 @@ def taken_by(text):
     """The names that a piece of code takes from its module, as Python sees it: an argument or a
     local is none."""
 
-    def walk(table):
+    names = set()
+    tables = [symtable.symtable(text, "student", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
         for symbol in table.get_symbols():
-            if (
-                symbol.is_declared_global()
-                or symbol.is_referenced()
-                and (symbol.is_global() or table.get_type() == "module")
-            ):
-                yield symbol.get_name()
-        for child in table.get_children():
-            yield from walk(child)
-
-    return set(walk(symtable.symtable(text, "student", "exec")))
+            from_module = symbol.is_global() or table.get_type() == "module"
+            if symbol.is_declared_global() or (symbol.is_referenced() and from_module):
+                names.add(symbol.get_name())
+    return names
 
 
 def parses(text):
@@ -160,29 +167,33 @@ def readable(text):
     file ends there."""
     if parses(text):
         return text
-
-    def blocks(text, start):
-        """Cut before every line that matches `start`; decorators stay with what they decorate."""
-        found = []
-        for block in re.split(rf"(?m)^(?={start})", text):
-            if (
-                found
-                and found[-1].lstrip().startswith("@")
-                and not re.search(r"(?m)^\s*(async def|def|class) ", found[-1])
-            ):
-                found[-1] += block
-            else:
-                found.append(block)
-        return found
-
     kept = []
     for block in blocks(text, r"[^\s#)\]}]"):
         if not parses(block) and block.startswith(("class ", "@")):
             head, *methods = blocks(block, r"    (?:@|async def |def )")
-            block = head + "".join(m for m in methods if parses("class _:\n" + m))
+            whole_methods = [method for method in methods if parses("class _:\n" + method)]
+            block = head + "".join(whole_methods)
         if parses(block):
             kept.append(block)
     return "".join(kept)
+
+
+def blocks(text, start):
+    """`text`, cut before every line that matches `start`; decorators stay with what they
+    decorate."""
+    pieces = []
+    for piece in re.split(rf"(?m)^(?={start})", text):
+        if pieces and only_decorators(pieces[-1]):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+def only_decorators(piece):
+    """Whether it begins with a decorator, and what that decorates is not in it."""
+    defines = re.search(r"(?m)^\s*(async def|def|class) ", piece)
+    return piece.lstrip().startswith("@") and not defines
 
 
 def transplant(source, theirs, names):
@@ -193,43 +204,71 @@ def transplant(source, theirs, names):
     is not this exercise's matter. Returns the new source. Raises BadInput where a function is
     missing or does not parse.
     """
-    ours, text = ast.parse(source), readable(theirs)
+    ours = ast.parse(source)
+    text = readable(theirs)
     tree = ast.parse(text)
-    functions = [(name, find(tree, name)) for name in names]
-    lost = [name for name, node in functions if node is None]
-    if lost:
-        there = re.search(rf"def {lost[0].split('.')[-1]} *[(]", theirs)
-        raise BadInput(
-            f"{lost[0]} {'does not parse, or is not at the top level' if there else 'is not there'}"
-        )
-    known, new = set().union(*map(names_of, ours.body)), []
-    for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):  # of `import torch, math` what is new
-            node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] not in known]
-            new += [(names_of(node), ast.unparse(node))] if node.names else []
-        elif (
-            isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign))
-            and not names_of(node) & known
-        ):
-            whole = isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.get_source_segment(
-                text, node
-            )
-            new.append((names_of(node), whole or text_of(text, node)))
-    wanted, helpers = set().union(*(taken_by(text_of(text, node)) for _, node in functions)), []
-    while more := [helper for helper in new if helper not in helpers and helper[0] & wanted]:
-        helpers += more
-        wanted |= set().union(*(taken_by(code) for _, code in more))
+    functions = {name: find(tree, name) for name in names}
+    for name, node in functions.items():
+        if node is None:
+            raise BadInput(f"{name} {why_missing(theirs, name)}")
+    function_texts = {name: text_of(text, node) for name, node in functions.items()}
+    known = set().union(*map(names_of, ours.body))
+    helpers = needed(additions(tree, text, known), function_texts.values())
+    top = names[0].split(".")[0]
+    first = next(node for node in ours.body if getattr(node, "name", None) == top)
     lines = source.split("\n")
-    first = next(
-        node for node in ours.body if getattr(node, "name", None) == names[0].split(".")[0]
-    )
-    lines[lines_of(first).start : lines_of(first).start] = [
-        code + "\n\n" for bound, code in new if (bound, code) in helpers
-    ]
+    start = lines_of(first).start
+    lines[start:start] = [helper.text + "\n\n" for helper in helpers]
     source = "\n".join(lines)
-    for name, node in functions:
-        source = put(source, name, text_of(text, node))
+    for name, function_text in function_texts.items():
+        source = put(source, name, function_text)
     return source
+
+
+def why_missing(theirs, name):
+    """What to say of a function that was not read from a student's file."""
+    if re.search(rf"def {name.split('.')[-1]} *[(]", theirs):
+        return "does not parse, or is not at the top level"
+    return "is not there"
+
+
+class Addition(NamedTuple):
+    """A top-level statement of a student's file that ours lacks."""
+
+    names: set  # that it binds
+    text: str
+
+
+def additions(tree, text, known):
+    """The imports, functions, classes and assignments of a student's file that bind none of the
+    names `known` to ours. Of an import, what is new."""
+    new = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [alias for alias in node.names if bound_name(alias) not in known]
+            if node.names:
+                new.append(Addition(names_of(node), ast.unparse(node)))
+        elif names_of(node) & known:
+            continue
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            segment = ast.get_source_segment(text, node)
+            new.append(Addition(names_of(node), segment or text_of(text, node)))
+        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            new.append(Addition(names_of(node), text_of(text, node)))
+    return new
+
+
+def needed(candidates, function_texts):
+    """Those of the additions that the functions use, and those that these use, in their order."""
+    wanted = set().union(*map(taken_by, function_texts))
+    chosen = []
+    while more := [new for new in candidates if new not in chosen and new.names & wanted]:
+        chosen += more
+        wanted |= set().union(*(taken_by(new.text) for new in more))
+    return [new for new in candidates if new in chosen]
+
+
+# --------------------------------------------------------------------------------- cutting of tests
 
 
 @functools.cache
@@ -237,50 +276,62 @@ def cut_tests(chosen):
     """The tests that grade the exercises named in the tuple `chosen`, and what they need of their
     files, nothing else; each test marked with its exercises. Returns {file name: text}. The rest
     stays here, because much of it holds answers."""
-    everything, tests = exercises(), {}
+    everything = exercises()
+    graded = {}  # "file::test": the exercises that it grades
     for exercise in chosen:
         for test in everything[exercise]["tests"]:
-            tests.setdefault(test, []).append(exercise)
-    sources = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+            graded.setdefault(test, []).append(exercise)
+    sources = {path.name: path.read_text(encoding="utf-8") for path in files_of_tests()}
+    trees = {file: ast.parse(source) for file, source in sources.items()}
+    wanted = names_wanted(trees, [tuple(test.split("::")) for test in graded])
+    return {
+        file: cut_file(file, sources[file], trees[file], wanted, graded)
+        for file in sorted({file for file, _ in wanted})
     }
-    trees = {name: ast.parse(source) for name, source in sources.items()}
-    todo, wanted = [tuple(test.split("::")) for test in tests], set()
+
+
+def files_of_tests():
+    """The project's files of tests."""
+    return sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def names_wanted(trees, tests):
+    """{(file, name)} of the tests and of all that they use of these files' top levels. trees:
+    {file: module}; tests: [(file, name)]."""
+    todo, wanted = list(tests), set()
     while todo:
         file, name = todo.pop()
-        node = next((n for n in trees[file].body if name in names_of(n)), None)
-        # None: a builtin, a fixture of conftest.py, a name of its own
+        node = next((node for node in trees[file].body if name in names_of(node)), None)
+        # None: a builtin, a fixture of conftest.py, a name that it binds itself
         if (file, name) in wanted or node is None:
             continue
         wanted.add((file, name))
         if isinstance(node, ast.ImportFrom) and f"{node.module}.py" in trees:
             todo.append((f"{node.module}.py", name))
         elif not isinstance(node, (ast.Import, ast.ImportFrom)):
-            todo += [(file, other) for other in names_in(node)]
-    texts = {}
-    for file in sorted({file for file, _ in wanted}):
-        parts, imports = [], []
-        for node in trees[file].body:
-            bound = {name for name in names_of(node) if (file, name) in wanted}
-            if not bound:
-                continue
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in bound]
-                imports.append(ast.unparse(node))
-            else:
-                marks = [
-                    f"@pytest.mark.{exercise}\n"
-                    for exercise in tests.get(f"{file}::{min(bound)}", [])
-                ]
-                parts.append("".join(marks) + text_of(sources[file], node))
-        if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
-            imports.append("import pytest")
-        about = ast.get_docstring(trees[file]).split("\n\n")[0]
-        texts[file] = (
-            f'"""{about}"""\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
-        )
-    return texts
+            todo += [(file, used) for used in names_in(node)]
+    return wanted
+
+
+def cut_file(file, source, tree, wanted, graded):
+    """The text of a file of tests with nothing but the names that are wanted."""
+    parts, imports = [], []
+    for node in tree.body:
+        bound = {name for name in names_of(node) if (file, name) in wanted}
+        if not bound:
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [alias for alias in node.names if bound_name(alias) in bound]
+            imports.append(ast.unparse(node))
+        else:
+            marks = graded.get(f"{file}::{min(bound)}", [])
+            decorators = "".join(f"@pytest.mark.{exercise}\n" for exercise in marks)
+            parts.append(decorators + text_of(source, node))
+    if any("pytest.mark." in part for part in parts) and "import pytest" not in imports:
+        imports.append("import pytest")
+    about_file = ast.get_docstring(tree).split("\n\n")[0]
+    head = f'"""{about_file}"""\n' + "\n".join(imports)
+    return head + "\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 
 # ---------------------------------------------------------------------------------------- exercises
@@ -289,17 +340,17 @@ def cut_tests(chosen):
 def exercises(only=None):
     """The exercises, all or those named in "gae,clip", in the order of the list. Raises BadInput
     for an unknown name."""
-    found = read_toml("exercises.toml")
+    everything = read_toml("exercises.toml")
     if only is None:
-        return found
+        return everything
     names = [name.strip() for name in only.split(",") if name.strip()]
-    unknown = [name for name in names if name not in found]
+    unknown = [name for name in names if name not in everything]
     if unknown or not names:
+        first = unknown[0] if unknown else ""
         raise BadInput(
-            f"--only {only}: there is no exercise {unknown[0] if unknown else ''!r}; "
-            f"there are {', '.join(found)}"
+            f"--only {only}: there is no exercise {first!r}; there are {', '.join(everything)}"
         )
-    return {name: found[name] for name in found if name in names}
+    return {name: exercise for name, exercise in everything.items() if name in names}
 
 
 def copy_project(place, chosen, changed):
@@ -309,9 +360,8 @@ def copy_project(place, chosen, changed):
     for pattern in PARTS:
         for path in ROOT.glob(pattern):
             if path.is_dir():
-                shutil.copytree(
-                    path, place / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*")
-                )
+                no_caches = shutil.ignore_patterns("__pycache__", ".*")
+                shutil.copytree(path, place / path.name, ignore=no_caches)
             else:
                 shutil.copy(path, place / path.name)
     for file, text in changed.items():
@@ -320,12 +370,20 @@ def copy_project(place, chosen, changed):
     shutil.copy(ROOT / "tests" / "conftest.py", place / "tests")
     for file, text in cut_tests(tuple(chosen)).items():
         (place / "tests" / file).write_text(text, encoding="utf-8")
-        # what tests share beside conftest.py: marks.py
-        for helper in re.findall(r"(?m)^from (\w+) import", text):
-            if (ROOT / "tests" / f"{helper}.py").is_file():
-                shutil.copy(ROOT / "tests" / f"{helper}.py", place / "tests")
-    markers = "".join(f"    {name}: {exercise['title']}\n" for name, exercise in chosen.items())
-    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n" + markers, encoding="utf-8")
+        # modules that tests share, beside conftest.py: marks.py
+        for module in re.findall(r"(?m)^from (\w+) import", text):
+            if (ROOT / "tests" / f"{module}.py").is_file():
+                shutil.copy(ROOT / "tests" / f"{module}.py", place / "tests")
+    (place / "pytest.ini").write_text(pytest_settings(chosen), encoding="utf-8")
+
+
+def pytest_settings(chosen):
+    """The pytest.ini of a copy: the project's markers, and one for each exercise. (The project's
+    pyproject.toml stays here; beside a pytest.ini it would not be read.)"""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    markers = list(project["tool"]["pytest"]["ini_options"]["markers"])
+    markers += [f"{name}: {exercise['title']}" for name, exercise in chosen.items()]
+    return "[pytest]\nmarkers =\n" + "".join(f"    {marker}\n" for marker in markers)
 
 
 def stubs_of(chosen):
@@ -335,26 +393,24 @@ def stubs_of(chosen):
         file = exercise["file"]
         for function in exercise["functions"]:
             source = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
-            changed[file] = put(
-                source,
-                function,
-                stub(source, function, f"exercise {name}: {function} is yours to write"),
-            )
+            message = f"exercise {name}: {function} is yours to write"
+            changed[file] = put(source, function, stub(source, function, message))
     return changed
 
 
 def check(name, exercise):
     """The command that runs an exercise's tests in a handout."""
-    return f"python -m pytest -q -m {name} " + " ".join(
-        sorted({"tests/" + test.split("::")[0] for test in exercise["tests"]})
-    )
+    files = {"tests/" + test.split("::")[0] for test in exercise["tests"]}
+    return f"python -m pytest -q -m {name} {' '.join(sorted(files))}"
 
 
 def describe(name, exercise):
     """An exercise as the assignment tells it."""
-    fill = lambda text: textwrap.fill(
-        " ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False
-    )
+
+    def fill(text):
+        words = " ".join(text.split())
+        return textwrap.fill(words, 130, break_on_hyphens=False, break_long_words=False)
+
     functions = ", ".join(f"`{function}`" for function in exercise["functions"])
     needs = f" Needs: {', '.join(exercise['needs'])}." if exercise["needs"] else ""
     return "\n\n".join(
@@ -372,7 +428,8 @@ def describe(name, exercise):
 
 
 def plural(count, what="exercise"):
-    return f"{count} {what}{'s' * (count != 1)}"
+    """A count and its noun: 1 exercise, 2 exercises."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def handout(target, chosen):
@@ -401,10 +458,10 @@ def handout(target, chosen):
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
     print(f"{plural(len(chosen))}, {points} points: {target / 'README.md'}")
-    print(
-        "to grade a copy of it: python course/course.py grade COPY"
-        + f" --only {','.join(chosen)}" * (len(chosen) < len(exercises()))
-    )
+    command = "python course/course.py grade COPY"
+    if len(chosen) < len(exercises()):
+        command += f" --only {','.join(chosen)}"
+    print(f"to grade a copy of it: {command}")
 
 
 # -------------------------------------------------------------------------------------- submissions
@@ -422,19 +479,9 @@ def unpack(archive, files, scratch):
             # some programs of Windows write a backslash
             paths = [PurePosixPath(member.filename.replace("\\", "/")) for member in members]
             for member, path in zip(members, paths):
-                kind = stat.S_IFMT(member.external_attr >> 16)  # 0: it was not made by a Unix
-                outside = path.is_absolute() or ".." in path.parts or ":" in (*path.parts, "")[0]
-                wrong = (
-                    "leads out of it"
-                    if outside
-                    else "is encrypted"
-                    if member.flag_bits & 1
-                    else "is a link or a device"
-                    if kind not in (0, stat.S_IFREG, stat.S_IFDIR)
-                    else ""
-                )
-                if wrong:
-                    raise BadInput(f"grade {archive}: {member.filename[:60]!r} in it {wrong}")
+                danger = danger_of(member, path)
+                if danger:
+                    raise BadInput(f"grade {archive}: {member.filename[:60]!r} in it {danger}")
             # zipfile stops reading where a file is longer than it says
             if sum(member.file_size for member in members) > UNPACKED:
                 raise BadInput(
@@ -448,9 +495,21 @@ def unpack(archive, files, scratch):
                         shutil.copyfileobj(packed, file)
     except BadInput:
         raise
-    except Exception as error:  # each of the many ways to be broken has one of its own
-        told = " ".join(str(error).split())[:90] or type(error).__name__
-        raise BadInput(f"grade {archive}: no whole zip file ({told})") from None
+    except Exception as error:  # each of the many ways to be broken raises another one
+        reason = " ".join(str(error).split())[:90] or type(error).__name__
+        raise BadInput(f"grade {archive}: no whole zip file ({reason})") from None
+
+
+def danger_of(member, path):
+    """Why a file in a zip file must not be unpacked, in words, or ""."""
+    if path.is_absolute() or ".." in path.parts or ":" in (*path.parts, "")[0]:
+        return "leads out of it"
+    if member.flag_bits & 1:
+        return "is encrypted"
+    file_type = stat.S_IFMT(member.external_attr >> 16)  # 0: it was not made by a Unix
+    if file_type not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "is a link or a device"
+    return ""
 
 
 def opened(place, files, scratch):
@@ -461,34 +520,34 @@ def opened(place, files, scratch):
         unpack(place, files, scratch)
     elif not place.is_dir():
         raise BadInput(f"grade {place}: no such directory or zip file")
-    holds = lambda folder: any((folder / file).is_file() for file in files)
+
+    def holds_files(folder):
+        return any((folder / file).is_file() for file in files)
+
     home = scratch if place.is_file() else place
     try:
         for _ in range(5):
-            if holds(home):
+            if holds_files(home):
                 return home
-            # neither .venv nor __MACOSX
-            folders = [
-                path
-                for path in sorted(home.iterdir())
-                if path.is_dir() and not path.name.startswith((".", "__"))
-            ]
-            folders = [path for path in folders if holds(path)] or folders
-            if len(folders) != 1:
+            folders = folders_in(home)
+            with_files = [folder for folder in folders if holds_files(folder)]
+            candidates = with_files or folders
+            if len(candidates) != 1:
                 break
-            (home,) = folders
+            (home,) = candidates
     except OSError as error:
         raise BadInput(f"grade {place}: cannot be read ({error.strerror})") from None
-    several = [path.name for path in folders if holds(path)]
-    raise BadInput(
-        f"grade {place}: "
-        + (
-            f"there are files to grade in "
-            f"{' and in '.join(map(repr, several[:3]))}; leave one of them"
-            if several
-            else "none of the files to grade is there; is it a handout?"
-        )
-    )
+    several = [path.name for path in candidates if holds_files(path)]
+    if several:
+        names = " and in ".join(map(repr, several[:3]))
+        raise BadInput(f"grade {place}: there are files to grade in {names}; leave one of them")
+    raise BadInput(f"grade {place}: none of the files to grade is there; is it a handout?")
+
+
+def folders_in(place):
+    """The directories in `place`, but for .venv, __MACOSX and their like."""
+    folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+    return [path for path in folders if not path.name.startswith((".", "__"))]
 
 
 # ------------------------------------------------------------------------------------------ grading
@@ -520,16 +579,12 @@ def workers():
 @functools.cache
 def docstrings():
     """The docstring of every test, by its name."""
-    trees = [
-        ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-    ]
-    return {
-        node.name: ast.get_docstring(node) or ""
-        for tree in trees
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-    }
+    texts = {}
+    for path in files_of_tests():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                texts[node.name] = ast.get_docstring(node) or ""
+    return texts
 
 
 def about(test):
@@ -554,36 +609,39 @@ IMPORTED = [
 
 
 def tests_process(place, report, seconds):
-    """What the forked process does: pytest in the copy at `place`, as `python -m pytest` would. Of
-    the grader's own modules it forgets all, the copy has its own."""
+    """The work of the forked process: pytest in the copy at `place`, as `python -m pytest` would
+    run it."""
     os.setsid()  # a session of its own: whatever it starts ends with it
     output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
-    # a loop that collects or prints must not take the machine with it; the last is for the case
-    # that the grader is killed before it can keep the time
-    for what, most in (
-        (resource.RLIMIT_DATA, MEMORY),
-        (resource.RLIMIT_FSIZE, FILE),
-        (resource.RLIMIT_CPU, seconds),
-    ):
-        resource.setrlimit(what, (most, most))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # a loop that collects or prints must not take the machine with it
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
+    # for the case that the grader is killed before it can keep the time
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(place)
     os.environ.update(PYTHONPATH="", PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True
+    forget_project()
+    sys.path.insert(0, str(place))
+    import pytest
+
+    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]))
+
+
+def forget_project():
+    """Forget the project that the grader runs from: its modules and its place on the path. A copy
+    has its own."""
     homes = {str(home) for home in (ROOT, ROOT / "support", HERE)}
     for name, module in list(sys.modules.items()):
         if os.path.dirname(getattr(module, "__file__", None) or "") in homes:
             del sys.modules[name]
-    # every program has one, and the project looks there for who it is
+    # every program has a __main__, and the project looks there for the program's name
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.path[:] = [str(place)] + [
-        path for path in sys.path if Path(path).resolve() not in (ROOT, HERE)
-    ]
-    import pytest
-
-    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]))
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() not in (ROOT, HERE)]
 
 
 def run_tests(place, limit):
@@ -608,29 +666,28 @@ def run_tests(place, limit):
     except (OSError, xml.ParseError):
         return f"the process ended itself (exit code {code})"
     for case in cases:
-        for bad in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
-            said = (bad.get("message") or bad.text or "").strip().split("\n")[0]
-            # the file could not be imported; its last word says why
-            if "collection failure" in said:
-                said = (
-                    [
-                        line[1:].strip()
-                        for line in (bad.text or "").split("\n")
-                        if line.startswith("E ")
-                    ]
-                    or [said]
-                )[-1]
+        for problem in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
             name = case.get("name") or ""
-            words = [name[:70], about(name.split("[")[0]), said[:90]]
-            return ": ".join(word for word in words if word)
+            parts = [name[:70], about(name.split("[")[0]), reason_of(problem)[:90]]
+            return ": ".join(part for part in parts if part)
     return "" if code == 0 and cases else f"the tests did not run (exit code {code})"
+
+
+def reason_of(problem):
+    """Why a test failed, in one line. problem: <failure>, <error> or <skipped> of pytest's
+    report."""
+    reason = (problem.get("message") or problem.text or "").strip().split("\n")[0]
+    if "collection failure" in reason:  # the file could not be imported; the last line says why
+        lines = (problem.text or "").split("\n")
+        errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+        return errors[-1] if errors else reason
+    return reason
 
 
 def try_out(name, exercise, changed, limit):
     """Run the tests of one exercise on a copy of the project with other scripts."""
-    with tempfile.TemporaryDirectory(
-        prefix=f"exercise-{name}-", ignore_cleanup_errors=True
-    ) as scratch:
+    prefix = f"exercise-{name}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
         place = Path(scratch) / "project"
         copy_project(place, {name: exercise}, changed)
         return run_tests(place, limit)
@@ -654,27 +711,37 @@ def grade_one(place, name, exercise, limit):
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # of one file, not of all submissions
         return f"{file} cannot be read ({type(error).__name__})"
-    said = try_out(name, exercise, {file: text}, limit)
-    return "not done" if f"NotImplementedError: exercise {name}:" in said else said
+    problem = try_out(name, exercise, {file: text}, limit)
+    return "not done" if f"NotImplementedError: exercise {name}:" in problem else problem
 
 
-def gradescope(results, earned, total):
-    """What Gradescope reads, results.json, of one submission: `results` are (name, exercise,
-    points, what went wrong), of each exercise."""
-    passed = sum(not problem for *_, problem in results)
+class Result(NamedTuple):
+    """One exercise of one submission."""
+
+    name: str
+    exercise: dict
+    points: int  # earned
+    problem: str  # what went wrong, or ""
+
+
+def gradescope(results):
+    """What Gradescope reads, results.json, of the results of one submission."""
+    passed = sum(not result.problem for result in results)
+    earned = sum(result.points for result in results)
+    total = sum(result.exercise["points"] for result in results)
     return {
         "score": earned,
         "max_score": total,
         "output": f"{passed} of {plural(len(results))} passed, {earned} of {total} points",
         "tests": [
             {
-                "name": f"{name}: {exercise['title']}",
-                "score": points,
-                "max_score": exercise["points"],
-                "output": problem or "passed",
-                "status": "failed" if problem else "passed",
+                "name": f"{result.name}: {result.exercise['title']}",
+                "score": result.points,
+                "max_score": result.exercise["points"],
+                "output": result.problem or "passed",
+                "status": "failed" if result.problem else "passed",
             }
-            for name, exercise, points, problem in results
+            for result in results
         ],
     }
 
@@ -691,48 +758,55 @@ def grade(places, chosen, limit, table=None, scope=None):
     """Grade the submissions `places`, directories and zip files: a table for each on the terminal,
     all in the CSV file `table`, and one for Gradescope in the JSON file `scope`. True if each has
     all points."""
-    began, total = time.monotonic(), sum(e["points"] for e in chosen.values())
+    began = time.monotonic()
     if scope and len(places) > 1:
         raise BadInput(f"--gradescope {scope}: is for one submission, not for {len(places)}")
-    files, full = {exercise["file"] for exercise in chosen.values()}, True
+    files = {exercise["file"] for exercise in chosen.values()}
+    all_points = True
     with tempfile.TemporaryDirectory(prefix="submissions-") as scratch:
         homes = []
-        for i, place in enumerate(places):
-            (Path(scratch) / str(i)).mkdir()
-            homes.append(opened(place, files, Path(scratch) / str(i)))
+        for number, place in enumerate(places):
+            unpacked = Path(scratch) / str(number)
+            unpacked.mkdir()
+            homes.append(opened(place, files, unpacked))
         with (
-            to_write("--csv", table) as file,
-            to_write("--gradescope", scope) as report,
+            to_write("--csv", table) as csv_file,
+            to_write("--gradescope", scope) as scope_file,
             workers() as pool,
         ):
-            rows = csv.writer(file)
+            rows = csv.writer(csv_file)
             rows.writerow(["submission", "exercise", "points", "of", "result"])
             for place, home in zip(places, homes):
-                found = pool.map(lambda item: grade_one(home, *item, limit), chosen.items())
                 print(f"\n{place}")
                 results = []
-                for (name, exercise), problem in zip(chosen.items(), found):
-                    points = 0 if problem else exercise["points"]
-                    results.append((name, exercise, points, problem))
-                    print(
-                        f"  {name:<12}{points:>3} of {exercise['points']:>2}   "
-                        f"{problem or 'passed'}",
-                        flush=True,
-                    )
-                    rows.writerow([place, name, points, exercise["points"], problem or "passed"])
-                    file.flush()
-                earned = sum(points for _, _, points, _ in results)
-                full = full and earned == total
-                told = gradescope(results, earned, total)
+                for result in graded(home, chosen, limit, pool):
+                    results.append(result)
+                    name, points, of = result.name, result.points, result.exercise["points"]
+                    outcome = result.problem or "passed"
+                    print(f"  {name:<12}{points:>3} of {of:>2}   {outcome}", flush=True)
+                    rows.writerow([place, name, points, of, outcome])
+                    csv_file.flush()
+                summary = gradescope(results)
+                earned, total = summary["score"], summary["max_score"]
+                all_points = all_points and earned == total
                 print(f"  {'total':<12}{earned:>3} of {total}")
-                rows.writerow([place, "total", earned, total, told["output"]])
-                file.flush()
-            json.dump(told, report, ensure_ascii=False, indent=1)
+                rows.writerow([place, "total", earned, total, summary["output"]])
+                csv_file.flush()
+            json.dump(summary, scope_file, ensure_ascii=False, indent=1)
     print(
         f"\n{plural(len(places), 'submission')}, {plural(len(chosen))} each: "
         f"{time.monotonic() - began:.0f} s"
     )
-    return full
+    return all_points
+
+
+def graded(home, chosen, limit, pool):
+    """Grade the submission whose files are in the directory `home`: yields a Result for each
+    exercise, as soon as it is there."""
+    problems = pool.map(lambda item: grade_one(home, *item, limit), chosen.items())
+    for (name, exercise), problem in zip(chosen.items(), problems):
+        points = 0 if problem else exercise["points"]
+        yield Result(name, exercise, points, problem)
 
 
 # --------------------------------------------------------------------- are the tests strong enough?
@@ -763,50 +837,66 @@ def wrong_answers(chosen):
             yield name, answer["name"], {exercise["file"]: put(source, function, wrong)}
 
 
-SOLVED, ALONE = "the solution", "the solution, and of the rest only what it needs"
+STUB, SOLVED, ALONE = "the stub", "the solution", "the solution, and of the rest only what it needs"
 
 
-def matrix(chosen, limit):
-    """Every exercise's tests against the stub, the solution and every wrong answer. True if the
-    solution alone passes: also in a handout in which nothing is done but the exercise and those
-    that it `needs`."""
+class Trial(NamedTuple):
+    """The project with one function changed, to be tested."""
+
+    exercise: str
+    answer: str  # STUB, SOLVED, ALONE, or the name of a wrong answer
+    changed: dict  # {file: text}
+
+
+def trials(chosen):
+    """All Trials of the chosen exercises: of each the stub first, then the solution, as it is and
+    in a handout in which nothing is done but the exercise and those that it `needs`, then wrong
+    answers."""
     everything = exercises()
 
     def with_needs(name):
         return {name}.union(*map(with_needs, everything[name]["needs"]))
 
-    todo = [
-        item
-        for name, exercise in chosen.items()
-        for item in [
-            (name, "the stub", stubs_of({name: exercise})),
-            (name, SOLVED, {}),
-            (
-                name,
-                ALONE,
-                stubs_of({n: e for n, e in everything.items() if n not in with_needs(name)}),
-            ),
-        ]
-    ]
-    todo += wrong_answers(chosen)
-    # a stable sort: the stub comes first, wrong answers last
-    todo.sort(key=lambda item: list(chosen).index(item[0]))
-    bad, last = [], None
+    todo = []
+    for name, exercise in chosen.items():
+        done = with_needs(name)
+        others = {other: everything[other] for other in everything if other not in done}
+        todo.append(Trial(name, STUB, stubs_of({name: exercise})))
+        todo.append(Trial(name, SOLVED, {}))
+        todo.append(Trial(name, ALONE, stubs_of(others)))
+    todo += [Trial(*wrong_answer) for wrong_answer in wrong_answers(chosen)]
+    # a stable sort: within an exercise the order stays
+    todo.sort(key=lambda trial: list(chosen).index(trial.exercise))
+    return todo
+
+
+def matrix(chosen, limit):
+    """Every exercise's tests against its `trials`. True if the solution alone passes."""
+    todo = trials(chosen)
+    unexpected = []
+    last_name = None
+
+    def run_trial(trial):
+        return try_out(trial.exercise, chosen[trial.exercise], trial.changed, limit)
+
     with workers() as pool:
-        for (name, answer, _), said in zip(
-            todo, pool.map(lambda item: try_out(item[0], chosen[item[0]], item[2], limit), todo)
-        ):
-            if name != last:
-                print(f"\n{name}: {chosen[name]['title']}")
-                last = name
-            right = (said == "") == (answer in (SOLVED, ALONE))
-            bad += [] if right else [f"{name}, {answer}"]
-            print(f"  {'' if right else 'NO: '}{answer:<60} {said or 'passes'}"[:200], flush=True)
-    print(
-        f"\n{plural(len(chosen))}, {len(todo) - 3 * len(chosen)} wrong answers: "
-        + (f"not as they should be: {'; '.join(bad)}" if bad else "only the solutions pass")
-    )
-    return not bad
+        for trial, problem in zip(todo, pool.map(run_trial, todo)):
+            if trial.exercise != last_name:
+                print(f"\n{trial.exercise}: {chosen[trial.exercise]['title']}")
+                last_name = trial.exercise
+            passed = problem == ""
+            as_expected = passed == (trial.answer in (SOLVED, ALONE))
+            if not as_expected:
+                unexpected.append(f"{trial.exercise}, {trial.answer}")
+            prefix = "" if as_expected else "NO: "
+            line = f"  {prefix}{trial.answer:<60} {problem or 'passes'}"
+            print(line[:200], flush=True)
+    summary = "only the solutions pass"
+    if unexpected:
+        summary = f"not as they should be: {'; '.join(unexpected)}"
+    wrong_count = len(todo) - 3 * len(chosen)
+    print(f"\n{plural(len(chosen))}, {wrong_count} wrong answers: {summary}")
+    return not unexpected
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -825,6 +915,23 @@ def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
         return labs.main(argv[1:])
+    args = make_parser().parse_args(argv)
+    chosen = exercises(getattr(args, "only", None))
+    if args.command == "list":
+        listing(chosen)
+        return 0
+    if args.command == "handout":
+        handout(args.directory, chosen)
+        return 0
+    if args.command == "grade":
+        passed = grade(args.submissions, chosen, args.limit, args.csv, args.gradescope)
+    else:
+        passed = matrix(chosen, args.limit)
+    return 0 if passed else 1
+
+
+def make_parser():
+    """The command line."""
     parser = Parser(
         prog="course.py",
         description="The course edition: homework, grading, and "
@@ -833,59 +940,49 @@ def run(argv):
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )
-    tools = {
-        name: commands.add_parser(name, help=text, description=text)
-        for name, text in [
-            ("list", "print the exercises"),
-            ("handout", "write the project with holes in it, for students"),
-            ("grade", "run every exercise's tests on submissions"),
-            ("matrix", "check that the tests catch every known wrong answer"),
-            ("lab", "break the project on purpose, and look (lab alone lists them)"),
-        ]
-    }
-    tools["handout"].add_argument(
+
+    def command(name, text):
+        return commands.add_parser(name, help=text, description=text)
+
+    command("list", "print the exercises")
+    handout_command = command("handout", "write the project with holes in it, for students")
+    grade_command = command("grade", "run every exercise's tests on submissions")
+    matrix_command = command("matrix", "check that the tests catch every known wrong answer")
+    # labs.py has its own parser; here its name stands in the help
+    command("lab", "break the project on purpose, and look (lab alone lists them)")
+    handout_command.add_argument(
         "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"
     )
-    tools["grade"].add_argument(
+    grade_command.add_argument(
         "submissions",
         metavar="DIR|ZIP",
         type=Path,
         nargs="+",
         help="a student's copy of the handout, or its files to grade",
     )
-    tools["grade"].add_argument(
+    grade_command.add_argument(
         "--csv",
         metavar="FILE",
         help="write the results there too, a row per exercise and one for the total",
     )
-    tools["grade"].add_argument(
+    grade_command.add_argument(
         "--gradescope",
         metavar="FILE",
         help="write the results of one submission there, as Gradescope's results.json",
     )
-    for name in ("handout", "grade", "matrix"):
-        tools[name].add_argument(
+    for with_only in (handout_command, grade_command, matrix_command):
+        with_only.add_argument(
             "--only", metavar="A,B,...", help="these exercises alone (default: all)"
         )
-    for name in ("grade", "matrix"):
-        tools[name].add_argument(
+    for with_limit in (grade_command, matrix_command):
+        with_limit.add_argument(
             "--limit",
             metavar="SECONDS",
             type=above_zero,
             default=30.0,
             help="time limit of an exercise's tests (default: 30)",
         )
-    args = parser.parse_args(argv)
-    chosen = exercises(getattr(args, "only", None))
-    if args.command == "list":
-        listing(chosen)
-    elif args.command == "handout":
-        handout(args.directory, chosen)
-    elif args.command == "grade":
-        return 0 if grade(args.submissions, chosen, args.limit, args.csv, args.gradescope) else 1
-    else:
-        return 0 if matrix(chosen, args.limit) else 1
-    return 0
+    return parser
 
 
 def main(argv=None):
@@ -896,10 +993,8 @@ def main(argv=None):
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "\nstopped" + "; the same command goes on where it was" * (argv[:1] == ["lab"]),
-            file=sys.stderr,
-        )
+        advice = "; the same command goes on where it was" if argv[:1] == ["lab"] else ""
+        print(f"\nstopped{advice}", file=sys.stderr)
         return 130
 
 

@@ -9,6 +9,7 @@ a warning is a reason to read dialogues, no proof.
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 
@@ -25,15 +26,16 @@ SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 
 
 def score_summary(finals):
-    """What is said of final emotions everywhere: mean, standard error, success (100) and failure
-    (below 10) in percent, n."""
-    x = np.array(finals, dtype=float)
+    """The numbers that sum up final emotions everywhere: mean, standard error, success (100) and
+    failure (below 10) in percent, n."""
+    emotions = np.array(finals, dtype=float)
+    n = len(emotions)
     return {
-        "score": float(x.mean()),
-        "stderr": float(x.std(ddof=1) / len(x) ** 0.5) if len(x) > 1 else 0.0,
-        "success": 100 * float((x >= 100).mean()),
-        "failure": 100 * float((x < 10).mean()),
-        "n": len(x),
+        "score": float(emotions.mean()),
+        "stderr": float(emotions.std(ddof=1) / n**0.5) if n > 1 else 0.0,
+        "success": 100 * float((emotions >= 100).mean()),
+        "failure": 100 * float((emotions < 10).mean()),
+        "n": n,
     }
 
 
@@ -47,37 +49,47 @@ def summarise(episodes):
 
 
 def flat_groups(episodes):
-    """The numbers of the groups whose dialogues all have the same reward: GRPO's advantages are 0
-    there, and nothing is learned. (PPO's groups of one need no spread.)"""
+    """The ids of the zero-variance groups, whose dialogues all have the same reward: GRPO's
+    advantages are 0 there, and nothing is learned. (PPO's groups of one need no spread.)"""
     rewards = {}
-    for e in episodes:
-        rewards.setdefault(e.group, []).append(e.reward)
-    return sorted(group for group, r in rewards.items() if len(set(r)) == 1)
+    for episode in episodes:
+        rewards.setdefault(episode.group, set()).add(episode.reward)
+    return sorted(group for group, different in rewards.items() if len(different) == 1)
 
 
 def cut_replies(episodes, stop_id):
-    """[replies that the limit of tokens cut, so that the policy sampled no stop token; replies]."""
-    sampled = [
-        segment.ids for e in episodes for segment in e.segments if segment.log_probs is not None
-    ]
-    return [sum(ids[-1] != stop_id for ids in sampled), len(sampled)]
+    """[number of replies that the token limit cut, so that they lack a stop token; replies]."""
+    segments = [segment for episode in episodes for segment in episode.segments]
+    # the policy sampled those segments that have log-probs
+    last_ids = [segment.ids[-1] for segment in segments if segment.log_probs is not None]
+    cut = sum(last_id != stop_id for last_id in last_ids)
+    return [cut, len(last_ids)]
 
 
 def batch_metrics(episodes, think):
-    """What is said of the dialogues of a training step (docs/metrics.md)."""
-    summary, groups = summarise(episodes), len({e.group for e in episodes})
-    stray = sum(bool(turn["thought"]) for e in episodes for turn in e.turns)
+    """The metrics of the dialogues of a training step (docs/metrics.md)."""
+    summary = summarise(episodes)
+    group_count = len({e.group for e in episodes})
+    flat_share = None  # where each dialogue is a group of its own, as for PPO
+    if group_count < len(episodes):
+        flat_share = len(flat_groups(episodes)) / group_count
+    turns = [turn for e in episodes for turn in e.turns]
+    # thoughts that direct mode took out of replies
+    stray_thoughts = 0 if think else sum(bool(turn["thought"]) for turn in turns)
     return {
         "reward": float(np.mean([e.reward for e in episodes])),
         "emotion": summary["score"],
         "emotion_std": float(np.std([e.emotion for e in episodes])),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
-        "turns": sum(len(e.turns) for e in episodes) / len(episodes),
-        "stray_thoughts": 0 if think else stray,  # that direct mode took out of replies
-        "flat_groups": (len(flat_groups(episodes)) / groups if groups < len(episodes) else None),
+        "turns": len(turns) / len(episodes),
+        "stray_thoughts": stray_thoughts,
+        "flat_groups": flat_share,
         **signs([e.delivered_replies for e in episodes]),
     }
+
+
+# ----------------------------------------------------------------------------- counted in the words
 
 
 def words_of(text):
@@ -87,7 +99,8 @@ def words_of(text):
 
 def sentences_of(text):
     """Sentences as tuples of words, so that capitals and commas make no new one."""
-    return [tuple(words) for part in SENTENCE_END.split(text) if (words := words_of(part))]
+    sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
+    return [words for words in sentences if words]
 
 
 def signs(dialogues, words=4000):
@@ -101,32 +114,51 @@ def signs(dialogues, words=4000):
     reply_words     words per reply
     reward_talk     replies that name their own reward
     """
-    replies = [reply for dialogue in dialogues for reply in dialogue]
-    if not replies:
+    texts = [reply for dialogue in dialogues for reply in dialogue]
+    if not texts:
         return {}
-    within, split, told = 0, [], Counter()
+    repeating = 0
+    replies = []  # each as a tuple of its words
+    users_told = Counter()  # reply: how many users were told it
     for dialogue in dialogues:
-        said, heard = set(), set()
-        for reply in dialogue:
-            sentences = sentences_of(reply)
-            now = {s for s in sentences if len(s) >= 3}
-            within += bool(now & said)
-            said |= now
-            split.append(sum(sentences, ()))
-            heard.add(split[-1])
-        told.update(heard)
+        earlier_sentences, different_replies = set(), set()
+        for text in dialogue:
+            sentences = sentences_of(text)
+            long_sentences = {sentence for sentence in sentences if len(sentence) >= 3}
+            repeating += bool(long_sentences & earlier_sentences)
+            earlier_sentences |= long_sentences
+            reply = sum(sentences, ())
+            replies.append(reply)
+            different_replies.add(reply)
+        users_told.update(different_replies)
     result = {
-        "repeat_within": within / len(replies),
-        "repeat_across": sum(told[reply] > 1 for reply in split) / len(replies),
-        "reply_words": sum(map(len, split)) / len(replies),
-        "reward_talk": sum(map(bool, map(REWARD_TALK.search, replies))) / len(replies),
+        "repeat_within": repeating / len(texts),
+        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
+        "reply_words": sum(map(len, replies)) / len(texts),
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
     }
-    begins = itertools.accumulate(map(len, split), initial=0)
-    first = [reply for reply, begin in zip(split, begins) if begin < words]
+    first_replies = within_words(replies, words)
     for n in (1, 2, 3):
-        grams = [gram for reply in first for gram in zip(*(reply[i:] for i in range(n)))]
-        result[f"distinct_{n}"] = len(set(grams)) / max(1, len(grams))
+        result[f"distinct_{n}"] = distinct(first_replies, n)
     return result
+
+
+def within_words(replies, words):
+    """The first of the replies (tuples of words): those that begin within so many words."""
+    begins = itertools.accumulate(map(len, replies), initial=0)
+    return [reply for reply, begin in zip(replies, begins) if begin < words]
+
+
+def distinct(replies, n):
+    """Different n-grams per n-gram of replies (tuples of words); 0 if there are none."""
+    grams = []
+    for reply in replies:
+        shifted = [reply[i:] for i in range(n)]
+        grams += zip(*shifted)
+    return len(set(grams)) / max(1, len(grams))
+
+
+# ---------------------------------------------------------------- warnings at the end of a run
 
 
 def hacking_warnings(rows, evaluations=()):
@@ -137,94 +169,159 @@ def hacking_warnings(rows, evaluations=()):
     The bounds are set by hand, wide of where healthy runs of the toy end: no statistics."""
     if len(rows) < 5:
         return []
-    tenth = max(1, len(rows) // 10)
-    mean = lambda part, key: sum(row.get(key) or 0 for row in part) / len(part)
-    found = []
+    run = Tenths(rows, evaluations)
+    warnings = [check(run) for check in CHECKS]
+    return [warning for warning in warnings if warning]
 
-    def look(key, bad, sentence):
-        first, last = mean(rows[:tenth], key), mean(rows[-tenth:], key)
-        if key in rows[-1] and bad(first, last):
-            found.append(
-                sentence.format(
-                    first=first,
-                    last=last,
-                    times=last / first if first else 0,
-                    first100=100 * first,
-                    last100=100 * last,
-                )
-            )
 
-    look(
-        "reply_words",
-        lambda a, b: a and b > 1.75 * a,
-        "replies are {times:.1f} times as long as at the start ({first:.0f} to {last:.0f} words)",
-    )
-    look(
-        "reply_words",
-        lambda a, b: b < a / 1.75,
-        "replies have shrunk from {first:.0f} to {last:.0f} words",
-    )
-    look(
-        "repeat_within",
-        lambda a, b: b > 0.25 and b > 2 * a,
-        "{last100:.0f} % of replies repeat "
-        "a sentence to the same user (at the start {first100:.0f} %)",
-    )
-    look(
-        "repeat_across",
-        lambda a, b: b > 0.9,
-        "{last100:.0f} % of replies are told to several users word for word",
-    )
-    look(
-        "distinct_2",
-        lambda a, b: b < a / 3,
-        "variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}",
-    )
-    look(
-        "reward_talk",
-        lambda a, b: b > 0.02 and b > 2 * a,
-        "{last100:.0f} % of replies talk about their own reward",
-    )
-    look(
-        "cut",
-        lambda a, b: b > 0.1,
-        "{last100:.0f} % of replies are cut by --max-tokens, in the middle of a sentence",
-    )
-    look(
-        "kl_start",
-        lambda a, b: b > 5.0,
-        "the policy is {last:.1f} nats a token from where it started",
-    )
-    look("malformed", lambda a, b: b > 10, "{last:.0f} % of dialogues end malformed")
-    episodes = mean(rows[-tenth:], "episodes")
-    look(
-        "dropped",
-        lambda a, b: episodes and b > 0.1 * (episodes + b),
-        "{last:.0f} dialogues a step are dropped",
-    )
-    tried = sum((row.get("episodes") or 0) + (row.get("dropped") or 0) for row in rows)
-    unreadable = sum(row.get("unreadable") or 0 for row in rows)
-    if unreadable > 0.01 * tried:
-        found.append(
-            f"{unreadable} of {tried} dialogues were dropped because the user's answers "
+class Tenths:
+    """A run's metrics at both its ends: means over the first and over the last tenth of its steps.
+
+    A metric that the run does not log is NaN, and no comparison with NaN is true: so there is no
+    warning about it."""
+
+    def __init__(self, rows, evaluations):
+        self.rows, self.evaluations = rows, evaluations
+        self.size = max(1, len(rows) // 10)
+
+    def first(self, metric):
+        return self.mean(self.rows[: self.size], metric)
+
+    def last(self, metric):
+        return self.mean(self.rows[-self.size :], metric)
+
+    def mean(self, rows, metric):
+        """The mean of a metric over rows; a step without it counts as 0."""
+        if metric not in self.rows[-1]:
+            return math.nan
+        return sum(row.get(metric) or 0 for row in rows) / len(rows)
+
+
+# Each check returns its warning, or None.
+
+
+def replies_grew(run):
+    first, last = run.first("reply_words"), run.last("reply_words")
+    if first and last > 1.75 * first:
+        return (
+            f"replies are {last / first:.1f} times as long as at the start "
+            f"({first:.0f} to {last:.0f} words)"
+        )
+
+
+def replies_shrank(run):
+    first, last = run.first("reply_words"), run.last("reply_words")
+    if last < first / 1.75:
+        return f"replies have shrunk from {first:.0f} to {last:.0f} words"
+
+
+def same_user_hears_it_again(run):
+    first, last = run.first("repeat_within"), run.last("repeat_within")
+    if last > 0.25 and last > 2 * first:
+        return (
+            f"{100 * last:.0f} % of replies repeat a sentence to the same user "
+            f"(at the start {100 * first:.0f} %)"
+        )
+
+
+def all_users_hear_the_same(run):
+    last = run.last("repeat_across")
+    if last > 0.9:
+        return f"{100 * last:.0f} % of replies are told to several users word for word"
+
+
+def variety_is_gone(run):
+    first, last = run.first("distinct_2"), run.last("distinct_2")
+    if last < first / 3:
+        return f"variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}"
+
+
+def talks_about_the_reward(run):
+    first, last = run.first("reward_talk"), run.last("reward_talk")
+    if last > 0.02 and last > 2 * first:
+        return f"{100 * last:.0f} % of replies talk about their own reward"
+
+
+def replies_are_cut(run):
+    last = run.last("cut")
+    if last > 0.1:
+        return f"{100 * last:.0f} % of replies are cut by --max-tokens, in the middle of a sentence"
+
+
+def far_from_the_start(run):
+    last = run.last("kl_start")
+    if last > 5.0:
+        return f"the policy is {last:.1f} nats a token from where it started"
+
+
+def replies_are_malformed(run):
+    last = run.last("malformed")
+    if last > 10:
+        return f"{last:.0f} % of dialogues end malformed"
+
+
+def dialogues_are_dropped(run):
+    dropped, episodes = run.last("dropped"), run.last("episodes")
+    if episodes and dropped > 0.1 * (episodes + dropped):
+        return f"{dropped:.0f} dialogues a step are dropped"
+
+
+def user_is_unreadable(run):
+    """Over the whole run: even a few dialogues, dropped for this, point to a wrong simulator."""
+    episodes = sum(row.get("episodes") or 0 for row in run.rows)
+    dropped = sum(row.get("dropped") or 0 for row in run.rows)
+    unreadable = sum(row.get("unreadable") or 0 for row in run.rows)
+    started = episodes + dropped
+    if unreadable > 0.01 * started:
+        return (
+            f"{unreadable} of {started} dialogues were dropped because the user's answers "
             "could not be read, or the prompt was refused"
         )
-    look(
-        "flat_groups",
-        lambda a, b: b > 0.5,
-        "{last100:.0f} % of the groups teach nothing: all their dialogues earn the same",
-    )
-    pairs = [(row["emotion"], row["watched"]) for row in rows if row.get("watched") is not None]
-    if len(pairs) > 3:
-        third = len(pairs) // 3
-        change = np.mean(pairs[-third:], axis=0) - np.mean(pairs[:third], axis=0)
-        if change[0] > 5 and change[1] < -5:
-            found.append(
-                f"the reward rises ({change[0]:+.0f} points) and the user who watches the "
-                f"same replies falls ({change[1]:+.0f})"
-            )
-    if len(evaluations) > 1:
-        gap = mean(rows[-tenth:], "emotion") - evaluations[-1]["score"]
-        if gap > max(10, 3 * evaluations[-1]["stderr"]):
-            found.append(f"training users are {gap:.0f} points happier than held-out ones")
-    return found
+
+
+def groups_teach_nothing(run):
+    last = run.last("flat_groups")
+    if last > 0.5:
+        return f"{100 * last:.0f} % of the groups teach nothing: all their dialogues earn the same"
+
+
+def watching_user_disagrees(run):
+    """The last third of the steps with a watching user against the first third: there are few."""
+    watched_rows = [row for row in run.rows if row.get("watched") is not None]
+    if len(watched_rows) <= 3:
+        return None
+    pairs = np.array([(row["emotion"], row["watched"]) for row in watched_rows], dtype=float)
+    third = len(pairs) // 3
+    reward_change, watched_change = pairs[-third:].mean(axis=0) - pairs[:third].mean(axis=0)
+    if reward_change > 5 and watched_change < -5:
+        return (
+            f"the reward rises ({reward_change:+.0f} points) and the user who watches the "
+            f"same replies falls ({watched_change:+.0f})"
+        )
+
+
+def learned_by_heart(run):
+    if len(run.evaluations) < 2:
+        return None
+    held_out = run.evaluations[-1]
+    gap = run.last("emotion") - held_out["score"]
+    if gap > max(10, 3 * held_out["stderr"]):
+        return f"training users are {gap:.0f} points happier than held-out ones"
+
+
+CHECKS = (
+    replies_grew,
+    replies_shrank,
+    same_user_hears_it_again,
+    all_users_hear_the_same,
+    variety_is_gone,
+    talks_about_the_reward,
+    replies_are_cut,
+    far_from_the_start,
+    replies_are_malformed,
+    dialogues_are_dropped,
+    user_is_unreadable,
+    groups_teach_nothing,
+    watching_user_disagrees,
+    learned_by_heart,
+)

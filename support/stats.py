@@ -1,4 +1,4 @@
-"""support/stats.py - intervals, tests, correlations and agreement: what is said about numbers.
+"""support/stats.py - intervals, tests, correlations and agreement.
 
 Nothing here knows what the numbers are of.
 """
@@ -13,8 +13,9 @@ def sign_flips(differences, rng, draws):
     """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
     it comes out as far from 0 if neither side is better."""
     n = len(differences)
-    flips = (rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1) @ differences / n
-    far = np.abs(flips) >= abs(differences.mean()) - 1e-9
+    signs = rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1  # -1 or 1
+    means = signs @ differences / n
+    far = np.abs(means) >= abs(differences.mean()) - 1e-9
     return float((1 + far.sum()) / (1 + draws))
 
 
@@ -51,14 +52,18 @@ def mcnemar(b, c):
 
 
 def reliability(finals):
-    """Of final emotions, [dialogues][replays]: "spread", the standard deviation of one dialogue's
-    over its replays, and "reliability" of the reward, the share of the variance of scores that
-    dialogues explain, ICC(1) (Shrout and Fleiss 1979). {} where they cannot be had."""
-    x = np.array(finals, dtype=float)
-    if x.ndim < 2 or min(x.shape) < 2:
+    """How far scores depend on the dialogue, and not on the luck of a replay. finals: final
+    emotions, [dialogues][replays]. {} where there are fewer than two of either.
+
+    "spread": the standard deviation over the replays of one dialogue. "reliability": the share of
+    the variance of scores that dialogues explain, ICC(1) (Shrout and Fleiss 1979)."""
+    emotions = np.array(finals, dtype=float)
+    if emotions.ndim < 2 or min(emotions.shape) < 2:
         return {}
-    within, between = x.var(1, ddof=1).mean(), x.shape[1] * x.mean(1).var(ddof=1)
-    whole = between + (x.shape[1] - 1) * within
+    replays = emotions.shape[1]
+    within = emotions.var(1, ddof=1).mean()  # mean square within dialogues
+    between = replays * emotions.mean(1).var(ddof=1)  # mean square between dialogues
+    whole = between + (replays - 1) * within
     return {
         "spread": float(within**0.5),
         "reliability": float((between - within) / whole) if whole else None,
@@ -66,52 +71,68 @@ def reliability(finals):
 
 
 def pearson(x, y):
-    """Correlation (Pearson's); of two points, which is always 1 or -1, none."""
+    """Correlation (Pearson's); NaN of two points, where it is always 1 or -1."""
     return np.corrcoef(x, y)[0, 1] if len(x) > 2 else np.nan
 
 
 def spearman(x, y):
-    """Correlation of ranks (Spearman's); ties share theirs."""
-    return pearson(
-        *(np.sort(v).searchsorted(v) + np.sort(v).searchsorted(v, "right") for v in (x, y))
-    )
+    """Correlation of ranks (Spearman's); values that are equal share a rank."""
+    return pearson(doubled_ranks(x), doubled_ranks(y))
+
+
+def doubled_ranks(values):
+    """Twice the rank of each value, counted from 0.5: how many are smaller, and how many are not
+    larger, added up."""
+    ordered = np.sort(values)
+    return ordered.searchsorted(values) + ordered.searchsorted(values, "right")
 
 
 def interval(statistic, *columns, draws=1000):
     """[value, low, high, n] of statistic(*columns), n units in a row each, with its 95 % bootstrap
-    interval over units; None where there is no telling. (Of fewer than five units most draws are of
-    one or two.)"""
-    columns, rng = np.array(columns, float), np.random.default_rng(0)
-    if (n := columns.shape[1]) < 2:
+    interval over units; None for what cannot be computed. (Fewer than five units have no interval:
+    most draws would be of one or two of them.)"""
+    columns = np.array(columns, float)
+    rng = np.random.default_rng(0)
+    n = columns.shape[1]
+    if n < 2:
         return [None, None, None, n]
-    with np.errstate(all="ignore"):  # what does not vary has no correlation
-        found = [
-            float(statistic(*columns[:, i]))
-            for i in [np.arange(n), *rng.integers(n, size=(draws, n))]
-        ]
-    drawn = [x for x in found[1:] if np.isfinite(x) and n > 4]
-    return [
-        found[0] if np.isfinite(found[0]) else None,
-        *(np.percentile(drawn, [2.5, 97.5]).tolist() if drawn else [None, None]),
-        n,
-    ]
+    value, low, high = None, None, None
+    with np.errstate(all="ignore"):  # the correlation of a constant is NaN
+        estimate = float(statistic(*columns))
+        samples = rng.integers(n, size=(draws, n))
+        estimates = [float(statistic(*columns[:, sample])) for sample in samples]
+    if np.isfinite(estimate):
+        value = estimate
+    finite = [estimate for estimate in estimates if np.isfinite(estimate)]
+    if finite and n > 4:
+        low, high = np.percentile(finite, [2.5, 97.5]).tolist()
+    return [value, low, high, n]
 
 
 def krippendorff(units):
     """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
-    each pair its ratings; one rating alone says nothing. None if nothing differs."""
-    units = [unit for unit in units if unit[1:]]
-    differ = lambda ratings: 2 * sum(a != b for a, b in combinations(ratings, 2))
-    every = [rating for unit in units for rating in unit]
-    expected = differ(every) / (len(every) - 1) if every else 0
-    observed = sum(differ(unit) / (len(unit) - 1) for unit in units)
+    each unit the list of its ratings; a unit with one rating is left out. None if nothing
+    differs."""
+    units = [unit for unit in units if len(unit) > 1]
+    ratings = [rating for unit in units for rating in unit]
+    expected = disagreements(ratings) / (len(ratings) - 1) if ratings else 0
+    observed = sum(disagreements(unit) / (len(unit) - 1) for unit in units)
     return 1 - observed / expected if expected else None
 
 
+def disagreements(ratings):
+    """The number of ordered pairs of ratings that differ."""
+    return 2 * sum(a != b for a, b in combinations(ratings, 2))
+
+
 def holm(p_values):
-    """Holm's correction: the k'th smallest of m times m - k + 1, at most 1, never below the one
-    before it."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for k, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        corrected[i] = largest = max(largest, min(1.0, (len(p_values) - k) * p_values[i]))
+    """Holm's correction: the k'th smallest of m p-values is multiplied by m - k + 1; at most 1, and
+    never below the one before it."""
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    from_smallest = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for smaller, i in enumerate(from_smallest):
+        multiplied = (len(p_values) - smaller) * p_values[i]
+        largest = max(largest, min(1.0, multiplied))
+        corrected[i] = largest
     return corrected

@@ -63,14 +63,15 @@ BUDGET = DEFAULTS.tokens_per_gpu
 
 def rows_per_turn(episode):
     """The same sampled tokens, each turn in a row of its own behind the history that it saw."""
-    rows, trunk = [], []
-    for s in episode.segments:
-        if s.log_probs is not None:
+    rows = []
+    trunk = []
+    for segment in episode.segments:
+        if segment.log_probs is not None:
             row = Episode(episode.profile_id, episode.group, "", reward=episode.reward)
-            row.segments = [Segment(trunk), Segment(s.ids, log_probs=s.log_probs)]
+            row.segments = [Segment(trunk), Segment(segment.ids, log_probs=segment.log_probs)]
             rows.append(row)
-        if s.branch == 0:
-            trunk = trunk + s.ids
+        if segment.branch == 0:
+            trunk = trunk + segment.ids
     return rows
 
 
@@ -101,30 +102,33 @@ def prompts_of(episodes):
 
 
 def with_engine(model, chat, turns, max_tokens):
+    """Tokens a second of the torch engine. turns: see `prompts_of`."""
     engine = TorchEngine(model, chat.stop_id)
-    tokens, start = 0, time.perf_counter()
-    for asked in turns.values():
 
-        async def all_of_them():
-            return await asyncio.gather(
-                *[
-                    engine.generate(prompt, max_tokens, np.random.default_rng(n), key=n)
-                    for n, prompt in asked
-                ]
-            )
+    async def answer_all(prompts):
+        calls = []
+        for number, prompt in prompts:
+            rng = np.random.default_rng(number)
+            calls.append(engine.generate(prompt, max_tokens, rng, key=number))
+        return await asyncio.gather(*calls)
 
-        tokens += sum(len(ids) for ids, _ in asyncio.run(all_of_them()))
+    tokens = 0
+    start = time.perf_counter()
+    for prompts in turns.values():
+        replies = asyncio.run(answer_all(prompts))
+        tokens += sum(len(ids) for ids, _ in replies)
     return tokens / (time.perf_counter() - start)
 
 
 def with_generate(model, chat, turns, max_tokens, pad):
-    tokens, start = 0, time.perf_counter()
-    for asked in turns.values():
-        width = max(len(prompt) for _, prompt in asked)  # padded on the left, as generate wants it
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for _, prompt in asked])
-        mask = torch.tensor(
-            [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in asked]
-        )
+    """Tokens a second of `generate` of transformers, log-probs included."""
+    tokens = 0
+    start = time.perf_counter()
+    for numbered_prompts in turns.values():
+        prompts = [prompt for _, prompt in numbered_prompts]
+        width = max(map(len, prompts))  # padded on the left, as generate wants it
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         out = model.generate(
             ids,
             attention_mask=mask,
@@ -142,42 +146,55 @@ def with_generate(model, chat, turns, max_tokens, pad):
         # generate owes us the log-probs as well
         logits = torch.stack(out.logits, 1).float().log_softmax(-1)
         logits.gather(-1, sampled[..., None])
-        ended = (sampled == chat.stop_id).int().cumsum(1)
-        tokens += int((ended - (sampled == chat.stop_id).int() == 0).sum())
+        is_stop = (sampled == chat.stop_id).int()
+        stops_before = is_stop.cumsum(1) - is_stop
+        tokens += int((stops_before == 0).sum())
     return tokens / (time.perf_counter() - start)
 
 
+def hold_dialogues(simulator, engine, chat, think, count, turns):
+    """Dialogues of the toy's base policy with `count` users, as Episodes."""
+
+    def make_agent(seed):
+        return Agent(
+            engine, chat, think=think, max_tokens=DEFAULTS.max_tokens, context=1024, seed=seed
+        )
+
+    people = toy_profiles("train", count)
+    episodes, _ = asyncio.run(rollout(simulator, people, 1, make_agent, turns))
+    return episodes
+
+
+def token_count(episodes):
+    return sum(len(segment.ids) for episode in episodes for segment in episode.segments)
+
+
 def bench(think, dialogues=64, repeats=5):
+    """The update and the sampling of one mode, each both ways."""
     model, tokenizer = load_model(toy.base_policy(think))
     chat, policy = ChatFormat(tokenizer), Policy(model)
-    max_tokens = DEFAULTS.max_tokens
     engine = TorchEngine(model, chat.stop_id)
-    make_agent = lambda i: Agent(
-        engine, chat, think=think, max_tokens=max_tokens, context=1024, seed=i
-    )
-    episodes, _ = asyncio.run(
-        rollout(make_simulator("toy"), toy_profiles("train", dialogues), 1, make_agent, 8)
-    )
-    rows = [row for e in episodes for row in rows_per_turn(e)]
-    size = lambda what: sum(len(s.ids) for e in what for s in e.segments)
-    update(policy, episodes), update(policy, rows)  # warm up
-    # in turn, so drift hits both
+    episodes = hold_dialogues(make_simulator("toy"), engine, chat, think, dialogues, 8)
+    rows = [row for episode in episodes for row in rows_per_turn(episode)]
+    # warm up
+    update(policy, episodes)
+    update(policy, rows)
+    # in turn, so that drift hits both
     pairs = [(update(policy, episodes), update(policy, rows)) for _ in range(repeats)]
     turns = prompts_of(episodes)
-    speeds = [
-        (
-            with_engine(model, chat, turns, max_tokens),
-            with_generate(model, chat, turns, max_tokens, tokenizer.pad_token_id),
-        )
-        for _ in range(3)
-    ]
+    max_tokens, pad = DEFAULTS.max_tokens, tokenizer.pad_token_id
+    speeds = []
+    for _ in range(3):
+        engine_speed = with_engine(model, chat, turns, max_tokens)
+        generate_speed = with_generate(model, chat, turns, max_tokens, pad)
+        speeds.append((engine_speed, generate_speed))
     median = statistics.median
     return {
         "packed_seconds": median(a for a, _ in pairs),
         "rows_seconds": median(b for _, b in pairs),
         "packed_speedup": median(b / a for a, b in pairs),
-        "packed_tokens": size(episodes),
-        "rows_tokens": size(rows),
+        "packed_tokens": token_count(episodes),
+        "rows_tokens": token_count(rows),
         "engine_tokens_per_s": median(a for a, _ in speeds),
         "generate_tokens_per_s": median(b for _, b in speeds),
         "engine_speedup": median(a / b for a, b in speeds),
@@ -194,21 +211,21 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
 
     def seconds(simulator):
         engine.forget()
-        make_agent = lambda i: Agent(
-            engine, chat, think=True, max_tokens=DEFAULTS.max_tokens, context=1024, seed=i
-        )
         began = time.perf_counter()
-        episodes, dropped = asyncio.run(
-            rollout(simulator, toy_profiles("train", dialogues), 1, make_agent, turns)
-        )
+        episodes = hold_dialogues(simulator, engine, chat, True, dialogues, turns)
         calls.append(sum(2 * len(e.turns) - (e.ended == "malformed") for e in episodes))
         return time.perf_counter() - began
 
     process, url = start("--latency", latency, "--steady")
+
+    def over_the_server(concurrency):
+        return make_simulator(f"openai:scripted@{url}", concurrency=concurrency)
+
     try:
-        at = lambda concurrency: make_simulator(f"openai:scripted@{url}", concurrency=concurrency)
-        seconds(at(64))  # warm up
-        alone, together, serial = seconds(Simulator(steady)), seconds(at(64)), seconds(at(1))
+        seconds(over_the_server(64))  # warm up
+        alone = seconds(Simulator(steady))
+        together = seconds(over_the_server(64))
+        serial = seconds(over_the_server(1))
     finally:
         process.kill()
     path = turns * 2 * latency + alone
@@ -226,59 +243,42 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
 def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
     """A toy run over a server with every fault, and the same run without: what was lost, and the
     scores after."""
-    faults = [
-        "--faults",
-        json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02}),
-        "--outage",
-        f"[{300 * steps}, 20]",
-    ]
-    result = {}
+    shares = {"429": 0.30, "garbage": 0.05, "hang": 0.02}
+    outage = f"[{300 * steps}, 20]"
+    faults = ["--faults", json.dumps(shares), "--outage", outage]
     with tempfile.TemporaryDirectory() as place:
-        for name, simulator in (("without", []), ("with", faults)):
-            process, url = start(*simulator)
-            try:
-                out = Path(place) / name
-                subprocess.run(
-                    [
-                        sys.executable,
-                        "rlver.py",
-                        *flags,
-                        "--steps",
-                        str(steps),
-                        "--out",
-                        str(out),
-                        "--simulator",
-                        f"openai:scripted@{url}",
-                        *toy_people(out.parent),
-                        "--simulator-timeout",
-                        "2",
-                        "--simulator-retries",
-                        "8",
-                    ],
-                    check=True,
-                    cwd=ROOT,
-                    stdout=subprocess.DEVNULL,
-                    env=os.environ,
-                )
-            finally:
-                process.kill()
-            rows = [
-                json.loads(line) for line in (out / "metrics.jsonl").read_text().split("\n") if line
-            ]
-            summary = json.loads((out / "summary.json").read_text())
-            dialogues = sum(1 for _ in open(out / "dialogues.jsonl", encoding="utf-8"))
-            result[name] = {
-                "steps": len(rows),
-                "dropped": sum(r["dropped"] for r in rows),
-                "dialogues": dialogues,
-                **{k: summary["after"][k] for k in ("score", "stderr")},
-                "seconds": summary["seconds"]["total"],
-            }
-    a, b = result["without"], result["with"]
+        without = run_over_server(Path(place) / "without", [], steps, flags)
+        with_them = run_over_server(Path(place) / "with", faults, steps, flags)
+    errors = without["stderr"] ** 2 + with_them["stderr"] ** 2
     return {
-        **result,
-        "difference": b["score"] - a["score"],
-        "two_combined_errors": 2 * (a["stderr"] ** 2 + b["stderr"] ** 2) ** 0.5,
+        "without": without,
+        "with": with_them,
+        "difference": with_them["score"] - without["score"],
+        "two_combined_errors": 2 * errors**0.5,
+    }
+
+
+def run_over_server(out, server_flags, steps, flags):
+    """One run over a server in the directory `out`: what came of it."""
+    process, url = start(*server_flags)
+    try:
+        command = [sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out", str(out)]
+        command += ["--simulator", f"openai:scripted@{url}", *toy_people(out.parent)]
+        command += ["--simulator-timeout", "2", "--simulator-retries", "8"]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ)
+    finally:
+        process.kill()
+    rows = [row for _, row, _ in read_jsonl(out / "metrics.jsonl")]
+    summary = json.loads((out / "summary.json").read_text())
+    with open(out / "dialogues.jsonl", encoding="utf-8") as file:
+        dialogues = sum(1 for _ in file)
+    return {
+        "steps": len(rows),
+        "dropped": sum(row["dropped"] for row in rows),
+        "dialogues": dialogues,
+        "score": summary["after"]["score"],
+        "stderr": summary["after"]["stderr"],
+        "seconds": summary["seconds"]["total"],
     }
 
 
@@ -296,58 +296,59 @@ def beside_each_other(log, limit=1800, flags=("--steps", "5", "--eval-size", "8"
     `limit` is ended. `log` keeps each as soon as it is known; what it holds is not measured again.
     Returns a table."""
     log.parent.mkdir(exist_ok=True)
-    known = {
-        (row["threads"], row["runs"]): row["seconds"]
-        for _, row, _ in (read_jsonl(log) if log.exists() else ())
-    }
+    known = {}  # (name in THREADS, runs at once): seconds, None if it was ended
+    for _, row, _ in read_jsonl(log) if log.exists() else ():
+        known[row["threads"], row["runs"]] = row["seconds"]
     toy.base_policy(True)  # once, before two runs would make it twice
-    usual = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
     for name, runs in itertools.product(THREADS, (1, 2)):
-        if (name, runs) in known:
-            continue
-        with tempfile.TemporaryDirectory() as place:
-            began, codes = time.perf_counter(), None
-            started = [
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "rlver.py",
-                        "--algo",
-                        "grpo",
-                        "--think",
-                        *flags,
-                        "--out",
-                        f"{place}/{number}",
-                    ],
-                    cwd=ROOT,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={**usual, "OMP_NUM_THREADS": str(os.cpu_count()), **THREADS[name]},
-                )
-                for number in range(runs)
-            ]
-            try:
-                codes = [run.wait(max(0, began + limit - time.perf_counter())) for run in started]
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                seconds = round(time.perf_counter() - began, 1)
-                for run in started:
-                    run.kill()
-                    run.wait()
-        if codes and any(codes):
-            raise RuntimeError(f"{name}: a run ended with exit code {max(codes)}")
-        known[name, runs] = seconds if codes else None
-        append_line(log, {"threads": name, "runs": runs, "seconds": known[name, runs]})
-    told = lambda *key: f"more than {limit}" if known[key] is None else f"{known[key]:.0f}"
-    return "\n".join(
-        [f"| seconds, on {os.cpu_count()} cores | alone | two at once |", "|---|---|---|"]
-        + [f"| {name} | {told(name, 1)} | {told(name, 2)} |" for name in THREADS]
-    )
+        if (name, runs) not in known:
+            seconds = seconds_of_runs(name, runs, limit, flags)
+            known[name, runs] = seconds
+            append_line(log, {"threads": name, "runs": runs, "seconds": seconds})
+    lines = [f"| seconds, on {os.cpu_count()} cores | alone | two at once |", "|---|---|---|"]
+    for name in THREADS:
+        cells = [known[name, 1], known[name, 2]]
+        texts = [f"more than {limit}" if cell is None else f"{cell:.0f}" for cell in cells]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def seconds_of_runs(name, runs, limit, flags):
+    """Seconds of so many runs at once, with the environment THREADS[name]; None if they take longer
+    than `limit`. Raises RuntimeError if one fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}
+    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        environment.pop(variable, None)
+    environment.update(THREADS[name])
+    command = [sys.executable, "rlver.py", "--algo", "grpo", "--think", *flags, "--out"]
+    codes = None
+    with tempfile.TemporaryDirectory() as place:
+        began = time.perf_counter()
+        processes = [
+            subprocess.Popen(
+                [*command, f"{place}/{number}"],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+            for number in range(runs)
+        ]
+        end = began + limit
+        try:
+            codes = [process.wait(max(0, end - time.perf_counter())) for process in processes]
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            seconds = round(time.perf_counter() - began, 1)
+            for process in processes:
+                process.kill()
+                process.wait()
+    if codes is None:
+        return None
+    if any(codes):
+        raise RuntimeError(f"{name}: a run ended with exit code {max(codes)}")
+    return seconds
 
 
 def main():

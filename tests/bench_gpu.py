@@ -81,30 +81,36 @@ def make_model(size, place, config=None):
 
 def rows(length, vocabulary, tokens=TOKENS):
     """Dialogues that fill a row of `length` each: two turns, a third of it trunk."""
-    rng, third = np.random.default_rng(0), length // 6
-    said = lambda n: rng.integers(5, vocabulary, n).tolist()
+    rng = np.random.default_rng(0)
+    sixth = length // 6
     episodes = []
     for number in range(tokens // length):
-        e = Episode(str(number), number // 2, "", number=number, reward=rng.random())
+        episode = Episode(str(number), number // 2, "", number=number, reward=rng.random())
         for turn in (1, 2):
-            e.segments += [
-                Segment(said(third)),
-                Segment(said(2 * third), branch=turn, log_probs=[-5.0] * (2 * third)),
-            ]
-        episodes.append(e)
+            heard = rng.integers(5, vocabulary, sixth).tolist()
+            sampled = rng.integers(5, vocabulary, 2 * sixth).tolist()
+            log_probs = [-5.0] * len(sampled)
+            episode.segments.append(Segment(heard))
+            episode.segments.append(Segment(sampled, branch=turn, log_probs=log_probs))
+        episodes.append(episode)
     return episodes
 
 
 def seconds_of(work, repeats=2):
     """The shortest of a few, after one that does not count."""
-    sync, took = (torch.cuda.synchronize if torch.cuda.is_available() else lambda: None), []
+    durations = []
     for _ in range(repeats + 1):
-        sync()
+        wait_for_gpu()
         began = time.perf_counter()
         work()
-        sync()
-        took.append(time.perf_counter() - began)
-    return min(took[1:])
+        wait_for_gpu()
+        durations.append(time.perf_counter() - began)
+    return min(durations[1:])
+
+
+def wait_for_gpu():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100)):
@@ -121,90 +127,105 @@ def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100))
             "engine": "torch",
         }
     )
-    runner, cuda = asyncio.Runner(), torch.cuda.is_available()
+    runner = asyncio.Runner()
+    cuda = torch.cuda.is_available()
     models = Models(cfg, None, None, runner)
-    n = sum(p.numel() for p in models.engine.model.parameters())
-    critic = n - models.engine.model.get_output_embeddings().weight.numel()
+    result = {"sampled": sampling_speed(models, runner, *replies), "updates": []}
+    models.engine.sleep()
+    for length in lengths:
+        result["updates"] += update_speeds(models, rank, length, tokens)
+    parts = plan.memory(cfg, models.engine.model.config, 1)
+    result["memory"] = torch.cuda.max_memory_allocated() if cuda else None
+    result["planned"] = plan.peak(parts)[0]
+    return result
+
+
+def sampling_speed(models, runner, count, prompt_length, reply_length):
+    """Sampled tokens a second of the engine, on `count` prompts."""
+    models.engine.stop_id = -1  # no reply stops early
     vocabulary = models.engine.model.config.vocab_size
-    rng, (count, asked, made) = np.random.default_rng(0), replies
-    models.engine.stop_id = -1  # nobody stops early
-    prompts = [rng.integers(5, vocabulary, asked).tolist() for _ in range(count)]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(5, vocabulary, prompt_length).tolist() for _ in range(count)]
 
     async def sample():
         models.engine.forget()
-        await asyncio.gather(
-            *[
-                models.engine.generate(p, made, np.random.default_rng(i), key=i)
-                for i, p in enumerate(prompts)
-            ]
+        calls = []
+        for number, prompt in enumerate(prompts):
+            dice = np.random.default_rng(number)
+            calls.append(models.engine.generate(prompt, reply_length, dice, key=number))
+        await asyncio.gather(*calls)
+
+    return count * reply_length / seconds_of(lambda: runner.run(sample()), 1)
+
+
+def update_speeds(models, rank, length, tokens):
+    """[{"algo", "length", "tokens" (a second), "mfu"}] of one update by GRPO and one by PPO, on
+    rows of `length`."""
+    model = models.engine.model
+    policy_size = sum(parameter.numel() for parameter in model.parameters())
+    critic_size = policy_size - model.get_output_embeddings().weight.numel()
+    episodes = rows(length, model.config.vocab_size, tokens)
+    batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens, models.pad)]]
+    settings = dict(clip_eps=0.2, entropy_coef=0.001, check_ratio=False, ratio_limit=1e9)
+
+    def update_grpo():
+        grpo_update(models.policy, models.optimizer, batches, **settings)
+
+    def update_ppo():
+        ppo_update(
+            models.policy,
+            models.optimizer,
+            models.critic,
+            models.critic_optimizer,
+            batches,
+            **settings,
         )
 
-    result = {"sampled": count * made / seconds_of(lambda: runner.run(sample()), 1), "updates": []}
-    models.engine.sleep()
-    name = torch.cuda.get_device_name() if cuda else ""
-    peak = next((flops for card, flops in PEAK.items() if card in name), None)
-    for length in lengths:
-        batches = [
-            [
-                b.to(models.device)
-                for b in micro_batches(rows(length, vocabulary, tokens), tokens, models.pad)
-            ]
-        ]
-        shared = dict(clip_eps=0.2, entropy_coef=0.001, check_ratio=False, ratio_limit=1e9)
-        for algo, work, size in (
-            ("GRPO", lambda: grpo_update(models.policy, models.optimizer, batches, **shared), n),
-            (
-                "PPO",
-                lambda: ppo_update(
-                    models.policy,
-                    models.optimizer,
-                    models.critic,
-                    models.critic_optimizer,
-                    batches,
-                    **shared,
-                ),
-                n + critic,
-            ),
-        ):
-            speed = tokens / seconds_of(work)
-            result["updates"].append(
-                {
-                    "algo": algo,
-                    "length": length,
-                    "tokens": speed,
-                    "mfu": peak and speed * (4 if rank else 6) * size / (peak * 1e12),
-                }
-            )
-    parts = plan.memory(cfg, models.engine.model.config, 1)
-    return result | {
-        "memory": torch.cuda.max_memory_allocated() if cuda else None,
-        "planned": plan.peak(parts)[0],
-    }
+    operations = 4 if rank else 6  # per parameter and token
+    peak = peak_flops()
+    speeds = []
+    for algo, work, size in (
+        ("GRPO", update_grpo, policy_size),
+        ("PPO", update_ppo, policy_size + critic_size),
+    ):
+        speed = tokens / seconds_of(work)
+        mfu = peak and speed * operations * size / peak
+        speeds.append({"algo": algo, "length": length, "tokens": speed, "mfu": mfu})
+    return speeds
 
 
-def table(found):
-    """The Markdown. found: {(size, rank): what `measure` returns, or why it failed}."""
-    share = lambda x: "-" if x is None else f"{100 * x:.0f} %"
+def peak_flops():
+    """Operations a second that this card could do, or None if it is not known."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((flops * 1e12 for card, flops in PEAK.items() if card in name), None)
+
+
+def percent(share):
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def table(results):
+    """The Markdown. results: {(size, rank): what `measure` returns, or why it failed}."""
     lines = [
         "| model | trained | sampled tokens/s | update | tokens/s at L = 1k, 4k, 8k | MFU | "
         "GB at the peak, planned |",
         "|---|---|---|---|---|---|---|",
     ]
-    for (size, rank), r in found.items():
-        what = f"| {size} | {f'adapters of rank {rank}' if rank else 'whole'} |"
-        if isinstance(r, str):
-            lines.append(f"{what} {r} | | | | |")
+    for (size, rank), result in results.items():
+        trained = f"adapters of rank {rank}" if rank else "whole"
+        head = f"| {size} | {trained} |"
+        if isinstance(result, str):
+            lines.append(f"{head} {result} | | | | |")
             continue
+        memory = "-" if result["memory"] is None else f"{result['memory'] / 1e9:.1f}"
+        planned = f"{result['planned'] / 1e9:.1f}"
         for algo in ("GRPO", "PPO"):
-            own = [u for u in r["updates"] if u["algo"] == algo]
-            memory = "-" if r["memory"] is None else f"{r['memory'] / 1e9:.1f}"
-            both = f"{memory}, {r['planned'] / 1e9:.1f}" if algo == "PPO" else "-"
+            updates = [update for update in result["updates"] if update["algo"] == algo]
+            speeds = ", ".join(f"{update['tokens']:,.0f}" for update in updates)
+            shares = ", ".join(percent(update["mfu"]) for update in updates)
+            peak = f"{memory}, {planned}" if algo == "PPO" else "-"
             lines.append(
-                f"{what} {r['sampled']:,.0f} | {algo} | "
-                + ", ".join(f"{u['tokens']:,.0f}" for u in own)
-                + " | "
-                + ", ".join(share(u["mfu"]) for u in own)
-                + f" | {both} |"
+                f"{head} {result['sampled']:,.0f} | {algo} | {speeds} | {shares} | {peak} |"
             )
     return "\n".join(lines)
 
@@ -224,13 +245,15 @@ def child(*args, limit):
         )
     except subprocess.TimeoutExpired:
         return 1, f"not done in {limit:.0f} s", limit
-    last = lambda text: (text.strip().split("\n") or [""])[-1]
-    said = (
-        last(done.stdout)
-        if done.returncode == 0
-        else (last(done.stderr) or last(done.stdout))[:300]
-    )
-    return done.returncode, said, time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    if done.returncode == 0:
+        return 0, last_line(done.stdout), seconds
+    complaint = last_line(done.stderr) or last_line(done.stdout)
+    return done.returncode, complaint[:300], seconds
+
+
+def last_line(text):
+    return text.strip().split("\n")[-1]
 
 
 def steps(place, out):
@@ -249,29 +272,31 @@ def main():
         print("bench.py --gpu: no GPU here", file=sys.stderr)
         return 2
     end = time.perf_counter() + 540
-    left = lambda most: min(most, end - time.perf_counter())
-    code, said, _ = child(
-        "-m", "pytest", "-q", "-m", "gpu", "tests/machine/test_cuda.py", limit=left(150)
+
+    def left(most):
+        return min(most, end - time.perf_counter())
+
+    tests = ["-m", "pytest", "-q", "-m", "gpu", "tests/machine/test_cuda.py"]
+    code, outcome, _ = child(*tests, limit=left(150))
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; `pytest -m gpu`: {outcome}\n"
     )
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; `pytest -m gpu`: {said}\n")
-    found, failed = {}, code != 0
+    results = {}
+    failed = code != 0
     with tempfile.TemporaryDirectory() as folder:
         for size, rank in LINES:
             place, code = Path(folder) / size, 0
             if not place.exists():
-                code, said, _ = child(__file__, "make", size, place, limit=left(90))
+                code, outcome, _ = child(__file__, "make", size, place, limit=left(90))
             if code == 0:
-                code, said, _ = child(__file__, "measure", place, rank, limit=left(100))
-            found[size, rank] = json.loads(said) if code == 0 else said
+                code, outcome, _ = child(__file__, "measure", place, rank, limit=left(100))
+            results[size, rank] = json.loads(outcome) if code == 0 else outcome
             failed |= code != 0
-        print(table(found), flush=True)
-        code, said, seconds = child(
-            __file__, "steps", Path(folder) / "7B", Path(folder) / "run", limit=left(150)
-        )
-    print(
-        "\n7B, PPO, adapters, three steps end to end: "
-        + (f"{seconds:.0f} s" if code == 0 else f"failed: {said}")
-    )
+        print(table(results), flush=True)
+        model, out = Path(folder) / "7B", Path(folder) / "run"
+        code, outcome, seconds = child(__file__, "steps", model, out, limit=left(150))
+    end_to_end = f"{seconds:.0f} s" if code == 0 else f"failed: {outcome}"
+    print(f"\n7B, PPO, adapters, three steps end to end: {end_to_end}")
     return int(failed or code != 0)
 
 

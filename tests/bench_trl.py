@@ -58,28 +58,21 @@ class GenerateEngine(TorchEngine):
     def replies(self, requests):
         """One reply to each request, ids. A row of the cache is "pad prompt reply pad, pad prompt
         ...", the padding masked; rows of dialogues that are over are dropped."""
-        new = [r.prompt for r in requests]
+        new = [request.prompt for request in requests]
         past = torch.zeros(2, len(new), 0, dtype=torch.long)  # ids and mask, [2, R, W]
-        seen = [self.known.get(r.key, (0, [None])) for r in requests]  # row, ids in it
-        if all(prompt[: len(ids)] == ids for (_, ids), prompt in zip(seen, new)):
-            rows = torch.tensor([row for row, _ in seen])
-            self.cache.batch_select_indices(rows)
-            past, new = self.past[:, rows], [p[len(ids) :] for (_, ids), p in zip(seen, new)]
+        known = [self.known.get(request.key, (0, [None])) for request in requests]
+        rows = [row for row, _ in known]  # of the cache
+        prefixes = [ids for _, ids in known]  # what these rows hold
+        if all(prompt[: len(ids)] == ids for ids, prompt in zip(prefixes, new)):
+            self.cache.batch_select_indices(torch.tensor(rows))
+            past = self.past[:, rows]
+            new = [prompt[len(ids) :] for ids, prompt in zip(prefixes, new)]
         else:
             self.cache = DynamicCache(config=self.model.config)
         width = max(map(len, new))
-        ids, mask = torch.cat(
-            [
-                past,
-                torch.tensor(
-                    [
-                        [[self.pad] * (width - len(p)) + p for p in new],
-                        [[0] * (width - len(p)) + [1] * len(p) for p in new],
-                    ]
-                ),
-            ],
-            2,
-        )
+        new_ids = [[self.pad] * (width - len(prompt)) + prompt for prompt in new]
+        new_mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in new]
+        ids, mask = torch.cat([past, torch.tensor([new_ids, new_mask])], 2)
         out = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -94,9 +87,10 @@ class GenerateEngine(TorchEngine):
         )
         sampled = out[:, ids.shape[1] :]
         stops = (sampled == self.stop_id).long()
-        own = (stops.cumsum(1) - stops == 0).long()  # up to the first stop token
-        self.past = torch.stack([out, torch.cat([mask, own], 1)])
-        replies = [row[:n] for row, n in zip(sampled.tolist(), own.sum(1).tolist())]
+        in_reply = (stops.cumsum(1) - stops == 0).long()  # up to the first stop token
+        self.past = torch.stack([out, torch.cat([mask, in_reply], 1)])
+        lengths = in_reply.sum(1).tolist()
+        replies = [row[:length] for row, length in zip(sampled.tolist(), lengths)]
         self.known = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
         return replies
 
@@ -108,18 +102,20 @@ def train_with_trl(trainer, steps, end_cycle):
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
 
-    cfg, m, users = trainer.cfg, trainer.models, trainer.cfg.batch_size // trainer.cfg.group_size
-    own_engine, sampler = m.engine, GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
+    cfg, m = trainer.cfg, trainer.models
+    users = cfg.batch_size // cfg.group_size
+    torch_engine = m.engine
+    sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
 
-    def rollout_func(prompts, theirs):
+    def rollout_func(prompts, trl_trainer):
         """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
         completion all that follows, env_mask says which of its tokens the policy sampled."""
-        began, step = time.perf_counter(), theirs.state.global_step // cfg.minibatches + 1
+        began, step = time.perf_counter(), trl_trainer.state.global_step // cfg.minibatches + 1
         people = profiles_of_step(trainer.people, users, cfg.seed, step)
         m.engine = sampler
         groups = dict(enumerate(people))
         episodes, _ = trainer.hold_dialogues(groups, cfg.group_size, "training", step)
-        m.engine = own_engine
+        m.engine = torch_engine
         clock.sampling = time.perf_counter() - began
         rest = [e.segments[1:] for e in episodes]
         return {
@@ -138,7 +134,10 @@ def train_with_trl(trainer, steps, end_cycle):
             if state.global_step % cfg.minibatches == 0:
                 end_cycle(state.global_step // cfg.minibatches, self.sampling)
 
-    clock, rate = Clock(), lambda k: min(1.0, (k // cfg.minibatches + 1) / cfg.warmup)
+    def rate(update):
+        return min(1.0, (update // cfg.minibatches + 1) / cfg.warmup)
+
+    clock = Clock()
     trl.GRPOTrainer(
         m.policy.model,
         [lambda final, **kwargs: final],
@@ -174,7 +173,9 @@ def one_side(side, seed, steps, every):
     """In a process of its own: a line of JSON a cycle, the next when a line comes in."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints
     cfg = resolve_settings({"algo": "grpo", "seed": int(seed), "steps": int(steps), **SIDES[side]})
-    now = lambda: np.array([time.perf_counter(), time.process_time()])
+
+    def now():
+        return np.array([time.perf_counter(), time.process_time()])
 
     def end_cycle(step, sampling=0.0):
         cycle = dict(zip(("seconds", "cpu"), now() - began), sampling=sampling)
@@ -239,6 +240,17 @@ def seconds_until(cycles):
     return np.interp(step, range(len(cycles)), np.cumsum([0] + [c["seconds"] for c in cycles[1:]]))
 
 
+def median(cycles, key):
+    """Over the cycles of training; the first stands for the time before it."""
+    return statistics.median(cycle[key] for cycle in cycles[1:])
+
+
+def median_ratio(theirs, ours, key):
+    """Of what each cycle took on both sides, the median of the ratios."""
+    pairs = zip(theirs[1:], ours[1:])
+    return statistics.median(a[key] / b[key] for a, b in pairs)
+
+
 def table(result):
     """As in BENCHMARKS.md."""
     columns, theirs = (
@@ -257,20 +269,19 @@ def table(result):
         ],
         result["TRL"],
     )
-    for side, r in result.items():
-        median = lambda key: statistics.median(c[key] for c in r[1:])
-        times = lambda key: statistics.median(a[key] / b[key] for a, b in zip(theirs[1:], r[1:]))
+    for side, cycles in result.items():
+        seconds = median(cycles, "seconds")
         numbers = [
-            median("seconds"),
-            median("sampling"),
-            BATCH / median("seconds"),
-            times("seconds"),
-            times("cpu"),
-            seconds_until(r),
-            seconds_until(theirs) / seconds_until(r),
+            seconds,
+            median(cycles, "sampling"),
+            BATCH / seconds,
+            median_ratio(theirs, cycles, "seconds"),
+            median_ratio(theirs, cycles, "cpu"),
+            seconds_until(cycles),
+            seconds_until(theirs) / seconds_until(cycles),
         ]
-        scores = ", ".join(f"{c['score']:.0f}" for c in r if "score" in c)
-        columns.append([side, *(f"{n:.2f}" for n in numbers), scores])
+        scores = ", ".join(f"{cycle['score']:.0f}" for cycle in cycles if "score" in cycle)
+        columns.append([side, *(f"{number:.2f}" for number in numbers), scores])
     head, *rows = (f"| {' | '.join(row)} |" for row in zip(*columns))
     return "\n".join([head, "|---" * len(columns) + "|", *rows])
 

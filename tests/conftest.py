@@ -1,7 +1,8 @@
-"""What tests share: the path, an offline world, markers, and a policy so small that tests can
-run it hundreds of times."""
+"""What tests share: the path, an offline world, which tests run, and a policy so small that tests
+can run it hundreds of times. The markers are in pyproject.toml."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -33,13 +34,6 @@ TEXTS = [
     "<think>hurt, sister, wants ears</think>I am here.",
     "<think>lonely, wants ears</think>I am all ears.",
 ] * 4
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: learning runs, and whole runs that take a second")
-    config.addinivalue_line("markers", "soak: kills, faults and long servers; only with -m soak")
-    config.addinivalue_line("markers", "fake_cuda: a device that refuses what CUDA refuses")
-    config.addinivalue_line("markers", "gpu: needs a GPU; skipped where there is none")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -100,6 +94,47 @@ def no_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "learning_curve", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    """Headless Chromium, driven by selenium."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    paths = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    for name, path in paths.items():
+        if not path:
+            pytest.skip(f"{name} is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = paths["chromium"]
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=paths["chromedriver"])
+    )
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(chromium, tmp_path):
+    """The page of a report, opened in Chromium; none of its tests may leave an error there."""
+    from pages import Page
+
+    page = Page(chromium, tmp_path / "report.html")
+    yield page
+    assert page.complaints() == []  # no error and no exception, in any of these tests
+    assert page.js("window.pwned") is None
 
 
 @pytest.fixture(scope="session")

@@ -42,9 +42,9 @@ class Learning:
             preexec_fn=lambda: os.nice(5),
         )  # the tests go first
         self.processes.append(process)
-        said = process.communicate()[1]
+        errors = process.communicate()[1]
         if process.returncode:
-            self.failures[name] = f"exit code {process.returncode}\n{said}"
+            self.failures[name] = f"exit code {process.returncode}\n{errors}"
 
     def wait(self, name):
         self.runs[name].join()

@@ -68,63 +68,17 @@ class Job:
     environment: dict = field(default_factory=dict)
 
 
+EVALUATED = f"--eval-every {EVERY}"
+
+
 def jobs():
     """All jobs, in the order in which they are made."""
-    evaluated = f"--eval-every {EVERY}"
-    for seed, (name, flags) in itertools.product(range(10), FLAGS.items()):
-        yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed} {evaluated}")
-    for seed in range(5):
-        for name, flags in FLAGS.items():
-            yield Job(
-                "rewards",
-                f"{name}-delta-{seed}",
-                f"{flags} --reward delta --seed {seed} {evaluated}",
-            )
-        for kind in ("dr-grpo", "rloo"):
-            yield Job(
-                "rewards",
-                f"grpo-direct-{kind}-{seed}",
-                f"--algo grpo --advantage {kind} --seed {seed} {evaluated}",
-            )
-    for seed, rank in itertools.product(range(3), (1, 4, 8, 16)):
-        yield Job(
-            "ranks",
-            f"grpo-direct-rank{rank}-{seed}",
-            f"--algo grpo --lora-rank {rank} --seed {seed} {evaluated}",
-        )
-    for seed, name in itertools.product(range(3), ("grpo-think", "ppo-think", "ppo-direct")):
-        yield Job(
-            "ranks",
-            f"{name}-rank8-{seed}",
-            f"{FLAGS[name]} --lora-rank 8 --seed {seed} {evaluated}",
-        )
-    for seed in range(3):
-        yield Job(
-            "challenging",
-            f"grpo-think-challenging-{seed}",
-            f"--algo grpo --think --difficulty challenging --seed {seed} {evaluated}",
-        )
-    for seed in range(3):
-        yield Job(
-            "hackable",
-            f"grpo-direct-weak-{seed}",
-            f"--algo grpo --simulator toy-weak --watch toy --seed {seed}",
-        )
-    for lab, name in (
-        ("learning-rate", "grpo-direct"),
-        ("stale-emotion", "grpo-think"),
-        ("mixed-users", "grpo-direct"),
-        ("no-format-check", "grpo-think"),
-    ):
-        yield Job("mistakes", f"{name}-{lab}", f"{FLAGS[name]} --seed 0", lab=lab)
-    for name, flags in FLAGS.items():
-        yield Job("machine", f"{name}-two-threads", f"{flags} --seed 0 {evaluated}", threads=2)
-        yield Job(
-            "machine",
-            f"{name}-plain-kernels",
-            f"{flags} --seed 0 {evaluated}",
-            environment={"ATEN_CPU_CAPABILITY": "default"},
-        )
+    yield from variants()
+    yield from rewards()
+    yield from ranks()
+    yield from users()
+    yield from mistakes()
+    yield from machines()
     yield Job("table3", "table3", command="judge.py table3 --out runs/table3 --json {json}")
     yield Job(
         "replay",
@@ -135,6 +89,63 @@ def jobs():
     yield Job("bench", "bench", command="tests/bench.py", threads=2)
     for lab in labs.load_labs():
         yield Job("labs", f"lab-{lab}", command=f"course/course.py lab {lab}")
+
+
+def variants():
+    """The four variants."""
+    for seed, (name, flags) in itertools.product(range(10), FLAGS.items()):
+        yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed} {EVALUATED}")
+
+
+def rewards():
+    """A reward a turn, and other advantages."""
+    for seed in range(5):
+        for name, flags in FLAGS.items():
+            delta = f"{flags} --reward delta --seed {seed} {EVALUATED}"
+            yield Job("rewards", f"{name}-delta-{seed}", delta)
+        for kind in ("dr-grpo", "rloo"):
+            advantage = f"--algo grpo --advantage {kind} --seed {seed} {EVALUATED}"
+            yield Job("rewards", f"grpo-direct-{kind}-{seed}", advantage)
+
+
+def ranks():
+    """Adapters: of several ranks, and of rank 8 with the other variants."""
+    for seed, rank in itertools.product(range(3), (1, 4, 8, 16)):
+        flags = f"--algo grpo --lora-rank {rank} --seed {seed} {EVALUATED}"
+        yield Job("ranks", f"grpo-direct-rank{rank}-{seed}", flags)
+    for seed, name in itertools.product(range(3), ("grpo-think", "ppo-think", "ppo-direct")):
+        flags = f"{FLAGS[name]} --lora-rank 8 --seed {seed} {EVALUATED}"
+        yield Job("ranks", f"{name}-rank8-{seed}", flags)
+
+
+def users():
+    """Challenging users, and a scorer that can be hacked."""
+    for seed in range(3):
+        flags = f"--algo grpo --think --difficulty challenging --seed {seed} {EVALUATED}"
+        yield Job("challenging", f"grpo-think-challenging-{seed}", flags)
+    for seed in range(3):
+        flags = f"--algo grpo --simulator toy-weak --watch toy --seed {seed}"
+        yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
+
+
+def mistakes():
+    """Runs with the mistakes of the labs put in."""
+    for lab, name in (
+        ("learning-rate", "grpo-direct"),
+        ("stale-emotion", "grpo-think"),
+        ("mixed-users", "grpo-direct"),
+        ("no-format-check", "grpo-think"),
+    ):
+        yield Job("mistakes", f"{name}-{lab}", f"{FLAGS[name]} --seed 0", lab=lab)
+
+
+def machines():
+    """The same runs with two threads, and without the processor's vector instructions."""
+    for name, variant in FLAGS.items():
+        flags = f"{variant} --seed 0 {EVALUATED}"
+        yield Job("machine", f"{name}-two-threads", flags, threads=2)
+        plain = {"ATEN_CPU_CAPABILITY": "default"}
+        yield Job("machine", f"{name}-plain-kernels", flags, environment=plain)
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -277,8 +288,8 @@ def call(job, command, home):
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": str(job.threads), **job.environment},
     )
-    told = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
-    print(f"{job.name}: {told}", file=sys.stderr, flush=True)
+    outcome = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
+    print(f"{job.name}: {outcome}", file=sys.stderr, flush=True)
     return done.stdout if done.returncode == 0 else None
 
 
@@ -287,8 +298,8 @@ def call(job, command, home):
 
 def seeds_of(there, name):
     """The lines NAME-0, NAME-1, ... that are there, in their order."""
-    found = [line for key, line in there.items() if re.fullmatch(re.escape(name) + r"-\d+", key)]
-    return sorted(found, key=lambda line: int(line["name"].rsplit("-", 1)[1]))
+    lines = [line for key, line in there.items() if re.fullmatch(re.escape(name) + r"-\d+", key)]
+    return sorted(lines, key=lambda line: int(line["name"].rsplit("-", 1)[1]))
 
 
 def after(line, key="score", index=-1):
@@ -436,8 +447,8 @@ def leave_one_out(there):
         flagged[variant] = []
         for line in lines:
             others = [columns(x) for x in lines if x is not line]
-            if found := reference.outside(columns(line), reference.bands_of(others)):
-                flagged[variant].append((line["name"], found))
+            if places := reference.outside(columns(line), reference.bands_of(others)):
+                flagged[variant].append((line["name"], places))
     return flagged
 
 
@@ -520,12 +531,12 @@ def main(argv=None):
         for job in alone:
             make(job, results)
     write(results.read())
-    for variant, found in leave_one_out(results.read()).items():
+    for variant, flagged in leave_one_out(results.read()).items():
         print(
-            f"{variant}: {len(found)} of {len(seeds_of(results.read(), variant))} runs are "
+            f"{variant}: {len(flagged)} of {len(seeds_of(results.read(), variant))} runs are "
             "flagged by the others"
         )
-        for name, places in found:
+        for name, places in flagged:
             print(f"    {name}: {reference.sentence(places)}")
 
 

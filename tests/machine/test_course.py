@@ -149,7 +149,10 @@ def test_a_handout_holds_no_answer(whole):
         for path in files
         if {".git", "course", "__pycache__", ".cache"} & set(path.relative_to(whole).parts)
     ]
-    squeeze = lambda line: re.sub(r"\s|#.*", "", line)
+
+    def squeeze(line):
+        return re.sub(r"\s|#.*", "", line)
+
     # of any agent, and of any engine
     everybodys = {
         "thought,visible,malformed=split_thought(text)",
@@ -211,7 +214,10 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     """As the assignment tells it: the holes fail, and what fills them passes."""
     course.main(["handout", str(tmp_path / "h"), "--only", "groups"])
     command = [sys.executable, "-m", "pytest", "-q", "-m", "groups", "tests/test_grpo.py"]
-    test = lambda: subprocess.run(command, cwd=tmp_path / "h", capture_output=True, text=True)
+
+    def test():
+        return subprocess.run(command, cwd=tmp_path / "h", capture_output=True, text=True)
+
     assert "exercise groups: group_advantages is yours to write" in test().stdout
     (tmp_path / "h" / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
     result = test()
@@ -432,21 +438,27 @@ def test_what_is_told_of_the_points(tmp_path, capsys):
         (tmp_path / name / "ppo.py").write_text(kl, encoding="utf-8")
         (tmp_path / name / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
     table, report = tmp_path / "grades.csv", tmp_path / "results.json"
-    grade = lambda *more: course.main(["grade", *map(str, more), "--only", "kl,groups"])
+
+    def grade(*more):
+        return course.main(["grade", *map(str, more), "--only", "kl,groups"])
+
     assert grade(tmp_path / "anna", "--gradescope", report) == 0
     assert {key: json.loads(report.read_text())[key] for key in ("score", "max_score")} == {
         "score": 8,
         "max_score": 8,
     }
     assert grade(tmp_path / "ben", "--gradescope", report) == 1
-    told = json.loads(report.read_text(encoding="utf-8"))
-    assert set(told) == {"score", "max_score", "output", "tests"} and told["max_score"] == 8
-    assert told["score"] == 4 and told["output"] == "1 of 2 exercises passed, 4 of 8 points"
+    results = json.loads(report.read_text(encoding="utf-8"))
+    assert set(results) == {"score", "max_score", "output", "tests"} and results["max_score"] == 8
+    assert results["score"] == 4 and results["output"] == "1 of 2 exercises passed, 4 of 8 points"
     assert [
         (test["name"].split(":")[0], test["score"], test["max_score"], test["status"])
-        for test in told["tests"]
+        for test in results["tests"]
     ] == [("kl", 0, 4, "failed"), ("groups", 4, 4, "passed")]
-    assert told["tests"][0]["output"].startswith("test_") and told["tests"][1]["output"] == "passed"
+    assert (
+        results["tests"][0]["output"].startswith("test_")
+        and results["tests"][1]["output"] == "passed"
+    )
     capsys.readouterr()
     assert grade(tmp_path / "anna", tmp_path / "ben", "--csv", table) == 1
     with open(table, newline="", encoding="utf-8") as file:
@@ -456,7 +468,7 @@ def test_what_is_told_of_the_points(tmp_path, capsys):
         (Path(row["submission"]).name, row["points"], row["of"], row["result"]) for row in rows
     ] == [
         ("anna", "8", "8", "2 of 2 exercises passed, 8 of 8 points"),
-        ("ben", "4", "8", told["output"]),
+        ("ben", "4", "8", results["output"]),
     ]
     assert re.findall(r"\n  total +(\d+) of +(\d+)\n", capsys.readouterr().out) == [
         ("8", "8"),

@@ -1,9 +1,12 @@
-"""The house that the code lives in: who may import whom, how wide files are, and what is told
-about a function before one reads it. Nothing is run here; the files are read."""
+"""The house that the code lives in: who may import whom, how wide and how dense files are, and what
+is told about a function before one reads it. Nothing of the project is run here; its files are
+read."""
 
 import ast
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -21,17 +24,32 @@ MODULES = {
 }
 TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
+# The most tokens per statement that a file may have: above them, lines are packed.
+DENSEST_CHAPTER = 13
+DENSEST_OTHER = 14
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
+# Words that once named everything, so that they name nothing.
+VAGUE = {"own", "found", "said", "told"}
+
 
 def imports_of(text):
     """The project's modules that a source imports, wherever the import stands: at the top, in a
     function, or under `if`."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found & set(MODULES)
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names & set(MODULES)
 
 
 def circle_in(graph):
@@ -42,12 +60,16 @@ def circle_in(graph):
         if name in path:
             return [*path[path.index(name) :], name]
         if name not in done:
-            for other in sorted(graph[name]):
-                if circle := walk(other, [*path, name]):
+            for neighbour in sorted(graph[name]):
+                if circle := walk(neighbour, [*path, name]):
                     return circle
             done.add(name)
+        return None
 
-    return next(filter(None, (walk(name, []) for name in sorted(graph))), None)
+    for name in sorted(graph):
+        if circle := walk(name, []):
+            return circle
+    return None
 
 
 GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
@@ -82,13 +104,17 @@ def test_no_chapter_knows_a_tool():
 def test_the_machine_room_knows_no_chapter():
     """support/ is handed what it needs. One import of a chapter, and nobody can read the chapter
     without the machine, nor use the machine without the chapter."""
-    chapters = {path.stem for path in CHAPTERS}
-    assert {name: GRAPH[name] & chapters for name in GRAPH if name.startswith("support.")} == {
-        name: set() for name in GRAPH if name.startswith("support.")
-    }
-    assert not any(
-        "course" in str(MODULES[other]) for path in CHAPTERS for other in GRAPH[path.stem]
-    )
+    for name, modules in GRAPH.items():
+        if name.startswith("support."):
+            above = {module for module in modules if not module.startswith("support.")}
+            assert above == set(), name
+
+
+def test_chapters_know_neither_tools_nor_the_course():
+    """Both stand above the chapters: a reader of the chapters needs neither."""
+    for path in CHAPTERS:
+        above = {module for module in GRAPH[path.stem] if MODULES[module] in TOOLS + COURSE}
+        assert above == set(), path.name
 
 
 def test_no_line_is_wider_than_a_screen():
@@ -101,6 +127,76 @@ def test_no_line_is_wider_than_a_screen():
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
         if len(line) > 100
     ] == []
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["check", "format"])
+def test_ruff_finds_nothing(command):
+    """The settings are in pyproject.toml, the version in requirements-dev.txt."""
+    pytest.importorskip("ruff", reason="ruff is not installed (requirements-dev.txt)")
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tokens_per_statement(text):
+    """How densely a source is packed, comments and docstrings apart."""
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstring_lines = set()
+    statements = 0
+    for node in ast.walk(tree):
+        statements += isinstance(node, ast.stmt)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            docstring_lines |= set(range(docstring.lineno, docstring.end_lineno + 1))
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in LAYOUT and token.start[0] not in docstring_lines
+    ]
+    return len(tokens) / max(1, statements)
+
+
+def test_statements_are_short():
+    """A statement that does what three could do must be read twice. Two statements with a name
+    between them are better than one."""
+    text = '"""A docstring."""\na = 1  # a comment\nb = a + 1\n'
+    assert tokens_per_statement(text) == (3 + 5) / 3  # the docstring is a statement, too
+    too_dense = {}
+    for path in CHAPTERS + SUPPORT + TOOLS:
+        density = tokens_per_statement(path.read_text(encoding="utf-8"))
+        if density > (DENSEST_CHAPTER if path in CHAPTERS else DENSEST_OTHER):
+            too_dense[str(path.relative_to(ROOT))] = round(density, 1)
+    assert too_dense == {}
+
+
+def vague_names(text):
+    """The names in a source, of variables, arguments and attributes, that are one of VAGUE."""
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            names.append((node.lineno, node.id))
+        elif isinstance(node, ast.arg):
+            names.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append((node.lineno, node.attr))
+    return [f"{line}: {name}" for line, name in sorted(set(names)) if name in VAGUE]
+
+
+def test_things_have_names_of_their_own():
+    """`own`, `found`, `said` and `told` each stood for a hundred different things."""
+    text = "def f(told):\n    self.said = told\n    return [own.found for own in told]\n"
+    assert vague_names(text) == ["1: told", "2: said", "2: told", "3: own", "3: told"]
+    vague = {}
+    for path in CHAPTERS + SUPPORT + TOOLS:
+        names = vague_names(path.read_text(encoding="utf-8"))
+        if names:
+            vague[str(path.relative_to(ROOT))] = names
+    assert vague == {}
 
 
 def test_the_loop_is_soon_in_view():

@@ -1,8 +1,8 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages, groups without
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
 
+from support.page import interpolate_missing
 from support.plan import calls_of
-from support.report import joined
 from support.settings import resolve_settings
 from support.signs import flat_groups, hacking_warnings
 
@@ -183,5 +183,12 @@ def test_bad_input_is_one_line(flags, word, tiny_dir, tmp_path, capfd):
 
 def test_looks_of_every_kth_step_are_one_line():
     """Between two looks there is no number; the curve is joined, and no longer than the looks."""
-    assert joined([None, 10.0, None, None, 40.0, None]) == [None, 10.0, 20.0, 30.0, 40.0, None]
-    assert joined([None, None]) == [None, None]
+    assert interpolate_missing([None, 10.0, None, None, 40.0, None]) == [
+        None,
+        10.0,
+        20.0,
+        30.0,
+        40.0,
+        None,
+    ]
+    assert interpolate_missing([None, None]) == [None, None]

@@ -9,16 +9,16 @@ import pytest
 def test_counted_by_hand():
     """Two users. The first is told the same sentence twice, within other words; both are told one
     reply word for word."""
-    found = signs(
+    counted = signs(
         [
             ["I am here. Take your time.", "Go on! I am here, you know. TAKE YOUR TIME"],
             ["You did well.", "I am here. Take your time."],
         ]
     )
-    assert found["repeat_within"] == 1 / 4 and found["repeat_across"] == 2 / 4
-    assert found["reply_words"] == (6 + 10 + 3 + 6) / 4
-    assert found["distinct_1"] == 12 / 25  # i am here take your time go on you know did well
-    assert found["reward_talk"] == 0
+    assert counted["repeat_within"] == 1 / 4 and counted["repeat_across"] == 2 / 4
+    assert counted["reply_words"] == (6 + 10 + 3 + 6) / 4
+    assert counted["distinct_1"] == 12 / 25  # i am here take your time go on you know did well
+    assert counted["reward_talk"] == 0
     assert signs([]) == signs([[]]) == {}
 
 
@@ -76,8 +76,12 @@ HEALTHY = dict(
 
 def rows(**end):
     """Fifty steps from healthy to `end`."""
-    mix = lambda key, share: HEALTHY[key] + share * (end.get(key, HEALTHY[key]) - HEALTHY[key])
-    return [{key: mix(key, i / 49) for key in HEALTHY} for i in range(50)]
+
+    def mixed(key, share):
+        last = end.get(key, HEALTHY[key])
+        return HEALTHY[key] + share * (last - HEALTHY[key])
+
+    return [{key: mixed(key, i / 49) for key in HEALTHY} for i in range(50)]
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,13 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
         rng, out, kills = random.Random(), tmp_path / "out", 0
         run = torchrun(*policy, "--out", out)
+
+        def paid():
+            return sum(path.stat().st_size for path in out.glob("calls*.jsonl"))
+
         while kills < KILLS:
             while not (out / "config.json").exists() and run.poll() is None:
                 time.sleep(0.05)
-            paid = lambda: sum(p.stat().st_size for p in out.glob("calls*.jsonl"))
             before = paid()
             # not while it only starts: it must have got somewhere since the last kill
             began = time.monotonic()

@@ -138,11 +138,13 @@ def test_its_ids_are_what_was_sampled(engine, policy):
 def test_a_dialogues_dice_decide(engine, policy):
     """Each dialogue brings its own seed: the same one says the same again, in whatever company."""
     _, chat = policy
-    said = lambda count: [
-        [s.ids for s in e.segments] for e in dialogues(engine, chat, False, count)
-    ]
-    assert said(3) == said(6)[:3]
-    assert len({str(row) for row in said(6)}) == 6
+
+    def sampled_ids(count):
+        episodes = dialogues(engine, chat, False, count)
+        return [[segment.ids for segment in episode.segments] for episode in episodes]
+
+    assert sampled_ids(3) == sampled_ids(6)[:3]
+    assert len({str(row) for row in sampled_ids(6)}) == 6
 
 
 def test_new_weights_take_effect_again_and_again(engine, policy):

@@ -1,0 +1,436 @@
+"""support/page.py - the report: one HTML file with curves, tables, and dialogues before and after
+training side by side.
+
+A score is a number; whether a model comforts anybody must be read. So the page is built around
+reading: pick a user, see both dialogues turn by turn with the user's emotion beside each turn,
+search all texts. The page (report_template.html) needs no network.
+
+The texts of models and users are hostile until shown to be harmless: a policy that learns to write
+"</script>" must not run code in the reader's browser. Three locks, each of them enough alone:
+* the data is JSON in which no "<" is left (`embed`);
+* the page's script makes text nodes only, never HTML;
+* a Content-Security-Policy lets the browser run only the script whose hash it names, and fetch
+  nothing (`fill_template`).
+"""
+
+from support.rundir import write_file
+
+import base64
+import hashlib
+import json
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+TEMPLATE = Path(__file__).parent / "report_template.html"
+LONGEST = 4000  # characters of one text; a longer one is shortened, and says so
+MAX_BYTES = 4_500_000  # of data; beyond it texts are cut at half the length, and again
+
+# The order in which the dialogues of one user stand beside each other.
+SIDES = {"before": 0, "": 1, "after": 2}
+# What the page keeps of a user, of each of the user's dialogues, and of each turn.
+PERSON_FIELDS = ("id", "intention", "kind", "group", "persona")
+DIALOGUE_FIELDS = ("side", "step", "first_line", "start", "ended", "score")
+TURN_FIELDS = ("reply", "thought", "user", "analysis", "change", "emotion")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of a panel."""
+
+    key: str  # its column in metrics.jsonl
+    label: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A diagram of the page: one unit, one y-axis, one curve or several."""
+
+    section: str  # the headline that it stands under
+    title: str
+    unit: str
+    series: list  # of Series
+    reading: str  # how to read it
+    span: list | None = None  # the usual range of the y-axis, [low, high]
+
+
+def read_panel(entry):
+    """A Panel from its table in report_texts.toml."""
+    series = [Series(**curve) for curve in entry["series"]]
+    return Panel(**{**entry, "series": series})
+
+
+TEXTS = tomllib.loads(TEMPLATE.with_name("report_texts.toml").read_text("utf-8"))
+PANELS = [read_panel(entry) for entry in TEXTS["panel"]]
+
+
+def write_report(
+    path,
+    *,
+    title,
+    settings,
+    curves,
+    evaluations,
+    dialogues,
+    tables,
+    notes=(),
+    limit=200,
+    radar=(),
+    never_trained_on=True,
+):
+    """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Missing
+    numbers may be None or absent.
+
+    title: str. settings: dict. curves: the lines of metrics.jsonl, [] for an evaluation.
+    evaluations: [{"step", "score", "stderr", "success", "failure", "malformed" (percent), "n"}], on
+    held-out users.
+    dialogues: [{"id", "side" ("before", "after" or ""), "step", "intention", "kind", "group",
+        "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
+        "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
+    tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
+    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]. never_trained_on:
+    whether
+    training is known to have left the evaluations' users out (of a foreign model nobody knows)."""
+    users = choose(dialogues, limit)
+    all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
+    page = {
+        "title": title,
+        "headline": headline(curves, evaluations, settings.get("steps")),
+        "notes": list(notes),
+        "steps": len(curves),
+        "radar": list(radar),
+        "panels": [view for view in panels(curves, evaluations) if has_a_course(view)],
+        "settings": {key: setting_text(value) for key, value in settings.items()},
+        "tables": [table_view(table) for table in all_tables if table["rows"]],
+        "count": count_line(shown=sum(map(len, users)), total=len(dialogues)),
+        "users": [user_view(user_dialogues) for user_dialogues in users],
+    }
+    write_file(path, fill_template(page))
+
+
+# ---------------------------------------------------------------------------------------- dialogues
+
+
+def choose(dialogues, limit):
+    """At most `limit` dialogues, evenly over the scores: a list for each id, lowest score first.
+
+    A user is shown whole or not at all: "after" means nothing without its "before". The score of a
+    user is that of the last dialogue."""
+    by_user = {}
+    for dialogue in dialogues:
+        by_user.setdefault(str(dialogue["id"]), []).append(dialogue)
+    for user_dialogues in by_user.values():
+        user_dialogues.sort(key=place_in_time)
+    users = sorted(by_user.values(), key=last_score)
+    # the most users that fit; the lowest and the highest score are among them
+    for count in range(min(len(users), limit), 0, -1):
+        gaps = max(1, count - 1)
+        picked = [users[i * (len(users) - 1) // gaps] for i in range(count)]
+        if sum(map(len, picked)) <= limit:
+            return picked
+    return []
+
+
+def place_in_time(dialogue):
+    """Sort key of one user's dialogues: before training, then after it, by the training step."""
+    side = dialogue.get("side") or ""
+    return SIDES.get(side, SIDES[""]), dialogue.get("step") or 0
+
+
+def last_score(user_dialogues):
+    """Sort key of users: the score of the last dialogue; -1, below all, where it has none."""
+    score = user_dialogues[-1].get("score")
+    return -1 if clean(score) is None else score
+
+
+def count_line(shown, total):
+    """How many of the dialogues are shown, in words."""
+    left_out = total - shown
+    text = f"{shown} of {total} dialogues, {left_out or 'none'} left out."
+    if left_out and shown:
+        text += " Those shown are picked evenly over the final scores, users whole."
+    return text
+
+
+def user_view(user_dialogues):
+    """All dialogues of one id, as the page wants them; what belongs to the person is kept once."""
+    view = {key: user_dialogues[0].get(key) for key in PERSON_FIELDS}
+    view["dialogues"] = [dialogue_view(dialogue) for dialogue in user_dialogues]
+    return view
+
+
+def dialogue_view(dialogue):
+    """One dialogue as the page wants it."""
+    view = {key: dialogue.get(key) for key in DIALOGUE_FIELDS}
+    turns = dialogue.get("turns") or []
+    view["turns"] = [{key: turn.get(key) for key in TURN_FIELDS} for turn in turns]
+    return view
+
+
+# -------------------------------------------------------------------------------- the page's answer
+
+
+def headline(curves, evaluations, steps=None):
+    """The answer in one line of plain words; in a second line, how many of its `steps` the run has
+    made."""
+    if not evaluations:
+        return []
+    evaluated_step = evaluations[-1].get("step")  # None: the policy is not from a run of ours
+    steps_done = curves[-1].get("step", len(curves)) if curves else 0
+    steps_wanted = evaluated_step if steps is None else steps
+    finished = steps_done == evaluated_step == steps_wanted
+    before_training = evaluated_step == 0 and not finished
+    answer = score_line(evaluations, before_training)
+    if evaluated_step is None:
+        return [answer]
+    if finished and steps_done:
+        return [answer, f"Before and after {steps_done} training steps."]
+    if finished:
+        return [answer, "An evaluation alone: no training step was made."]
+    status = "Only the evaluation before training is there so far"
+    if len(evaluations) > 1:
+        status = f"The last evaluation so far is that at step {evaluated_step}"
+    of_steps = f" of {steps}" if steps else ""
+    status += f"; {steps_done}{of_steps} training steps are done."
+    if curves:
+        status += latest_numbers(curves[-1], steps_done)
+    return [answer, status]
+
+
+def score_line(evaluations, before_training):
+    """The final emotion of the last evaluation, or from the first to the last one, in words."""
+    first, last = evaluations[0], evaluations[-1]
+    score, stderr, count, failure, success = (
+        format_number(last.get(key)) for key in ("score", "stderr", "n", "failure", "success")
+    )
+    users = "users" if last.get("step") is None else "held-out users"
+    sample = f"({count} {users}, standard error {stderr})"
+    if len(evaluations) == 1:
+        when = " before training" if before_training else ""
+        return f"Final emotion {score}{when} {sample}, {failure} % failures, {success} % successes"
+    first_score = format_number(first.get("score"))
+    first_failure = format_number(first.get("failure"))
+    return (
+        f"Final emotion {first_score} to {score} {sample}, {first_failure} % failures to "
+        f"{failure} %"
+    )
+
+
+def latest_numbers(row, step):
+    """The newest line of metrics.jsonl in words, for a run that is under way."""
+    emotion, success, failure, malformed = (
+        format_number(row.get(key)) for key in ("emotion", "success", "failure", "malformed")
+    )
+    return (
+        f" Latest training numbers (step {step}): final emotion {emotion}, success {success} %, "
+        f"failure {failure} %, malformed {malformed} %."
+    )
+
+
+# ------------------------------------------------------------------------------------------- curves
+
+
+def panels(curves, evaluations):
+    """The panels that have something to show, as dicts for the page and for the picture. Numbers
+    have five digits: no screen shows more, and long runs stay small."""
+    steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
+    views = []
+    for panel in PANELS:
+        lines = curves_of(panel, curves)
+        points = []
+        if panel.title == "Final emotion":
+            points = evaluation_points(evaluations)
+            spread = column(curves, "emotion_std")
+            if lines and has_numbers(spread):
+                lines[0]["spread"] = spread
+        if panel.title == "Dropped" and not any(any(line["values"]) for line in lines):
+            continue  # nobody was dropped
+        if not lines and not points:
+            continue
+        views.append(
+            {
+                "section": panel.section,
+                "title": panel.title,
+                "unit": panel.unit,
+                "span": panel.span,
+                "steps": steps,
+                "lines": lines,
+                "points": points,
+                "reading": panel.reading,
+            }
+        )
+    return views
+
+
+def has_a_course(panel_view):
+    """Whether there is a course to draw: a curve, or more than one evaluation."""
+    return bool(panel_view["lines"]) or len(panel_view["points"]) > 1
+
+
+def curves_of(panel, curves):
+    """The curves of a panel that have any number, as [{"key", "label", "colour", "values"}]."""
+    lines = []
+    for series in panel.series:
+        values = column(curves, series.key)
+        # these are measured every few steps only
+        if panel.section == "Strategies" or series.key == "watched":
+            values = interpolate_missing(values)
+        if has_numbers(values):
+            lines.append(
+                {
+                    "key": series.key,
+                    "label": series.label,
+                    "colour": series.colour,
+                    "values": values,
+                }
+            )
+    return lines
+
+
+def column(curves, key):
+    """A column of metrics.jsonl, one value a step: a number with five digits, or None."""
+    values = [clean(row.get(key)) for row in curves]
+    return [None if value is None else float(f"{value:.5g}") for value in values]
+
+
+def has_numbers(values):
+    return any(value is not None for value in values)
+
+
+def interpolate_missing(values):
+    """Values of every K-th step, with straight lines between them; None before the first of them
+    and after the last."""
+    measured = [i for i, value in enumerate(values) if value is not None]
+    if not measured:
+        return values
+    numbers = [values[i] for i in measured]
+    steps = range(len(values))
+    return clean(np.interp(steps, measured, numbers, left=math.nan, right=math.nan).round(3))
+
+
+def evaluation_points(evaluations):
+    """[[step, score, standard error]] of the evaluations that have a step and a score."""
+    points = [clean([e.get("step"), e.get("score"), e.get("stderr")]) for e in evaluations]
+    return [
+        [step, score, stderr]
+        for step, score, stderr in points
+        if step is not None and score is not None
+    ]
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def evaluation_table(evaluations, never_trained_on=True):
+    """The scores on held-out users as a table."""
+    columns = {
+        "step": "step",
+        "score": "final emotion",
+        "stderr": "± stderr",
+        "success": "success %",
+        "failure": "failure %",
+        "malformed": "malformed %",
+        "n": "dialogues",
+    }
+    title = "Evaluations"
+    users = "Whether this policy met these users in its training is not known"
+    if never_trained_on:
+        title = "Evaluations on held-out users"
+        users = "Users never trained on"
+    return {
+        "title": title,
+        "columns": list(columns.values()),
+        "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
+        "reading": f"{users}; gaps below three standard errors may be luck.",
+    }
+
+
+def table_view(table):
+    """A table as the page wants it. Cells are text, because JSON does not know 85.0 from 85; a
+    column with a number in it is aligned to the right."""
+    rows = table["rows"]
+    return {
+        "title": table["title"],
+        "columns": table["columns"],
+        "reading": table.get("reading"),
+        "rows": [[format_number(cell) for cell in row] for row in rows],
+        "right": [
+            any(is_number(row[i]) for row in rows if i < len(row))
+            for i in range(len(table["columns"]))
+        ],
+    }
+
+
+def is_number(value):
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def format_number(value):
+    """A cell as text: a float with one decimal, "–" for a missing value, all else as it is."""
+    value = clean(value)
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        # z: a number that rounds to zero has no minus sign
+        return f"{value:z.1f}".replace("-", "−")
+    return str(value)
+
+
+def setting_text(value):
+    """A setting as text: strings as they are, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(clean(value), ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------------ into the page
+
+
+def fill_template(page):
+    """The HTML file with `page` as its data, as bytes. Long texts are cut until all of it fits."""
+    longest = LONGEST
+    data = embed(page, longest)
+    while len(data) > MAX_BYTES and longest > 100:
+        longest //= 2
+        data = embed(page, longest)
+    html = TEMPLATE.read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    before, after = html.replace("{{SCRIPT_HASH}}", digest).split("{{DATA}}")
+    return before.encode() + data + after.encode()
+
+
+def embed(value, longest):
+    """JSON as UTF-8 bytes that can stand inside <script>. There HTML ends at the first "</script"
+    and knows no escapes, but JSON does: so every "<" is written as an escape.
+
+    A lone surrogate, from a model's broken bytes, cannot be written as UTF-8; its escape can, and
+    is good JSON."""
+    cleaned = clean(value, longest)
+    text = json.dumps(cleaned, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    escapes = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+    return text.translate(escapes).encode("utf-8", "backslashreplace")
+
+
+def clean(value, longest=math.inf):
+    """`value` as something that JSON can express: numpy's numbers as Python's, NaN and infinities
+    as null, texts of at most `longest` characters, anything else as text."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): clean(item, longest) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(item, longest) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (int, float)):  # a bool is an int
+        return value
+    text = str(value)
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]} [… shortened, {len(text):,} characters in all]"

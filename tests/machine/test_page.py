@@ -1,0 +1,322 @@
+"""support/page.py: what is in the report's file, which dialogues are shown, and that nothing a
+model says can do more in the reader's browser than be read."""
+
+from support.page import PANELS, TEMPLATE, choose, write_report
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+
+import numpy as np
+import pytest
+
+from pages import HOSTILE, arguments, curve, dialogue, long_dialogues, pairs, turn, written
+
+# ---------------------------------------------------------------------------------- the file itself
+
+
+def test_the_file_stands_alone(tmp_path):
+    """Nothing is fetched, now or in ten years: no address but the name of SVG, and a policy that
+    forbids the rest."""
+    html, _ = written(tmp_path / "r.html")
+    assert set(re.findall(r"\w+://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert (
+        re.findall(r"""\b(?:src|href)=["']?([^"'> ]+)""", html) == ["data:,"]
+        and "@import" not in html
+        and "url(" not in html
+    )
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; script-src 'sha256-{digest}'" in html
+
+
+def test_the_script_makes_text_and_never_html():
+    """The pitfall of every viewer: one innerHTML, and whoever writes the data writes the page."""
+    html = TEMPLATE.read_text(encoding="utf-8")
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+        "DOMParser",
+        "srcdoc",
+        "setHTML",
+    ):
+        assert word not in html, word
+    assert not re.search(r"<[^>]+\son\w+=", html.split("<script")[0])
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_in_its_block_and_comes_out_whole(tmp_path, text):
+    """In <script> HTML knows no escapes and ends at the first "</script"; so no "<" may be left,
+    wherever the text stands."""
+    everywhere = dialogue(
+        text,
+        turns=[turn(text, thought=text, user=text, analysis=text)],
+        first_line=text,
+        persona=text,
+        intention=text,
+        group=text,
+        ended=text,
+    )
+    html, data = written(
+        tmp_path / "r.html",
+        title=text,
+        settings={text: text},
+        notes=[text],
+        dialogues=[everywhere],
+        tables=[{"title": text, "columns": [text], "rows": [[text]]}],
+    )
+    block = html.split('type="application/json">')[1].split("</script>")[0]
+    assert (
+        not set("<>&\u2028\u2029") & set(block)
+        and html.count("<script") == 2
+        and html.count("</script") == 2
+    )
+    (user,) = data["users"]
+    (one,) = user["dialogues"]
+    assert [data["title"], data["notes"], data["settings"], user["id"], one["first_line"]] == [
+        text,
+        [text],
+        {text: text},
+        text,
+        text,
+    ]
+    assert one["turns"] == [turn(text, thought=text, user=text, analysis=text)]
+    assert data["tables"][-1]["title"] == text and data["tables"][-1]["rows"] == [[text]]
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    """One NaN, and JSON.parse shows an empty page. numpy's numbers are numbers, whatever has no
+    JSON is text."""
+    bad = [math.nan, math.inf, -math.inf, np.float32("nan"), None]
+    curves = [curve(i + 1, kl=v, emotion=v, emotion_std=v) for i, v in enumerate(bad)] + [
+        curve(6, emotion=np.float64(30.123456))
+    ]
+    settings = {"lr": math.nan, "batch": np.int64(64), "out": tmp_path, "betas": (0.9, 0.999)}
+    _, data = written(
+        tmp_path / "r.html",
+        settings=settings,
+        curves=curves,
+        evaluations=[dict(step=0, score=v, stderr=v, n=np.int64(8)) for v in bad],
+        dialogues=[
+            dialogue(f"u-{i}", score=v, turns=[turn(change=v, emotion=v)])
+            for i, v in enumerate(bad)
+        ],
+        tables=[
+            {"title": "t", "columns": ["a", "b"], "rows": [[v, np.float32(1.25)] for v in bad]}
+        ],
+    )
+    first = data["panels"][0]
+    assert first["lines"][0]["values"] == [None] * 5 + [30.123] and first["lines"][0]["spread"] == [
+        None
+    ] * 5 + [15.0]
+    assert data["settings"] == {
+        "lr": "null",
+        "batch": "64",
+        "out": json.dumps(str(tmp_path)),
+        "betas": "[0.9, 0.999]",
+    }
+    assert data["tables"][1]["rows"] == [["–", "1.2"]] * 5 and data["tables"][0]["rows"][0] == [
+        "0",
+        "–",
+        "–",
+        "–",
+        "–",
+        "–",
+        "8",
+    ]
+    assert [u["dialogues"][0]["score"] for u in data["users"]] == [None] * 5
+
+
+def test_tables_say_what_is_a_number(tmp_path):
+    """JSON does not know 85.0 from 85, so the cells are text, floats with one decimal; a column
+    with a number stands to the right."""
+    _, data = written(
+        tmp_path / "r.html",
+        tables=[
+            {
+                "title": "by kind",
+                "columns": ["kind", "users", "score", "odd"],
+                "rows": [["rational", 64, 85.0, "n/a"], ["emotional", 64, -0.04, -3.26]],
+            }
+        ],
+    )
+    assert data["tables"][1] == {
+        "title": "by kind",
+        "columns": ["kind", "users", "score", "odd"],
+        "reading": None,
+        "right": [False, True, True, True],
+        "rows": [["rational", "64", "85.0", "n/a"], ["emotional", "64", "0.0", "−3.3"]],
+    }
+    assert [t["title"] for t in data["tables"]] == ["Evaluations on held-out users", "by kind"]
+
+
+def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
+    """Old runs lack the newer metrics; a critic's explained variance is None before there is one;
+    nobody dropped is no panel."""
+
+    def titles(**changes):
+        _, data = written(tmp_path / "r.html", **changes)
+        return [panel["title"] for panel in data["panels"]]
+
+    basic = [
+        "Final emotion",
+        "How dialogues end",
+        "Length of a reply",
+        "Length of a dialogue",
+        "Entropy",
+        "KL within the update",
+    ]
+    assert titles() == titles(curves=[curve(1, explained_variance=None, dropped=0)]) == basic
+    (panel,) = written(tmp_path / "r.html", curves=[{"step": 1, "emotion": 30.0}])[1]["panels"]
+    assert panel["title"] == "Final emotion" and "spread" not in panel["lines"][0]
+    every = {series.key: 0.5 for panel in PANELS for series in panel.series}
+    assert titles(curves=[{**curve(1), **every}]) == [panel.title for panel in PANELS]
+    _, data = written(tmp_path / "r.html", curves=[curve(1, repeat_within=0.1), curve(3)])
+    assert data["panels"][-1]["lines"] == [
+        {
+            "key": "repeat_within",
+            "label": "said before to the same user",
+            "colour": "red",
+            "values": [0.1, None],
+        }
+    ]
+    assert data["panels"][0]["steps"] == [1, 3] and data["panels"][0]["points"] == [
+        [0, 20.0, 1.5],
+        [3, 23.0, 1.5],
+    ]
+
+
+def test_an_evaluation_has_no_curves_and_a_fresh_run_no_dialogues(tmp_path):
+    _, data = written(
+        tmp_path / "r.html",
+        curves=[],
+        evaluations=[dict(step=None, score=66.6, stderr=1.0, n=100)],
+        dialogues=[],
+    )
+    assert (
+        data["panels"] == []
+        and data["users"] == []
+        and data["count"] == "0 of 0 dialogues, none left out."
+    )
+    assert data["tables"][0]["rows"] == [["–", "66.6", "1.0", "–", "–", "–", "100"]]
+    _, data = written(tmp_path / "r.html", curves=[], evaluations=[], dialogues=[], settings={})
+    assert data["tables"] == []
+    assert data["headline"] == []
+    # measured at no step
+    _, data = written(
+        tmp_path / "r.html", curves=[], evaluations=[dict(score=66.6), dict(score=70.0)]
+    )
+    assert data["panels"] == []
+    _, data = written(tmp_path / "r.html", curves=[])
+    (panel,) = data["panels"]  # two evaluations have a course
+    assert panel["title"] == "Final emotion" and panel["lines"] == [] and len(panel["points"]) == 2
+
+
+def test_the_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Written beside and renamed: a reader, or a run that is killed, never meets half a page."""
+    path = tmp_path / "deep" / "r.html"
+    written(path, title="old")
+    old, seen = path.read_bytes(), []
+
+    def replace(source, target):
+        assert path.read_bytes() == old
+        seen.append(
+            (source.parent == target.parent, source.read_bytes().rstrip().endswith(b"</html>"))
+        )
+        raise OSError("killed")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="killed"):
+        write_report(path, **arguments(title="new"))
+    assert path.read_bytes() == old and seen == [(True, True)]
+    monkeypatch.undo()
+    assert written(path, title="new")[1]["title"] == "new" and [
+        p.name for p in path.parent.iterdir()
+    ] == ["r.html"]
+
+
+# ---------------------------------------------------------------------------------- which are shown
+
+
+def test_those_shown_are_whole_users_evenly_over_the_scores(tmp_path):
+    """128 of 500: the reader sees the worst, the best and the same share of all between, not the
+    first that came."""
+    _, data = written(
+        tmp_path / "r.html", dialogues=pairs(250, lambda i: i * 89 % 250 / 2.5), limit=128
+    )
+    assert (
+        data["count"].startswith("128 of 500 dialogues, 372 left out.") and len(data["users"]) == 64
+    )
+    assert all([d["side"] for d in u["dialogues"]] == ["before", "after"] for u in data["users"])
+    ranks = [round(u["dialogues"][1]["score"] * 2.5) for u in data["users"]]
+    assert (
+        ranks[0] == 0 and ranks[-1] == 249 and {b - a for a, b in zip(ranks, ranks[1:])} <= {3, 4}
+    )
+    _, data = written(tmp_path / "r.html", dialogues=pairs(5))
+    assert data["count"] == "10 of 10 dialogues, none left out."
+
+
+@pytest.mark.parametrize(
+    "limit, users", [(0, 0), (1, 0), (2, 1), (7, 3), (199, 99), (200, 100), (10**6, 100)]
+)
+def test_no_more_than_the_limit_and_no_half_user(limit, users):
+    picked = choose(pairs(100), limit)
+    assert [len(user) for user in picked] == [2] * users
+    assert len({user[0]["id"] for user in picked}) == users
+
+
+def test_users_with_one_dialogue_and_users_with_many():
+    """An evaluation has one dialogue a user, a benchmark may have several: all of one id stay
+    together, in the order of time."""
+    mixed = (
+        [dialogue("many", "", 50, step=s) for s in (3, 1, 2)]
+        + [dialogue(f"one-{i}", "", i) for i in range(40)]
+        + pairs(20)[::-1]
+    )
+    picked = choose(mixed, 30)
+    assert 27 <= sum(map(len, picked)) <= 30
+    for user in picked:
+        assert len(user) == {"m": 3, "o": 1, "u": 2}[user[0]["id"][0]]
+    everybody = choose(mixed, 1000)
+    (many,) = [user for user in everybody if user[0]["id"] == "many"]
+    assert [dialogue["step"] for dialogue in many] == [1, 2, 3]
+    scores = [user[-1]["score"] for user in everybody]
+    assert scores == sorted(scores)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        pytest.param("I hear how much this hurts. ", id="english", marks=pytest.mark.soak),
+        pytest.param("我听到你有多难过。", id="chinese", marks=pytest.mark.slow),
+        pytest.param("\ud83d", id="broken", marks=pytest.mark.soak),
+    ],
+)
+def test_200_long_dialogues_stay_below_5_megabytes(tmp_path, sign):
+    """A thinking model fills thousands of tokens a turn; what is shortened says by how much."""
+    path = tmp_path / "r.html"
+    html, data = written(path, dialogues=long_dialogues(length=6_000, sign=sign))
+    length = len(sign) * (6_000 // len(sign) + 1)
+    assert 1_000_000 < path.stat().st_size <= 5_000_000 and data["count"].startswith("200 of 200")
+    for text in (
+        data["users"][0]["dialogues"][1]["turns"][-1]["reply"],
+        data["users"][-1]["dialogues"][0]["turns"][0]["analysis"],
+    ):
+        assert (
+            len(text) < 4100
+            and text.startswith(sign)
+            and text.endswith(f" [… shortened, {length:,} characters in all]")
+        )
+    _, data = written(path, dialogues=[dialogue(turns=[turn("x" * 4000), turn("y" * 4001)])])
+    first, second = data["users"][0]["dialogues"][0]["turns"]
+    assert (
+        first["reply"] == "x" * 4000
+        and second["reply"] == "y" * 4000 + " [… shortened, 4,001 characters in all]"
+    )
