@@ -49,7 +49,7 @@ from pathlib import Path, PurePosixPath
 import labs
 
 # of the project, for a copy; tests are cut, course/ stays here
-PARTS = ["*.py", "*.txt", "LICENSE", "support", "prompts", "toy_policy", "docs"]
+PARTS = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

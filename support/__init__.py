@@ -57,7 +57,7 @@ home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 script = getattr(sys.modules["__main__"], "__file__", None)
 if (
     script
-    and os.path.dirname(os.path.abspath(script)) == home
+    and os.path.dirname(os.path.abspath(script)) in (home, os.path.join(home, "tools"))
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):
     signal.signal(signal.SIGINT, stop)  # until `Parser.run`, or rlver.py's own

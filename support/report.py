@@ -11,7 +11,7 @@ JSON in which no "<" is left (`embed`); the page's script makes text nodes only,
 Content-Security-Policy lets the browser run only the script whose hash it names, and fetch nothing.
 """
 
-from support import judged, reference
+from support import reference, strategies
 from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_file, write_json
 from support.signs import hacking_warnings, score_summary
@@ -370,7 +370,7 @@ def tables_by_part(sides):
 
 
 def radar_of(found):
-    """What is drawn of judge.py's capabilities: [{"label", "values": {capability: 1 to 5}}]."""
+    """What is drawn of tools.capabilities: [{"label", "values": {capability: 1 to 5}}]."""
     return [
         {"label": file, "values": {item: t["mean"] for item, t in table.items()}}
         for file, table in found.get("capabilities", {}).get("tables", {}).items()
@@ -378,7 +378,7 @@ def radar_of(found):
 
 
 def judged_tables(out, rows, grammar):
-    """What judge.py's --json left in a run's directory (strategies.json, capabilities.json), or
+    """What the tools' --json left in a run's directory (strategies.json, capabilities.json), or
     else strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
     found = next(iter(read_json(out / "strategies.json").get("files", {}).values()), {})
     tagged = [d for d in found.get("tagged", ()) if d["split"] == "train"] or [
@@ -386,7 +386,7 @@ def judged_tables(out, rows, grammar):
             **d,
             "intention": "",
             "replies": [
-                [judged.toy_codes(t["reply"], grammar), t["change"]]
+                [strategies.toy_codes(t["reply"], grammar), t["change"]]
                 for t in d["turns"]
                 if t["emotion"] is not None
             ],
@@ -394,14 +394,15 @@ def judged_tables(out, rows, grammar):
         for _, d, _ in (read_jsonl(out / "dialogues.jsonl", only=b'"train"') if grammar else ())
         if d
     ]
-    steps = judged.steps_of(tagged) if any(used for d in tagged for used, _ in d["replies"]) else {}
+    any_used = any(used for d in tagged for used, _ in d["replies"])
+    steps = strategies.steps_of(tagged) if any_used else {}
     value = lambda step, name, what: steps[step]["strategies"][name][what]
     rows = [
         {
             **row,
             **{
                 f"{what} {name}": value(row["step"], name, what)
-                for name in judged.GROUPS
+                for name in strategies.GROUPS
                 for what in ("uses", "gain")
                 if row["step"] in steps
             },
@@ -411,11 +412,11 @@ def judged_tables(out, rows, grammar):
     tables = [
         {
             "title": f"Strategies: {what}",
-            "columns": ["steps up to", *judged.GROUPS, *more],
+            "columns": ["steps up to", *strategies.GROUPS, *more],
             "rows": [
                 [
                     step,
-                    *[value(step, name, what) for name in judged.GROUPS],
+                    *[value(step, name, what) for name in strategies.GROUPS],
                     *[told[key] for key in more],
                 ]
                 for step, told in steps.items()
