@@ -125,7 +125,7 @@ def jobs():
             f"{flags} --seed 0 {evaluated}",
             environment={"ATEN_CPU_CAPABILITY": "default"},
         )
-    yield Job("table3", "table3", command="judge.py table3 --out runs/table3 --json {json}")
+    yield Job("table3", "table3", command="-m tools.table3 --out runs/table3 --json {json}")
     yield Job(
         "replay",
         "replay",
@@ -268,8 +268,8 @@ def run(job):
 
 
 def call(job, command, home):
-    """Run a script of the project with the job's threads. Returns what it printed, or None where it
-    did not end well."""
+    """Run a script of the project, or a module (-m tools.NAME), with the job's threads. Returns
+    what it printed, or None where it did not end well."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=home,

@@ -163,7 +163,7 @@ def is_mostly(used, group):
     return 2 * sum(code in group for code in used) > len(used)
 
 
-# ---------------------------------------------------------------------------- users who hear replies
+# --------------------------------------------------------------------------- users who hear replies
 
 
 async def changes_felt(args, replies):

@@ -115,7 +115,7 @@ def std(values):
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-# ------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 def reasons_question(lang):
@@ -150,18 +150,23 @@ def reasons_cases(path):
     return [case for group in groups.values() for case in group[:DIALOGUES_OF_A_KIND]]
 
 
-async def character_of(judge, path, reasons, lang):
-    """The character of the assistant of one file, in words, made of the reasons that were found.
-    Raises BadInput if the answer cannot be read."""
+def character_question(lang):
+    """What character the reasons for success and failure make, in words."""
 
     def read(text, mark):
         return read_words(text, CHARACTER_HEADERS, mark)
 
-    question = load_question("character", lang, ["reasons"], read, repeated=False)
+    return load_question("character", lang, ["reasons"], read, repeated=False)
+
+
+async def character_of(judge, path, reasons, lang):
+    """The character of the assistant of one file, in words, made of the reasons that were found.
+    Raises BadInput if the answer cannot be read."""
     texts = [
         answer["found"]["text"] for answer in reasons if answer["file"] == path and answer["found"]
     ]
-    (answer,) = await judge.ask_all(question, [Case({"file": path}, {"reasons": as_json(texts)})])
+    case = Case({"file": path}, {"reasons": as_json(texts)})
+    (answer,) = await judge.ask_all(character_question(lang), [case])
     return answer["found"]["text"]
 
 

@@ -185,7 +185,7 @@ def open_call_log(name):
     return CallLog(path, path if path.exists() else None)
 
 
-# ------------------------------------------------------------------------------- reading its answers
+# ------------------------------------------------------------------------------ reading its answers
 
 SCORE = "(?:score|rating|得分|评分|分数|打分)"  # the header of a score within a part
 
@@ -415,7 +415,7 @@ def reply_slots(dialogue):
     return slots
 
 
-# -------------------------------------------------------------------------------- means of its scores
+# ------------------------------------------------------------------------------ means of its scores
 
 
 def score_table(answers, too_short=()):
@@ -521,7 +521,7 @@ def made_by(answers):
     return f"{settings}, repeats {1 + answers[-1]['repeat']}. "
 
 
-# --------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def cell(value):
@@ -574,7 +574,7 @@ def write_outputs(args, tool, result, tables):
         )
 
 
-# ----------------------------------------------------------------------------------- flags and files
+# ---------------------------------------------------------------------------------- flags and files
 
 
 def make_parser(tool, about):

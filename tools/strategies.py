@@ -121,7 +121,7 @@ def tagged_dialogues(path, answers):
     return tagged
 
 
-# -------------------------------------------------------------------------------- asking for the tags
+# ------------------------------------------------------------------------------ asking for the tags
 
 
 def strategies_question(lang):

@@ -158,7 +158,7 @@ async def score_questionnaires(args, judge, asked_about, tables):
     return result | {"correlations": correlations}
 
 
-# ----------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 def blri_question(lang):
@@ -213,7 +213,7 @@ def paraphrase_cases(path):
     return make_cases(path, "paraphrase", reply_slots)
 
 
-# ------------------------------------------------------------------------------- beside the questions
+# ----------------------------------------------------------------------------- beside the questions
 
 
 async def compare_words(args, answers, tables):

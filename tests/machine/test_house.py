@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHAPTERS, SUPPORT, COURSE = (
-    sorted(ROOT.glob(f"{place}*.py")) for place in ("", "support/", "course/")
+CHAPTERS, SUPPORT, TOOLS, COURSE = (
+    sorted(ROOT.glob(f"{place}*.py")) for place in ("", "support/", "tools/", "course/")
 )
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
 MODULES = {
     **{path.stem: path for path in CHAPTERS + COURSE},
     **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"},
+    **{f"tools.{path.stem}": path for path in TOOLS if not path.stem.startswith("__")},
 }
 TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
@@ -62,6 +63,7 @@ def test_the_test_sees_imports_and_circles():
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
     assert {"models", "ppo", "support.ranks"} <= GRAPH["rlver"] and "toy" in GRAPH["simulator"]
+    assert {"simulator", "support.stats", "tools.judge"} <= GRAPH["tools.validity"]
 
 
 def test_nobody_imports_in_a_circle():
@@ -82,9 +84,18 @@ def test_the_machine_room_knows_no_chapter():
     )
 
 
+def test_no_chapter_knows_a_tool():
+    """tools -> chapters -> support: what is read beside the paper needs no tool, and what the tools
+    share does not need one of them."""
+    below = {name for name in GRAPH if not name.startswith("tools.")} | {"tools.judge"}
+    tools = set(GRAPH) - below | {"tools.judge"}
+    assert {name: GRAPH[name] & tools for name in below if GRAPH[name] & tools} == {}
+    assert len(tools) > 8
+
+
 def test_no_line_is_wider_than_a_screen():
     """100 columns in every Python file: two of them stand beside each other, or beside a paper."""
-    files = [*CHAPTERS, *SUPPORT, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]
+    files = [*CHAPTERS, *SUPPORT, *TOOLS, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]
     assert len(files) > 30
     assert [
         f"{path.relative_to(ROOT)}:{number}"
@@ -129,7 +140,7 @@ def test_what_a_student_reads_says_what_it_does(name):
 def test_comments_lead_to_lists_that_are_there():
     """ "Pitfall 4.12" says something only to who has the list. Whoever has the repository alone
     must be able to follow every reference; docs/differences.md numbers the defects."""
-    for path in [*CHAPTERS, *SUPPORT, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]:
+    for path in [*CHAPTERS, *SUPPORT, *TOOLS, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]:
         if path.name == "test_house.py":
             continue
         text = path.read_text(encoding="utf-8")

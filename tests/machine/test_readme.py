@@ -33,7 +33,8 @@ PAGES = {
 METRICS = PAGES["docs/metrics.md"]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in [*ROOT.glob("*.py"), *(ROOT / "support").glob("[a-z]*.py")]
+    for folder in (ROOT, ROOT / "support", ROOT / "tools")
+    for path in folder.glob("[a-z]*.py")
 }
 
 
@@ -100,6 +101,15 @@ def test_the_readme_has_its_two_lines_and_ci_runs_the_second():
     assert needs[1] in ci
 
 
+def check_flags_of_tool(module, *flags):
+    """A tool's flags stand in its own file, or in those that it takes some from."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    shared = [ROOT / "tools" / name for name in ("judge.py", "acceptance.py")]
+    sources = "".join(place.read_text(encoding="utf-8") for place in (path, *shared))
+    for word in flags:
+        assert not word.startswith("--") or f'"{word}"' in sources, (module, word)
+
+
 def test_every_command_parses():
     """A README that names a flag which is gone sends its readers away."""
     assert len(of("rlver.py")) >= 6 and len(of("evaluate.py")) >= 6
@@ -111,6 +121,8 @@ def test_every_command_parses():
     for script, *flags in COMMANDS:
         if script == "-m":
             assert flags[0] == "pytest" or flags[0] in MODULES, flags
+            if flags[0].startswith("tools."):
+                check_flags_of_tool(*flags)
         elif script not in ("rlver.py", "evaluate.py"):
             source = (ROOT / script).read_text(encoding="utf-8")  # whose parser is inside of main
             known = FLAGS.get(script.removesuffix(".py"), ())
@@ -170,7 +182,7 @@ def resolve_all(words, strict):
             (".py", ".md", ".txt", ".json", ".jsonl")
         ):
             continue
-        first = ".".join(word.split(".")[: 1 + word.startswith("support.")])
+        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools."))])
         if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
             home, count = resolve(word, home), count + 1
     return count

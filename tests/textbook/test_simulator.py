@@ -13,9 +13,9 @@ from support.answers import (
     marked_sections,
     unmarked_sections,
 )
-from support.judged import CODES, read_answer
 from support.llm import CallLog, PromptRefused, RetryableError
 from support.settings import SimulatorRefused, TooManyLost, UnreadableAnswers
+from support.strategies import CODES
 
 import asyncio
 import json
@@ -57,6 +57,9 @@ from simulator import (
     says_goodbye,
     toy_profiles,
 )
+from tools.capabilities import RUBRIC
+from tools.strategies import read_strategies
+from tools.validity import BLRI, UTTERANCE
 
 LIN = {
     "id": "p-1",
@@ -584,9 +587,11 @@ def test_long_answers_of_nothing_take_no_time():
         "(" * 19_000,
         "<Strategy kqvt>A" + " " * 19_000 + "</Strategy kqvt>",
     ):
-        for prompt in ("blri", "utterance", "capabilities", "strategies"):
+        for read in (BLRI.read, UTTERANCE.read, RUBRIC.read):
             with pytest.raises(ValueError):
-                read_answer(prompt, f"{text}\nEnd kqvt", MARK, names)
+                read(f"{text}\nEnd kqvt", MARK)
+        with pytest.raises(ValueError):
+            read_strategies(f"{text}\nEnd kqvt", names, MARK)
 
 
 # -------------------------------------------------------------------------------------------- marks
@@ -670,7 +675,14 @@ def test_every_complaint_is_there(lang):
     """One for each kind of unreadable answer that the code can name."""
     source = "".join(
         (PROMPTS.parent / path).read_text(encoding="utf-8")
-        for path in ("support/answers.py", "support/judged.py", "simulator.py", "profiles.py")
+        for path in (
+            "support/answers.py",
+            "simulator.py",
+            "profiles.py",
+            "tools/judge.py",
+            "tools/strategies.py",
+            "tools/coordinate.py",
+        )
     )
     named = set(re.findall(r'Unreadable\("(\w+)"', source)) | {"form"}
     assert named == set(load_complaints(lang)) and len(named) == 8
