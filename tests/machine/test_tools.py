@@ -70,7 +70,7 @@ def test_tables_are_printed_and_kept(capsys):
         "",
         "title",
         "               a  a long name of it",
-        "row         1.50                 -",
+        "row         1.50                  -",
         "how to read it",
         "",
     ]
