@@ -75,21 +75,21 @@ class Case(NamedTuple):
     slots: dict  # what stands in the prompt's placeholders
 
 
-# What `Judge.check` asks about: something for every placeholder of every prompt.
-EXAMPLE = {
-    "dialogue": as_json(
-        [
-            {"speaker": "user", "text": "My bus was late again."},
-            {"speaker": "assistant", "text": CHECK},
-        ]
-    ),
-    "line": as_json("My bus was late again."),
-    "reply": as_json(CHECK),
-    "need": "You want to be listened to.",
-    "thought": as_json(f"My friend said: {CHECK}"),
-    "record": as_json([[f"My friend said: {CHECK}", "It does me good to be asked."]]),
-    "outcome": "success",
-}
+def example():
+    """What `Judge.check` asks about: something for every placeholder of every prompt."""
+    messages = [
+        {"speaker": "user", "text": "My bus was late again."},
+        {"speaker": "assistant", "text": CHECK},
+    ]
+    return {
+        "dialogue": as_json(messages),
+        "line": as_json("My bus was late again."),
+        "reply": as_json(CHECK),
+        "need": "You want to be listened to.",
+        "thought": as_json(f"My friend said: {CHECK}"),
+        "record": as_json([[f"My friend said: {CHECK}", "It does me good to be asked."]]),
+        "outcome": "success",
+    }
 
 
 class Judge(Simulator):
@@ -118,7 +118,7 @@ class Judge(Simulator):
         """One question about an example before anything is paid for: can this judge keep the form?
         Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
         self.prompts[question.name] = question.template
-        await self.pass_check(self.unlogged().ask_once(question, EXAMPLE, 0))
+        await self.pass_check(self.unlogged().ask_once(question, example(), 0))
 
     async def ask_once(self, question, slots, repeat):
         """What `question.read` makes of the answer to one question. Raises SimulatorFailed."""
