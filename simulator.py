@@ -666,12 +666,12 @@ def profiles_of_step(people, count, seed, step):
     return chosen
 
 
-def simulator_of_run(cfg, log, clock, name=None, lang=None, difficulty=None):
-    """The Simulator that a run's Settings ask for; the last three: what is not the run's own."""
+def simulator_of_run(cfg, log, clock, name=None):
+    """The Simulator that a run's Settings ask for. name: of another model than the run's own."""
     return make_simulator(
         name or cfg.simulator,
-        lang or cfg.lang,
-        difficulty or cfg.difficulty,
+        cfg.lang,
+        cfg.difficulty,
         concurrency=cfg.simulator_concurrency or cfg.batch_size,
         timeout=cfg.simulator_timeout,
         retries=cfg.simulator_retries,

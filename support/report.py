@@ -2,7 +2,7 @@
 learning curve as a picture, and what goes into its page (support/page.py).
 """
 
-from support import judged, reference
+from support import reference, strategies
 from support.page import TEXTS, panels, write_report
 from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
 from support.rundir import read_json, read_jsonl, write_json
@@ -196,7 +196,7 @@ def judged_tables(out, rows, grammar):
     strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
     dialogues = judged_dialogues(out) or toy_dialogues(out, grammar)
     used_any = any(codes for dialogue in dialogues for codes, _ in dialogue["replies"])
-    by_step = judged.steps_of(dialogues) if used_any else {}
+    by_step = strategies.steps_of(dialogues) if used_any else {}
     radar = radar_of(read_json(out / "capabilities.json"))
     tables = [
         strategy_table("uses", by_step, ["variety", "support"]),
@@ -224,7 +224,7 @@ def toy_dialogues(out, grammar):
         if not dialogue:
             continue
         replies = [
-            [judged.toy_codes(turn["reply"], grammar), turn["change"]]
+            [strategies.toy_codes(turn["reply"], grammar), turn["change"]]
             for turn in dialogue["turns"]
             if turn["emotion"] is not None
         ]
@@ -238,7 +238,7 @@ def with_strategies(row, by_step):
     row = dict(row)
     if row["step"] in by_step:
         groups = by_step[row["step"]]["strategies"]
-        for name in judged.GROUPS:
+        for name in strategies.GROUPS:
             row[f"uses {name}"] = groups[name]["uses"]
             row[f"gain {name}"] = groups[name]["gain"]
     return row
@@ -249,11 +249,11 @@ def strategy_table(number, by_step, further):
     further: numbers that are no group's, each a column."""
     rows = []
     for step, numbers in by_step.items():
-        of_groups = [numbers["strategies"][name][number] for name in judged.GROUPS]
+        of_groups = [numbers["strategies"][name][number] for name in strategies.GROUPS]
         rows.append([step, *of_groups, *[numbers[name] for name in further]])
     return {
         "title": f"Strategies: {number}",
-        "columns": ["steps up to", *judged.GROUPS, *further],
+        "columns": ["steps up to", *strategies.GROUPS, *further],
         "rows": rows,
         "reading": TEXTS["strategies"][number],
     }

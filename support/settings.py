@@ -17,7 +17,6 @@ import json
 import re
 import signal
 import sys
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,26 +136,12 @@ def is_lost_connection(error):
 
 # -------------------------------------------------------------------------------------------- flags
 
-FLAGS = tomllib.loads((Path(__file__).parent / "flags.toml").read_text("utf-8"))
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line, not the whole usage."""
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
-
-    def flags(self, program, group=None):
-        """Add the flags of a program, or of a part of one, as flags.toml has them; of a default the
-        help says what it is. Returns the parser."""
-        for name, about in FLAGS[program].items():
-            about = {**about, **{"type": globals()[kind] for kind in [about.get("type")] if kind}}
-            if isinstance(about.get("metavar"), list):
-                about["metavar"] = tuple(about["metavar"])
-            if about.get("default") not in (None, []) and "(default" not in about["help"]:
-                about["help"] += f" (default: {about['default']})"
-            (group or self).add_argument("--" + name.replace("_", "-"), **about)
-        return self
 
     def run(self, work, argv):
         """Parse the flags and call work(args). Returns the exit code; of a mistake of the user's,

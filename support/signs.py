@@ -8,6 +8,8 @@ same, do its replies grow or lose their variety, does it talk about its own scor
 a warning is a reason to read dialogues, no proof.
 """
 
+from support.settings import MOST_UNREADABLE
+
 import itertools
 import math
 import re
@@ -272,7 +274,7 @@ def user_is_unreadable(run):
     dropped = sum(row.get("dropped") or 0 for row in run.rows)
     unreadable = sum(row.get("unreadable") or 0 for row in run.rows)
     started = episodes + dropped
-    if unreadable > 0.01 * started:
+    if unreadable > MOST_UNREADABLE * started:
         return (
             f"{unreadable} of {started} dialogues were dropped because the user's answers "
             "could not be read, or the prompt was refused"

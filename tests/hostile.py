@@ -22,10 +22,12 @@ from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 
-from support.judged import CODES, FORMS, read_answer
+from support.strategies import CODES
 
 from marks import MARK, sign
 from simulator import parse_emotion, parse_reply, says_goodbye
+from tools.capabilities import RUBRIC
+from tools.strategies import read_strategies
 
 # ------------------------------------------------------------------------------ what a policy says
 
@@ -401,7 +403,7 @@ def trials():
             "scores",
             name,
             reply,
-            lambda text=text: read_answer("capabilities", text, MARK),
+            lambda text=text: RUBRIC.read(text, MARK),
             SCORES,
         )
     names = dict.fromkeys(CODES, "comfort")
@@ -411,7 +413,7 @@ def trials():
             "tags",
             name,
             reply,
-            lambda text=text: read_answer("strategies", text, MARK, names)["codes"],
+            lambda text=text: read_strategies(text, names, MARK)["codes"],
             ["D-1"],
         )
 
@@ -453,7 +455,7 @@ def beyond_a_parser():
 
 def main():
     """Try them all. Returns the exit code."""
-    assert set(PARTS) == set(FORMS["capabilities"]["parts"])
+    assert set(PARTS) == set(RUBRIC.parts)
     tried, wrong = {}, []
     for what, name, reply, read, expected in trials():
         tried[what] = tried.get(what, 0) + 1

@@ -79,7 +79,7 @@ def jobs():
     yield from users()
     yield from mistakes()
     yield from machines()
-    yield Job("table3", "table3", command="judge.py table3 --out runs/table3 --json {json}")
+    yield Job("table3", "table3", command="-m tools.table3 --out runs/table3 --json {json}")
     yield Job(
         "replay",
         "replay",

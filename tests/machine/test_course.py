@@ -484,17 +484,17 @@ def zipped(place, **members):
     return place
 
 
-WANTED = {"ppo.py", "support/judged.py"}
+WANTED = {"ppo.py", "tools/judge.py"}
 
 
 @pytest.mark.parametrize(
     "members, found",
     [
         (["ppo.py"], "ppo.py"),
-        (["support/judged.py"], "support/judged.py"),
+        (["tools/judge.py"], "tools/judge.py"),
         (
-            ["h/ppo.py", "h/grpo.py", "h/support/judged.py", "h/.venv/lib/ppo.py"],
-            "h/ppo.py h/support/judged.py",
+            ["h/ppo.py", "h/grpo.py", "h/tools/judge.py", "h/.venv/lib/ppo.py"],
+            "h/ppo.py h/tools/judge.py",
         ),
         (
             [
@@ -508,7 +508,7 @@ WANTED = {"ppo.py", "support/judged.py"}
             ],
             "a/b/ppo.py",
         ),
-        (["h\\ppo.py", "h\\support\\judged.py"], "h/ppo.py h/support/judged.py"),
+        (["h\\ppo.py", "h\\tools\\judge.py"], "h/ppo.py h/tools/judge.py"),
         (["grpo.py", "h/simulator.py"], None),
         ([], None),
         (["__MACOSX/ppo.py"], None),
@@ -539,7 +539,7 @@ def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
             if (home / file).is_file()
         ]
         assert " ".join(there) == found
-    assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "judged.py"}
+    assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "judge.py"}
 
 
 def test_two_folders_with_answers_are_a_question(tmp_path):
@@ -570,7 +570,7 @@ def link(path):
         ("large", "larger than 50 MB"),
         ("cut", "no whole zip file"),
         ("changed", "no whole zip file (Bad CRC"),
-        ("encrypted", "judged.py' in it is encrypted"),
+        ("encrypted", "judge.py' in it is encrypted"),
         ("ppo.py/x/ppo.py", "no whole zip file"),
     ],
 )
@@ -581,7 +581,7 @@ def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, cap
     (tmp_path / "scratch").mkdir()
     place = tmp_path / "anna.zip"
     with zipfile.ZipFile(place, "w") as archive:
-        archive.writestr("support/judged.py", "x = 1\n" * 99)
+        archive.writestr("tools/judge.py", "x = 1\n" * 99)
         archive.writestr("ppo.py", "")
         if evil == "large":
             archive.writestr("runs/weights", bytes(course.UNPACKED), zipfile.ZIP_DEFLATED)

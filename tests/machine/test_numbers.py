@@ -13,13 +13,12 @@ import os
 import pytest
 
 import evaluate
-import judge
 import rlver
 import toy
 from result_files import lines, our_line, write
 from server import Loopback, completion
 from simulator import load_profiles, make_simulator, users_of_run
-from tools import replay
+from tools import blind, capabilities, needs, replay, strategies
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
@@ -99,7 +98,7 @@ def test_a_file_of_users_that_changed_is_refused_by_name(trained, tmp_path, caps
         (rlver.main, ["--resume", str(trained), "--steps", "2"]),
         (evaluate.main, ["--policy", str(trained), "--out", "r.jsonl"]),
         (replay.main, [log]),
-        (judge.main, ["needs", log]),
+        (needs.main, [log]),
     ):
         assert main(flags) == 2
         err = capsys.readouterr().err.strip().split("\n")[-1]
@@ -354,25 +353,34 @@ def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
 # -------------------------------------------------------------------------------------------- files
 
 
+MAINS = {
+    "evaluate": evaluate.main,
+    "strategies": strategies.main,
+    "capabilities": capabilities.main,
+    "blind": blind.main,
+    "replay": replay.main,
+}
+
+
 @pytest.mark.parametrize(
     "flags",
     [
         ["evaluate", "--score", "F", "--json", "F"],
         ["evaluate", "--compare", "F", "G", "--json", "G"],
         ["replay", "F", "--json", "./F"],
-        ["judge", "strategies", "F", "--json", "F"],
-        ["judge", "capabilities", "F", "--html", "F"],
-        ["judge", "capabilities", "F", "--html", "x", "--json", "x"],
-        ["judge", "blind", "F", "G", "--out", "F"],
+        ["strategies", "F", "--json", "F"],
+        ["capabilities", "F", "--html", "F"],
+        ["capabilities", "F", "--html", "x", "--json", "x"],
+        ["blind", "F", "G", "--out", "F"],
     ],
 )
 def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
-    """`judge.py strategies a.jsonl --json a.jsonl` wrote its tables over the dialogues, exit 0."""
+    """`--json a.jsonl` of the strategies of a.jsonl wrote its tables over the dialogues, exit 0."""
     monkeypatch.chdir(tmp_path)
     for name in "FG":
         write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
     text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
-    main = {"evaluate": evaluate.main, "judge": judge.main, "replay": replay.main}[flags[0]]
+    main = MAINS[flags[0]]
     assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
     assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
 

@@ -2,7 +2,7 @@
 first line of ours, advice that led nowhere. Each test is one of them."""
 
 import support
-from support import raters, report
+from support import report
 from support.loading import load_model
 from support.settings import BadInput, BadModel, Parser, resolve_settings, resumed_settings
 
@@ -22,13 +22,14 @@ from pathlib import Path
 import pytest
 
 import evaluate
-import judge
 import rlver
 from test_readme import PAGES
 from tools import chat
+from tools.judge import together
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted([*ROOT.glob("*.py"), *ROOT.glob("tools/[a-z]*.py")])
+TOOLS = [path for path in sorted(ROOT.glob("tools/*.py")) if not path.stem.startswith("__")]
 SERVER = "openai:m@http://127.0.0.1:9/v1"
 
 
@@ -137,10 +138,12 @@ def imported(path):
 
 def test_support_is_imported_before_torch():
     """What support/__init__.py sets is read when torch is imported; what it says must be said
-    before an import fails. So before it stands nothing but what Python itself has."""
+    before an import fails. So before it stands nothing but what Python itself has. (A tool may
+    begin with another one, which does so.)"""
     benches = [ROOT / "tests" / f"{name}.py" for name in ("conftest", "bench", "bench_gpu")]
-    for path in [*SCRIPTS, *benches]:
-        before = list(itertools.takewhile(lambda name: name != "support", imported(path)))
+    for path in [*SCRIPTS, *TOOLS, *benches]:
+        ours = {"support", "tools"} if path in TOOLS else {"support"}
+        before = list(itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path)))
         assert set(before) <= sys.stdlib_module_names, path.name
         assert len(before) < len(list(imported(path))), path.name
 
@@ -192,7 +195,7 @@ def test_what_was_measured_of_threads_is_not_measured_again(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "path", [*SCRIPTS, ROOT / "support" / "__init__.py"], ids=lambda path: path.name
+    "path", [*SCRIPTS, *TOOLS, ROOT / "support" / "__init__.py"], ids=lambda path: path.name
 )
 def test_an_old_python_can_read_as_far_as_the_message(path):
     """It compiles the whole of a script before it runs the first line."""
@@ -224,26 +227,30 @@ def test_what_is_missing_is_said_in_one_line(trick, told):
     assert (code, out, err) == (2, "", told + INSTALL)
 
 
-def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "module, command",
+    [("torch", ["rlver.py", "--plan"]), ("numpy", ["-m", "tools.needs", "FILE"])],
+)
+def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
     """Thirty lines of importlib, or nothing: torch imports numpy in C, and forgets what numpy was
-    interrupted by. Here a torch that sends the signal itself, and catches everything."""
-    (tmp_path / "torch.py").write_text(
+    interrupted by. Here a torch (or a numpy: tools begin with it) that sends the signal
+    itself, and catches everything."""
+    (tmp_path / f"{module}.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n"
     )
     code, out, err = started(
-        sys.executable, "rlver.py", "--plan", env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        sys.executable, *command, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert (code, out, err) == (130, "", "\nstopped\n")
     # who started us in the background has Ctrl-C ignored, and it stays so
     code, out, err = started(
         sys.executable,
-        "rlver.py",
-        "--plan",
+        *command,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert code == 1 and out.startswith("still here")
+    assert code in (1, 2) and out.startswith("still here")
 
 
 def test_after_the_imports_ctrl_c_is_an_exception_again():
@@ -295,7 +302,7 @@ def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
     async def everything():
         nonlocal task
         task = asyncio.current_task()
-        await judge.together(work, [(number,) for number in range(5)], "title")
+        await together(work, [(number,) for number in range(5)], "title")
 
     task = None
     with warnings.catch_warnings(record=True) as told:
@@ -349,7 +356,7 @@ def test_no_documented_command_writes_into_the_root():
         *PAGES.values(),
         *(
             ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            for path in (*SCRIPTS, *ROOT.glob("support/*.py"))
+            for path in (*SCRIPTS, *TOOLS, *ROOT.glob("support/*.py"))
         ),
     ]
     places = {
@@ -362,10 +369,3 @@ def test_no_documented_command_writes_into_the_root():
     }
     assert len(places) > 10
     assert [p for p in places if not p.startswith(("runs/", "results/"))] == []
-
-
-def test_a_sheet_makes_its_directory(tmp_path):
-    """results/ need not be there."""
-    path = tmp_path / "results" / "sheet.csv"
-    assert raters.write_sheet(path, ["a", "b"], [("id", "who", "one", "two")], 0) == 1
-    assert path.exists()

@@ -147,13 +147,17 @@ def test_a_run_over_a_server_with_every_fault():
 def test_the_parsers_read_or_refuse_whatever_they_are_given():
     """Some thousand answers put together from pieces that mean something to them: a result of the
     right kind, or a ValueError, nothing else."""
-    from support.judged import CODES, read_answer
+    from support.strategies import CODES
 
     from hypothesis import given, settings
     from hypothesis import strategies as some
 
     from marks import sign
     from simulator import parse_emotion, parse_reply
+    from tools.capabilities import RUBRIC
+    from tools.judge import read_words
+    from tools.strategies import read_strategies
+    from tools.validity import BLRI, PARAPHRASE_HEADERS
 
     pieces = [
         "Content",
@@ -196,6 +200,13 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
         some.one_of(some.sampled_from(pieces), some.text(max_size=5)), max_size=60
     ).map("".join)
 
+    readers = (
+        RUBRIC.read,
+        BLRI.read,
+        lambda text, mark: read_strategies(text, dict.fromkeys(CODES, "n"), mark),
+        lambda text, mark: read_words(text, PARAPHRASE_HEADERS, mark),
+    )
+
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
     def answers(text, more):
@@ -206,9 +217,9 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
                 assert isinstance(change, int) and set(map(type, sections.values())) == {str}
             except ValueError:
                 pass
-        for prompt in ("capabilities", "strategies", "blri", "paraphrase"):
+        for read in readers:
             try:
-                read_answer(prompt, text + "\nEnd kqvt", "kqvt", dict.fromkeys(CODES, "n"))
+                read(text + "\nEnd kqvt", "kqvt")
             except ValueError:
                 pass
         try:

@@ -8,7 +8,7 @@ from support.answers import (
     LONGEST_ANSWER,
     unmarked_sections,
 )
-from support.judged import CODES, read_answer
+from support.strategies import CODES
 
 import re
 
@@ -20,6 +20,9 @@ from simulator import (
     parse_emotion,
     parse_reply,
 )
+from tools.capabilities import RUBRIC
+from tools.strategies import read_strategies
+from tools.validity import BLRI, UTTERANCE
 
 
 def test_an_example_by_hand():
@@ -389,6 +392,8 @@ def test_long_answers_of_nothing_take_no_time():
         "(" * 19_000,
         "<Strategy kqvt>A" + " " * 19_000 + "</Strategy kqvt>",
     ):
-        for prompt in ("blri", "utterance", "capabilities", "strategies"):
+        for read in (BLRI.read, UTTERANCE.read, RUBRIC.read):
             with pytest.raises(ValueError):
-                read_answer(prompt, f"{text}\nEnd kqvt", MARK, names)
+                read(f"{text}\nEnd kqvt", MARK)
+        with pytest.raises(ValueError):
+            read_strategies(f"{text}\nEnd kqvt", names, MARK)

@@ -113,7 +113,14 @@ def test_every_complaint_is_there(lang):
     """One for each kind of unreadable answer that the code can name."""
     source = "".join(
         (PROMPTS.parent / path).read_text(encoding="utf-8")
-        for path in ("support/answers.py", "support/judged.py", "simulator.py", "profiles.py")
+        for path in (
+            "support/answers.py",
+            "simulator.py",
+            "tools/profiles.py",
+            "tools/judge.py",
+            "tools/strategies.py",
+            "tools/coordinate.py",
+        )
     )
     named = set(re.findall(r'Unreadable\("(\w+)"', source)) | {"form"}
     assert named == set(load_complaints(lang)) and len(named) == 8

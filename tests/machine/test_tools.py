@@ -1,0 +1,78 @@
+"""The folder of tools as a whole: the list of them, their help, and what a table looks like."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from judging import call
+from tools.__main__ import HERE, first_sentence, tools
+from tools.judge import Tables, cell
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JUDGING = "acceptance blind capabilities coordinate needs strategies table3 validity".split()
+
+
+def test_all_tools_are_listed_from_their_files():
+    """Each with the first sentence of its docstring. Nothing heavy is imported for it: the answer
+    comes at once, and where torch is missing too."""
+    code = "import runpy, sys; sys.argv = ['tools']\n"
+    code += "try: runpy.run_module('tools', run_name='__main__')\n"
+    code += "except SystemExit as end: assert not end.code\n"
+    code += "assert not {'torch', 'numpy', 'tools.judge'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    listed = {line.split()[0]: line for line in lines if line and line[0].isalpha()}
+    assert set(JUDGING) <= set(listed) and "judge" not in listed
+    assert listed["blind"].endswith("do people prefer, who do not know which is which?")
+
+
+def test_a_tool_is_a_file_that_defines_main(tmp_path, monkeypatch):
+    """Whoever adds a file adds a line."""
+    assert set(tools()) == {
+        path.stem
+        for path in HERE.glob("[a-z]*.py")
+        if "\ndef main(" in path.read_text(encoding="utf-8")
+    }
+    assert first_sentence("tools/x.py - how much (RLVER 3.3, 4)\nof it. And\n\nmore.") == (
+        "how much (RLVER 3.3, 4) of it."
+    )
+    assert first_sentence("Of nothing") == "Of nothing"
+
+
+@pytest.mark.parametrize("name", JUDGING)
+def test_a_tool_says_what_its_number_means_and_what_not(name, capsys):
+    """In its docstring, which --help shows, with an example of a command."""
+    assert call(name, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"usage: python -m tools.{name} " in text and f"\n    python -m tools.{name} " in text
+    assert " not " in text.split("\noptions:")[0] or " no " in text.split("\noptions:")[0]
+    assert "--json FILE" in text and "write everything here" in text
+
+
+def test_a_flag_of_another_tool_is_refused(capsys):
+    """In one line, by exit code 2, under the tool's own name."""
+    for argv in (["needs", "FILE", "--paraphrase"], ["table3", "--judge", "x"]):
+        assert call(*argv) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"python -m tools.{argv[0]}: unrecognized arguments: ")
+        assert err.count("\n") == 1
+
+
+def test_tables_are_printed_and_kept(capsys):
+    """Floats with two digits, nothing as a dash, columns as wide as their names."""
+    assert [cell(value) for value in (None, 0.256, 3, "x")] == ["-", "0.26", "3", "x"]
+    tables = Tables()
+    tables.show("title", ["a", "a long name of it"], {"row": [1.5, None]}, "how to read it")
+    assert capsys.readouterr().out.split("\n") == [
+        "",
+        "title",
+        "               a  a long name of it",
+        "row         1.50                  -",
+        "how to read it",
+        "",
+    ]
+    assert tables.shown[0]["rows"] == [["row", "1.50", "-"]]
+    assert tables.shown[0]["columns"] == ["", "a", "a long name of it"]

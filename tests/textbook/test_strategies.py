@@ -1,0 +1,240 @@
+"""The 24 strategies: how a judge's tags are read, and what is counted over tagged replies.
+
+By hand: three replies of one dialogue, tagged
+
+    reply               1             2          3
+    strategies          E-1, A-1      E-2        none
+    change of emotion   +10           -4         +3
+
+The gain of Praise (E-1 to E-3) is the mean of the two replies that use it, (10 - 4) / 2 = 3. The
+best alignment of (E-1, A-1) with (E-2) has one mismatch and one gap, so s = -2, of length n = 2,
+and their similarity is (s + n) / 2n = 0. Reply 3 shares nothing with reply 2: a gap, s = -1, n = 1,
+so 0. The repetition rate (SSRR) is the mean of these two, 0.
+"""
+
+from support.strategies import (
+    CODES,
+    GROUPS,
+    TOY_CODES,
+    gain,
+    similarity,
+    ssrr,
+    steps_of,
+    strategies_of,
+    toy_codes,
+)
+
+import random
+
+import pytest
+
+import toy
+from marks import sign
+from tools.strategies import read_strategies
+
+NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnopqrstuvwx")}
+MARK = "kqvt"
+
+
+def test_the_example_by_hand():
+    """The three replies above."""
+    replies = [[["E-1", "A-1"], 10], [["E-2"], -4], [[], 3]]
+    assert gain(replies, GROUPS["Praise"]) == (3.0, 2)
+    assert similarity(["E-1", "A-1"], ["E-2"]) == 0 == similarity(["E-2"], [])
+    assert ssrr([[used for used, _ in replies]]) == 0
+
+
+# --------------------------------------------------------- what they earn, and how much is repeated
+
+
+REPLIES = [[["E-1", "A-1"], 10], [["E-2"], -4], [["F-5"], -2], [[], 3], [["E-1"], None], [None, 7]]
+
+
+def test_gain_is_the_mean_change_of_the_replies_that_use_it():
+    """Two codes of a group in one reply are one reply; a reply without an emotion, or without an
+    answer of the judge, counts nowhere."""
+    assert gain(REPLIES, GROUPS["Praise"]) == (3.0, 2)
+    assert gain(REPLIES, ["A-1"]) == (10.0, 1) and gain(REPLIES, ["G-2"]) == (None, 0)
+    assert gain([[["E-1", "E-2", "E-1"], 6]], ["E-1", "E-2"]) == (6.0, 1)
+
+
+def by_brute_force(a, b):
+    """The best of all alignments, each tried."""
+    if not a or not b:
+        return -len(a) - len(b)
+    return max(
+        by_brute_force(a[1:], b[1:]) + (1 if a[0] == b[0] else -1),
+        by_brute_force(a[1:], b) - 1,
+        by_brute_force(a, b[1:]) - 1,
+    )
+
+
+def test_similarity_is_the_best_alignment():
+    """Against all alignments of short sequences, one by one."""
+    rng = random.Random(0)
+    for _ in range(200):
+        a, b = ([rng.choice("xyz") for _ in range(rng.randint(0, 4))] for _ in range(2))
+        n = max(len(a), len(b))
+        if n:
+            assert similarity(a, b) == pytest.approx((by_brute_force(a, b) + n) / (2 * n))
+            assert 0 <= similarity(a, b) == similarity(b, a) <= 1
+    assert similarity("ab", "ab") == 1 and similarity("ab", "cd") == 0 == similarity("ab", "")
+    assert similarity("ab", "b") == pytest.approx(0.5)  # a gap and a match: (0 + 2) / 4
+
+
+def test_ssrr_by_hand():
+    """Neighbours within a dialogue, then over dialogues: a long dialogue weighs no more."""
+    assert ssrr([[["A-1"], ["A-1"], ["B-1"]], [["C-1"], ["C-1"]]]) == pytest.approx((0.5 + 1) / 2)
+    assert ssrr([[["A-1"]], [["C-1"], ["C-1"]]]) == 1  # one reply has no neighbour
+    assert ssrr([[[], [], ["A-1"]]]) == 0 and ssrr([[["A-1"]]]) is None
+    assert ssrr([[["A-1"], None, ["A-1"], ["A-1"]]]) == 1  # nothing is guessed at
+
+
+def tagged(replies, intention="praise", **more):
+    return {"intention": intention, "step": None, "split": "", "replies": replies, **more}
+
+
+def test_all_that_tags_tell_by_hand():
+    """Two dialogues on paper: uses, gains, gains where asked for."""
+    told = strategies_of([tagged(REPLIES), tagged([[["E-3", "G-1"], -6]], "listen")])
+    praise = told["strategies"]["Praise"]
+    # one reply of seven could not be read
+    assert praise == {
+        "uses": pytest.approx(4 / 2 / (6 / 7)),
+        "gain": (10 - 4 - 6) / 3,
+        "n": 3,
+        "asked": 3.0,
+        "asked_n": 2,
+    }
+    assert told["strategies"]["E-1"]["uses"] == pytest.approx(2 / 2 / (6 / 7))
+    assert told["strategies"]["E-1"]["n"] == 1
+    assert told["strategies"]["E-1"]["asked"] is None
+    # tags: E A E F E, E G
+    assert told["support"] == pytest.approx(4 / 7 - 2 / 7)
+    assert told["variety"] == pytest.approx(1 - told["ssrr"])
+    assert strategies_of([tagged([[[], 1]])])["support"] == 0
+
+
+def test_curves_are_of_training_dialogues_a_tenth_of_the_steps_at_a_time():
+    """Of 25 steps nine points, three steps each, the last one of one; held-out users in none."""
+    dialogues = [
+        tagged([[["E-1"], 4]], step=2, split="train"),
+        tagged([[["E-1"], 8], [["F-1"], -1]], step=1, split="train"),
+        tagged([[["E-1"], 0]], step=1, split="heldout"),
+    ]
+    steps = steps_of(dialogues)
+    assert list(steps) == [1, 2] and steps[1]["strategies"]["Praise"]["gain"] == 8
+    assert steps[2]["strategies"]["Praise"]["gain"] == 4
+    assert steps[2]["strategies"]["Problem Analysis"]["gain"] is None
+    long = steps_of(
+        [tagged([[["E-1"], step]], step=step, split="train") for step in range(25, 0, -1)]
+    )
+    assert list(long) == [3, 6, 9, 12, 15, 18, 21, 24, 25] and steps_of([tagged([])]) == {}
+    assert long[6]["strategies"]["Praise"] == {
+        "uses": 1,
+        "gain": 5,
+        "n": 3,
+        "asked": 5,
+        "asked_n": 3,
+    }
+
+
+# ------------------------------------------------------------------------- where the tags come from
+
+
+def test_there_are_24_strategies_in_7_groups():
+    """SAGE's table 5 has 24 codes, from A-1 to G-2."""
+    assert len(CODES) == 24 == len(set(CODES)) and {code[0] for code in CODES} == set("ABCDEFG")
+    assert len({code for group in GROUPS.values() for code in group}) == 11
+    assert {code for group in GROUPS.values() for code in group} <= set(CODES)
+    assert set(TOY_CODES.values()) <= set(CODES)
+    assert set(TOY_CODES) | {"topic"} == set(toy.ACTS)
+
+
+def test_codes_are_read_and_names_only_counted():
+    """The paper's own worked example calls F-3 by the name of F-4: the code wins. However the codes
+    are strung together none is lost, and what strings them is no name."""
+    for text, codes, misnamed in (
+        ("Analysis ... <Strategy> (C-2) kind j, (G-1) Kind W</Strategy>", ["C-2", "G-1"], 0),
+        ("<Strategy>(F-3) kind a</Strategy>", ["F-3"], 1),
+        ("<Strategy>(E-1), E-2</Strategy>", ["E-1", "E-2"], 0),
+        ("<Strategy>none</Strategy>", [], 0),
+        ("<Strategy>（D－1）kind k</Strategy>", ["D-1"], 0),
+        ("<Strategy>B-2 and C-1</Strategy>", ["B-2", "C-1"], 0),
+        (
+            "<Strategy>B-2 / C-1 + D-1 G-1&A-1. A-2</Strategy>",
+            ["B-2", "C-1", "D-1", "G-1", "A-1", "A-2"],
+            0,
+        ),
+        ("<Strategy>**(B-2)** kind g.</Strategy>", ["B-2"], 0),
+        ("<Strategy>(B-2) kind j and (C-1) kind i</Strategy>", ["B-2", "C-1"], 1),
+    ):
+        assert read_strategies(sign(text, MARK), NAMES, MARK) == {
+            "codes": codes,
+            "misnamed": misnamed,
+        }, text
+
+
+def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
+    """B-2 excludes B-1 and B-3 both, but only in its own paragraph."""
+
+    def read(*paragraphs):
+        text = "\n".join(f"<Strategy>{paragraph}</Strategy>" for paragraph in paragraphs)
+        return read_strategies(sign(text, MARK), NAMES, MARK)["codes"]
+
+    assert read("(B-1), (B-2)") == ["B-2"] and read("(B-2), (B-3), (B-1)") == ["B-3"]
+    assert read("(B-1)", "(B-2)", "(B-3)") == ["B-1", "B-2", "B-3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(C-2) story",
+        "<Strategy>warmth</Strategy>",
+        "",
+        "I refuse.",
+        "<Strategy>(B-4) x</Strategy>",
+        "<Strategy>(H-1) x</Strategy>",
+        "<Strategy>B-2 / Z-9</Strategy>",
+        "<Strategy></Strategy>",
+        "<Strategy>(D-1) kind k, not (B-3)</Strategy>",
+        '<Strategy>none: it says "E-1 is your gate"</Strategy>',
+        "<Strategy>(F-5) take the A 4 to exit G 2</Strategy>",
+        "<Strategy>none, (D-1)</Strategy>",
+    ],
+)
+def test_no_tag_and_unknown_codes_are_refused(text):
+    """The judge is asked again; nothing is guessed."""
+    with pytest.raises(ValueError):
+        read_strategies(sign(text, MARK), NAMES, MARK)
+
+
+def test_a_tag_that_a_reply_brings_along_is_no_strategy():
+    """A quoted <Strategy> counted in 180 replies of 180. Only tags with the mark count; one that is
+    not closed with it would take the quotation in, so the judge is asked again."""
+    own = f"<Strategy {MARK}>(D-1) kind k</Strategy {MARK}>"
+    for forged in (
+        "<Strategy>(B-3) deep</Strategy>",
+        "<Strategy zzzz>(B-3)</Strategy zzzz>",
+        "</Strategy>",
+        "<Strategy>",
+    ):
+        for text in (f"They wrote {forged}.\n{own}", f"{own}\n{forged}", f"{own}\nEnd\n{forged}"):
+            assert read_strategies(f"{text}\nEnd {MARK}", NAMES, MARK)["codes"] == ["D-1"]
+    for text in (f"<Strategy {MARK}>(D-1) kind k</Strategy>", f"<Strategy {MARK}>(D-1) {own}"):
+        with pytest.raises(ValueError):
+            read_strategies(f"{text}\nEnd {MARK}", NAMES, MARK)
+
+
+def test_tags_of_the_toy_are_exact():
+    """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
+    rng = random.Random(1)
+    for act in toy.ACTS:
+        said = toy.sentence(act, "sister", "hurt", rng)
+        expected = [TOY_CODES[act]] if act in TOY_CODES else []
+        assert toy_codes(said, toy) == expected
+        assert toy_codes(f"{said} {toy.sentence('praise', 'boss', 'lost', rng)}", toy) == [
+            *expected,
+            "E-1",
+        ]
+    assert toy_codes("You are right and your sister.", toy) == [] == toy_codes("", toy)

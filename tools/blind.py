@@ -1,0 +1,206 @@
+"""tools/blind.py - which of two policies do people prefer, who do not know which is which?
+
+    python -m tools.blind results/before.jsonl results/after.jsonl --out results/sheet.csv
+    python -m tools.blind --read results/sheet-ann.csv results/sheet-ben.csv
+
+The first command writes a sheet of pairs: a person, and the dialogues of both policies with that
+person, without thoughts, scores or names. Which side is whose is drawn for each pair and stands in
+a key of its own, which raters do not get; each fills in a copy of the sheet. The second command
+reads the copies, with the key beside them. wins: the share of pairs that the first file wins, a
+draw half, with its interval over pairs; alpha: how far raters agree (Krippendorff's, nominal); p:
+by sign flips of the pairs, two-sided, with Holm's correction for three questions.
+
+Wins are of dialogues with a simulated user. They do not say how a rater would have felt in its
+place.
+"""
+
+from support.rundir import read_json, write_json
+from support.settings import BadInput, natural, positive
+from support.stats import holm, interval, krippendorff, sign_flips
+
+import csv
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tools.judge import (
+    Tables,
+    add_files,
+    check_files,
+    load_dialogues,
+    make_parser,
+    messages_of,
+    write_outputs,
+)
+
+QUESTIONS = ("better overall", "understands more", "helps more")
+READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"
+
+
+def blind(args):
+    """Write a sheet, or read those that came back. Returns the exit code."""
+    check_files(args, least=0, inputs=args.read or (), out=args.out)
+    tables = Tables()
+    if args.read:
+        if args.files:
+            raise BadInput("no FILE wanted")
+        result = {"blind": read_votes(args.read, tables)}
+    else:
+        if len(args.files) != 2 or not args.out:
+            raise BadInput("two files and --out SHEET.csv are needed, or --read SHEET.csv...")
+        pairs = pairs_of(*args.files)
+        result = {"pairs": write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
+    write_outputs(args, "blind", result, tables)
+    return 0
+
+
+# ---------------------------------------------------------------------------------- writing a sheet
+
+
+class Pair(NamedTuple):
+    """Two dialogues with the same person, in words."""
+
+    profile: str  # the profile's id, for the key
+    person: str
+    first: str  # the dialogue of the first file
+    second: str
+
+
+def pairs_of(first_file, second_file):
+    """The Pairs of two files: of each person that is in both."""
+    first, second = (
+        {dialogue["profile_id"]: dialogue for dialogue in load_dialogues(path)}
+        for path in (first_file, second_file)
+    )
+    return [
+        Pair(profile, person_of(first[profile]), text_of(first[profile]), text_of(second[profile]))
+        for profile in first
+        if profile in second
+    ]
+
+
+def person_of(dialogue):
+    """Who the user of a dialogue is, and what happened."""
+    person = dialogue["raw"] if "raw" in dialogue else vars(dialogue["profile"])
+    return "\n".join(person.get(key, "") for key in ("player", "scene"))
+
+
+def text_of(dialogue):
+    """What was said, a line for each message."""
+    messages = messages_of(dialogue)
+    return "\n".join(f"{message['speaker'].upper()}: {message['text']}" for message in messages)
+
+
+def write_sheet(path, files, pairs, seed, limit=None):
+    """Write the sheet `path` (CSV) and `path`.key.json. pairs: Pairs of the two `files`. Their
+    order and sides are drawn with `seed`. Returns the number of pairs. Raises BadInput."""
+    rng = np.random.default_rng(seed)
+    left_of, rows = {}, []
+    for number, k in enumerate(rng.permutation(len(pairs))[:limit], 1):
+        pair, swapped = pairs[k], int(rng.integers(2))
+        left_of[number] = {"id": pair.profile, "left": files[swapped]}
+        sides = [pair.second, pair.first] if swapped else [pair.first, pair.second]
+        rows.append([number, pair.person, *sides, *[""] * len(QUESTIONS)])
+    if not rows:
+        raise BadInput(f"{' and '.join(files)} have no user in common")
+    key = Path(f"{path}.key.json")
+    if Path(path).exists() or key.exists():
+        raise BadInput(f"--out {path}: it, or its key, is there already; choose another name")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    questions = [f"{question}: L, R or =" for question in QUESTIONS]
+    header = [f"pair (key: {key.name})", "user", "left", "right", *questions]
+    with open(path, "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([header, *rows])
+    write_json(key, {"files": files, "pairs": left_of})
+    print(f"{path}: {len(rows)} pairs; {key} is the key: keep it from the raters")
+    return len(rows)
+
+
+# ----------------------------------------------------------------------------------- reading sheets
+
+
+def read_votes(paths, tables):
+    """What the sheets say, shown: {question: [share of pairs that the first file wins (= counts
+    half), low, high, n, alpha of the raters, p]}. Raises BadInput."""
+    files, votes = read_sheets(paths)
+    rows = {}
+    for question, votes_of_pair in votes.items():
+        wins = np.array([np.mean(ratings) for ratings in votes_of_pair.values()])
+        if not len(wins):
+            raise BadInput(f"{' '.join(map(str, paths))}: nobody said what is {question}")
+        alpha = krippendorff(list(votes_of_pair.values()))
+        p = sign_flips(wins - 0.5, np.random.default_rng(0), 10_000)
+        rows[question] = [*interval(np.mean, wins), alpha, p]
+    for row, p in zip(rows.values(), holm([row[-1] for row in rows.values()])):
+        row[-1] = p
+    columns = ["wins", "from", "to", "pairs", "alpha", "p (Holm)"]
+    tables.show(f"{files[0]} against {files[1]}", columns, rows, READING)
+    return rows
+
+
+def read_sheets(paths):
+    """([first file, second], {question: {profile: [vote, one a rater]}}) of filled-in sheets. A
+    vote is 1 for the first file, 0 for the second, 0.5 for a draw. Raises BadInput."""
+    votes = {question: {} for question in QUESTIONS}
+    first_key = None
+    for path in dict.fromkeys(paths):  # one rater is one, however often the sheet is named
+        key, rows = read_sheet(path)
+        if first_key is None:
+            first_key = key
+        if key != first_key:
+            raise BadInput(f"{path}: a sheet of other pairs than {paths[0]}")
+        for number, row in enumerate(rows, 2):
+            if any(row):  # a spreadsheet may add empty ones at the end
+                pair, letters = read_row(row, key, f"{path}, row {number}")
+                is_left = pair["left"] == key["files"][0]
+                for question, letter in zip(QUESTIONS, letters):
+                    if letter:
+                        vote = 0.5 if letter == "=" else float((letter == "L") == is_left)
+                        votes[question].setdefault(pair["id"], []).append(vote)
+    return first_key["files"], votes
+
+
+def read_sheet(path):
+    """(the key of a sheet, its rows below the header). Raises BadInput for what is no sheet."""
+    csv.field_size_limit(2**30)  # a dialogue is one cell
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *rows = list(csv.reader(file)) or [[""]]
+        title, *_ = header
+    except (UnicodeDecodeError, csv.Error, ValueError):
+        raise BadInput(f"{path}: no CSV in UTF-8 with commas; save it as such") from None
+    place = Path(path).parent / title.removeprefix("pair (key: ").rstrip(")")
+    key = read_json(place) if title.startswith("pair (key: ") else {}
+    if not key:
+        raise BadInput(f"{path}: no sheet of tools.blind, or its key is not here: {place}")
+    return key, rows
+
+
+def read_row(row, key, where):
+    """(the pair's entry in the key, [a letter or "" for each question]) of a row of a sheet.
+    Raises BadInput."""
+    letters = [cell.strip().upper() for cell in row[4:]]
+    pair = key["pairs"].get(row[0].strip())
+    if not pair or len(letters) != len(QUESTIONS) or set(letters) - {"L", "R", "=", ""}:
+        raise BadInput(
+            f"{where}: a pair's number is needed, and L, R, = or "
+            f"nothing for each of {len(QUESTIONS)} questions"
+        )
+    return pair, letters
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = make_parser("blind", __doc__)
+    add_files(parser)
+    parser.add_argument("--out", metavar="PATH", help="the sheet to write")
+    parser.add_argument("--read", nargs="+", metavar="SHEET", help="sheets that came back")
+    parser.add_argument("--limit", type=positive, help="only so many pairs")
+    parser.add_argument("--seed", type=natural, default=0, help="of order and sides (default: 0)")
+    return parser.run(blind, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""tools/capabilities.py - how good the assistant is at five things, as a model judges (RLVER 3.3).
+
+    python -m tools.capabilities results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
+
+A number is the mean over dialogues of a judge's 1 to 5 on five rubrics (RLVER E.3): empathic depth
+(ED), core insight (CI), solution crafting (SC), dialogue guidance (DG), style adaptability (SA).
+stderr is over dialogues, spread over the repeats of one question. Of two files the second less the
+first is shown too, paired over dialogues.
+
+It is not quality: judge and user are both models. Differences of 0.3 need the paired table.
+Dialogues of fewer than three replies show no guidance and no adaptation: DG and SA leave them out
+and count them as short.
+"""
+
+import asyncio
+import sys
+
+from tools.judge import (
+    Judge,
+    Rubric,
+    Tables,
+    add_files,
+    add_judge_flags,
+    check_files,
+    dialogue_slots,
+    load_question,
+    make_cases,
+    make_parser,
+    need_model,
+    print_plan,
+    score_files,
+    show_scores,
+    write_outputs,
+)
+
+# The headers of the five parts, as patterns: the names of our prompts first, then the paper's.
+RUBRIC = Rubric(
+    low=1,
+    high=5,
+    parts={
+        "ED": "ED|Empathic Depth|Depth of Empathy(?: (?:&|and) Emotional Validation)?|共情深度",
+        "CI": "CI|Core (?:Issue )?Insight|核心洞察|核心问题洞察",
+        "SC": "SC|Solution Crafting|Empowering Solution Construction|方案构建",
+        "DG": "DG|Dialogue (?:Strategy (?:&|and) )?Guidance|对话引导",
+        "SA": "SA|Style Adaptability|Role (?:&|and) Style Flexibility|风格适应",
+    },
+    too_short=("DG", "SA"),
+)
+
+
+def capabilities_question(lang):
+    """Five scores of a dialogue as a whole."""
+    return load_question("capabilities", lang, ["dialogue"], RUBRIC.read)
+
+
+def cases_of(path):
+    """Each dialogue of a file."""
+    return make_cases(path, "capabilities", dialogue_slots)
+
+
+async def capabilities(args):
+    """Ask about each dialogue of each file, and show the means. Returns the exit code."""
+    check_files(args, least=1)
+    need_model("judge", args)
+    question = capabilities_question(args.lang)
+    cases = [case for path in args.files for case in cases_of(path)]
+    judge = Judge(args)
+    if args.plan:
+        print_plan(judge, [(question, cases)])
+        return 0
+    await judge.check(question)
+    answers = await judge.ask_all(question, cases)
+    tables = Tables()
+    scores = score_files(args.files, answers, RUBRIC.too_short)
+    show_scores(tables, "capabilities", scores)
+    result = {"capabilities": scores, "correlations": {}}
+    write_outputs(args, "capabilities", result, tables)
+    return 0
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = make_parser("capabilities", __doc__)
+    add_files(parser)
+    add_judge_flags(parser)
+    return parser.run(lambda args: asyncio.run(capabilities(args)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""tools/needs.py - how clearly users show what they need, as a model judges (RLVER 3.4).
+
+    python -m tools.needs results/after.jsonl --judge openai:MODEL@URL
+
+A number is the mean over dialogues of a judge's 0 to 10 for each line of the user: how much of its
+attitude, its thoughts and its hidden need shows in the line. The judge is told the need, and reads
+the analysis behind the user's emotion; it sees no reply.
+
+It says nothing of the assistant's quality, and the toy's scripted judge, which reads nothing here,
+gives 0.
+"""
+
+from support.answers import before_end
+
+import asyncio
+import sys
+
+from simulator import as_json
+from tools.judge import (
+    Judge,
+    Rubric,
+    Tables,
+    add_files,
+    add_judge_flags,
+    check_files,
+    correlations_of,
+    load_question,
+    make_cases,
+    make_parser,
+    need_model,
+    print_plan,
+    score_files,
+    show_scores,
+    write_outputs,
+)
+
+RUBRIC = Rubric(
+    low=0,
+    high=10,
+    parts={
+        "attitude": "Attitude(?: expression)?|态度",
+        "thoughts": "Thoughts?(?: expression)?|想法",
+        "needs": "Needs?(?: expression)?|需求|需要",
+        "overall": "Overall|Summary|总体|总分",
+    },
+)
+
+
+def needs_question(lang):
+    """Four scores of one line of the user."""
+    return load_question("needs", lang, ["need", "thought", "line"], RUBRIC.read)
+
+
+def cases_of(path):
+    """Each line that a user of a file says after a reply, with what went on in it before."""
+
+    def slots_of(dialogue):
+        return [
+            {
+                "need": dialogue["task"],
+                "thought": as_json(analysis_of(turn)),
+                "line": as_json(turn["user"]),
+            }
+            for turn in dialogue["turns"]
+            if turn["user"]
+        ]
+
+    return make_cases(path, "needs", slots_of)
+
+
+def analysis_of(turn):
+    """The analysis behind a turn's change, without what may stand behind its End."""
+    return before_end(turn["analysis"], turn["mark"]) if turn.get("mark") else turn["analysis"]
+
+
+async def needs(args):
+    """Ask about each line of each file, and show the means. Returns the exit code."""
+    check_files(args, least=1)
+    need_model("judge", args)
+    question = needs_question(args.lang)
+    cases = [case for path in args.files for case in cases_of(path)]
+    judge = Judge(args)
+    if args.plan:
+        print_plan(judge, [(question, cases)])
+        return 0
+    await judge.check(question)
+    answers = await judge.ask_all(question, cases)
+    tables = Tables()
+    scores = score_files(args.files, answers)
+    show_scores(tables, "needs", scores)
+    result = {"needs": scores, "correlations": correlations_of("needs", scores)}
+    write_outputs(args, "needs", result, tables)
+    return 0
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = make_parser("needs", __doc__)
+    add_files(parser)
+    add_judge_flags(parser)
+    return parser.run(lambda args: asyncio.run(needs(args)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
