@@ -347,8 +347,8 @@ def users_line(lines_said, story, topics, level):
 
 
 class ScriptedWriter:
-    """Stands where an LLM would that writes users (tools/profiles.py), with the templates and words of
-    the file `path`. Readable, playable by the scripted user, and nobody you will ever meet."""
+    """Stands where an LLM would that writes users (tools/profiles.py), with the templates and words
+    of the file `path`. Readable, playable by the scripted user, and nobody you will ever meet."""
 
     is_scripted = True
 

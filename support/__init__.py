@@ -36,8 +36,8 @@ if lacking:
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# A standard stream that was closed (`<&-`) is None. Replace it by an empty one, because libraries do
-# not expect None.
+# A standard stream that was closed (`<&-`) is None. Replace it by an empty one, because libraries
+# do not expect None.
 for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))

@@ -133,13 +133,13 @@ class ChatFormat:
         user's text, from there to a reply that is past, from there to the user's next text, and
         from there to a reply that is to be sampled. Raises BadModel."""
         text = self.render("@@1@@", "@@2@@", "@@3@@")
-        found = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
-        if not found or self.system_prompt.strip() not in found[1]:
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
+        if not match or self.system_prompt.strip() not in match[1]:
             raise BadModel(
                 "the chat template does not show every message as it is; this code "
                 "cannot place the replies"
             )
-        return found.groups()
+        return match.groups()
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: the

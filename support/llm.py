@@ -1,5 +1,5 @@
-"""support/llm.py - language models that answer prompts, on a server or in this process; retries, the
-log of calls, the clock.
+"""support/llm.py - language models that answer prompts, on a server or in this process; retries,
+the log of calls, the clock.
 
 A model is any `async def model(prompt) -> text`; those here also take the `room` for the answer. A
 call is one request. Only `ask_with_retries` tries again, so that one budget covers all that can go

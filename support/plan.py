@@ -326,7 +326,7 @@ def prompt_tokens(cfg):
     return fixed + PROFILE_TOKENS + cfg.max_turns / 2 * (reply + 60)
 
 
-# ---------------------------------------------------------------------------- what fits on which GPUs
+# -------------------------------------------------------------------------- what fits on which GPUs
 
 
 def table():

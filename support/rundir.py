@@ -110,9 +110,9 @@ def read_json(path):
 
 
 def read_jsonl(path, start=0, only=b""):
-    """Yield the lines of a JSONL file from byte `start` on as (number, row, problem): `problem` says
-    why a line cannot be read, or is None. Empty lines, and those without the bytes `only`, are
-    skipped. Raises OSError.
+    """Yield the lines of a JSONL file from byte `start` on as (number, row, problem): `problem`
+    says why a line cannot be read, or is None. Empty lines, and those without the bytes `only`,
+    are skipped. Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:

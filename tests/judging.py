@@ -52,11 +52,11 @@ def write(path, rows):
 def toy_result(number, acts, rng, start=40):
     """A result file's line: the toy's own user, and replies of the kinds `acts`."""
     profile = toy_profiles("heldout", 64)[number]
-    story, person, feeling, _, cues, need = toy.read_scene(profile.scene, profile.task)
-    history, emotion = [{"role": "user", "content": story, "emotion-point": start}], start
+    scene = toy.read_scene(profile.scene, profile.task)
+    history, emotion = [{"role": "user", "content": scene.story, "emotion-point": start}], start
     for k, act in enumerate(acts):
-        reply = toy.sentence(act, person, feeling, rng)
-        change = 8 if act == need else -6
+        reply = toy.sentence(act, scene.person, scene.feeling, rng)
+        change = 8 if act == scene.need else -6
         emotion = min(100, max(0, emotion + change))
         analysis = (
             f"Content: c\nTargetCompletion: t\nActivity: I think.\nAnalyse: I am "
@@ -79,7 +79,7 @@ def toy_result(number, acts, rng, start=40):
             history.append(
                 {
                     "role": "user",
-                    "content": f"Go on. {cues[k % 3]}",
+                    "content": f"Go on. {scene.cues[k % 3]}",
                     "thinking": "hm",
                     "emotion-point": emotion,
                 }

@@ -13,13 +13,13 @@ HERE = Path(__file__).parent
 
 def tools():
     """{name: first sentence of its docstring} of the tools in this folder, by name."""
-    found = {}
+    sentences = {}
     for path in sorted(HERE.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         if "main" in functions and not path.name.startswith("__"):
-            found[path.stem] = first_sentence(ast.get_docstring(tree) or "")
-    return found
+            sentences[path.stem] = first_sentence(ast.get_docstring(tree) or "")
+    return sentences
 
 
 def first_sentence(docstring):

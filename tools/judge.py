@@ -126,8 +126,8 @@ class Judge(Simulator):
         def read(text, mark):
             return (question.read(text, mark),)
 
-        _, _, found = await self.ask(question.name, slots, read, repeat)
-        return found
+        _, _, values = await self.ask(question.name, slots, read, repeat)
+        return values
 
     async def ask_all(self, question, cases):
         """Ask `question` about each of `cases`, as often as `repeats_of` says. Returns one answer a
@@ -136,16 +136,16 @@ class Judge(Simulator):
         self.prompts[question.name] = question.template
 
         async def answer(case, repeat):
-            found = None
+            values = None
             with contextlib.suppress(SimulatorFailed):
-                found = await self.ask_once(question, case.slots, repeat)
+                values = await self.ask_once(question, case.slots, repeat)
             return {
                 **case.about,
                 "judge": self.model.name,
                 "prompt": digest(question.template)[:8],
                 "temperature": self.model.temperature,
                 "repeat": repeat,
-                "found": found,
+                "found": values,
             }
 
         repeats = range(self.repeats_of(question))

@@ -81,7 +81,7 @@ def count_strategies(path, answers, tables):
     steps = steps_of(tagged)
     given = [answer["found"] for answer in answers or () if answer["file"] == path]
     missing = given.count(None)
-    misnamed = sum(found["misnamed"] for found in given if found)
+    misnamed = sum(answer["misnamed"] for answer in given if answer)
 
     source = made_by(answers) if answers else "Exact tags, by the grammar of the toy. "
     tables.show(

@@ -158,6 +158,7 @@ def test_a_handout_holds_no_answer(whole):
         "thought,visible,malformed=split_thought(text)",
         "returnReply(text,visible,thought,malformed)",
         "head=self.model.get_output_embeddings()",
+        "thought,visible=take_thoughts(text)",
     }
     held = {
         squeeze(line): path.name

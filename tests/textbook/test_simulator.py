@@ -26,7 +26,6 @@ import pytest
 
 import simulator
 import toy
-from evaluate import consistency
 from marks import LIN, Model, analysis, spoken, user_of, write
 from policy import Reply
 from rlver import converse
@@ -37,6 +36,7 @@ from simulator import (
     parse_reply,
     toy_profiles,
 )
+from tools.replay import consistency
 
 
 def test_an_example_by_hand():
