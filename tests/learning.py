@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # name: flags
 RUNS = {
     "learnt": "--algo grpo --think --steps 20 --eval-size 64",
-    "hacked": "--algo grpo --think --simulator toy-weak --steps 20 --eval-size 24",
+    "hacked": "--algo grpo --think --simulator toy-weak --steps 26 --eval-size 24",
 }
 
 

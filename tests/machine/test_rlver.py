@@ -1232,7 +1232,7 @@ def test_a_weak_scorer_is_hacked(hacked, monkeypatch):
     monkeypatch.setattr(toy, "judge", JUDGE)
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
     scores = consistency(hacked / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
-    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[20]
+    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[26]
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
     assert any(
         "times as long" in line
