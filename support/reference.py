@@ -24,7 +24,7 @@ PLACE = Path(__file__).parent.parent / "docs" / "reference"
 VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")
 SMOOTH = 5  # steps of the moving average
 WIDTH = 4  # standard deviations on either side of the mean
-STRETCH = 1 / 5  # share of the run's steps for which a metric must lie outside to be out
+STRETCH = 1 / 3  # share of the run's steps, in a row, for which a metric must lie outside
 # The metrics that have no band.
 NO_BAND = {
     "step",

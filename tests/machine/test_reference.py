@@ -150,8 +150,8 @@ def test_tables_of_bands_are_read_as_they_were_written(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, capsys):
     """In one line at its end, and the picture shows the band; a run inside of it says nothing."""
-    far = {"emotion": (np.full(30, 500.0), np.full(30, 1.0))}
-    near = {"emotion": (np.full(30, 50.0), np.full(30, 50.0))}
+    far = {"emotion": (np.full(12, 500.0), np.full(12, 1.0))}
+    near = {"emotion": (np.full(12, 50.0), np.full(12, 50.0))}
     drawn, draw = [], report.learning_curve
     monkeypatch.setattr(
         report, "learning_curve", lambda *given: drawn.append(given) or draw(*given)
