@@ -9,8 +9,6 @@ sys.path.insert(0, str(ROOT / "course"))
 import course
 
 ALL = course.exercises()
-
-
 FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function in e["functions"]]
 
 

@@ -1,5 +1,5 @@
-"""over_server.py - what the tests of a simulated user over a model server share: a user there, an agent
-that says what it is told, and a small run."""
+"""over_server.py - what the tests of a simulated user over a model server share: a user there, an
+agent that says what it is told, and a small run."""
 
 import rlver
 from runs import rows
@@ -8,11 +8,7 @@ from server import toy_people
 from simulator import User, make_simulator, toy_profiles
 
 ANN = toy_profiles("train", 1)[0]
-
-
 FIRST_WAIT = make_simulator("openai:m@http://127.0.0.1").wait
-
-
 SMALL = [
     "--steps",
     "2",

@@ -15,7 +15,6 @@ from runs import alike, go, go_on, metrics
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -18,7 +18,6 @@ from simulator import User, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-
 # -------------------------------------------------------------------------------------- self-checks
 
 

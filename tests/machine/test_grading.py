@@ -1,5 +1,5 @@
-"""Grading: what is told of a result and of the points, and that what goes wrong in one exercise costs
-no other."""
+"""Grading: what is told of a result and of the points, and that what goes wrong in one exercise
+costs no other."""
 
 import csv
 import json

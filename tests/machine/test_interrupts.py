@@ -17,7 +17,6 @@ from runs import SMALL, alike, cut_at, go, go_on, rows, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

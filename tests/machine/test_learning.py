@@ -1,5 +1,5 @@
-"""The toy learns: from its judge what is meant, and from a weak scorer what is not. Here the toy's own
-judge and its own policy are at work, in processes beside the tests (learning.py)."""
+"""The toy learns: from its judge what is meant, and from a weak scorer what is not. Here the toy's
+own judge and its own policy are at work, in processes beside the tests (learning.py)."""
 
 import json
 

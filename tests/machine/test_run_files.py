@@ -13,7 +13,6 @@ from tools.replay import consistency
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-
 METRICS = {
     "step",
     "reward",

@@ -1,13 +1,9 @@
-"""One call to a model server: what is asked, what is tried again, and what is no answer. A real server
-on loopback (server.py) has every fault that three days of dialogues will meet."""
+"""One call to a model server: what is asked, what is tried again, and what is no answer. A real
+server on loopback (server.py) has every fault that three days of dialogues will meet."""
 
 from support.answers import mark_in
 from support.llm import CallLog
-from support.settings import (
-    SimulatorFailed,
-    SimulatorRefused,
-    UnreadableAnswers,
-)
+from support.settings import SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
 import asyncio
 import gzip

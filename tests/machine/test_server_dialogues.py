@@ -26,7 +26,6 @@ from simulator import Simulator, User, make_simulator, parse_reply, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-
 # ---------------------------------------------------------------------------------------- the waits
 
 

@@ -1,12 +1,8 @@
-"""Whole runs with a simulated user over a model server, or with a local model: the address, a server
-that goes away, the key, and what is said of a run that stopped."""
+"""Whole runs with a simulated user over a model server, or with a local model: the address, a
+server that goes away, the key, and what is said of a run that stopped."""
 
 from support.rundir import open_run
-from support.settings import (
-    BadInput,
-    make_parser,
-    split_name,
-)
+from support.settings import BadInput, make_parser, split_name
 
 import asyncio
 import itertools
@@ -20,7 +16,6 @@ from server import Loopback, toy_people
 from simulator import load_local, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
-
 
 # -------------------------------------------------------------------------------------- the address
 

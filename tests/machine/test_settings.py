@@ -1,5 +1,5 @@
-"""The settings of a run and bad input: what `--help` tells, the defaults, and what is refused in one
-line, before anything is written."""
+"""The settings of a run and bad input: what `--help` tells, the defaults, and what is refused in
+one line, before anything is written."""
 
 from support.settings import Settings, make_parser, resolve_settings
 
@@ -16,7 +16,6 @@ from runs import SMALL, files, refuse
 from server import people
 
 pytestmark = pytest.mark.usefixtures("moods")
-
 
 # ----------------------------------------------------------------------------------------- settings
 
