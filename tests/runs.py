@@ -1,5 +1,5 @@
-"""runs.py - what the tests of whole runs share: a small run through `rlver.main`, its files, and how
-two runs are compared.
+"""runs.py - what the tests of whole runs share: a small run through `rlver.main`, its files, and
+how two runs are compared.
 
 A real run, of a small random policy, in seconds. One thing is bent: the toy's judge finds gibberish
 all alike, and a policy that never went to school says nothing else. Rewards that never differ teach

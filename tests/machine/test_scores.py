@@ -19,6 +19,7 @@ from result_files import TASKS, our_line, sage_line, write
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
+
 # --------------------------------------------------------------------------------------- intentions
 
 
