@@ -97,6 +97,73 @@ def no_pictures():
 
 
 @pytest.fixture(scope="module")
+def moods(no_pictures):
+    """The checksum of a reply decides how it feels: runs.py says why."""
+    import toy
+    from runs import mood
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "judge", mood)
+        yield
+
+
+@pytest.fixture(scope="session")
+def whole(tiny_dir, tmp_path_factory):
+    """Uninterrupted runs, one per algorithm, made when asked for: whole("grpo") is the directory,
+    whole.trainers["grpo"] the Trainer. Copy a directory before you go on with it."""
+    import rlver
+    from runs import DRAW, go, in_moods
+
+    made = {}
+
+    def run(algo):
+        class Seen(rlver.Trainer):
+            def __init__(self, *args, **more):
+                run.trainers[algo] = self
+                super().__init__(*args, **more)
+
+        if algo not in made:
+            made[algo] = tmp_path_factory.mktemp("whole") / algo
+            # one picture is enough
+            with in_moods(DRAW if algo == "ppo" else lambda *_: None) as patch:
+                patch.setattr(rlver, "Trainer", Seen)
+                assert go(tiny_dir, made[algo], "--algo", algo) == 0
+        return made[algo]
+
+    run.trainers = {}
+    return run
+
+
+@pytest.fixture(scope="session")
+def half(tiny_dir, tmp_path_factory):
+    """A run of two steps; copy it before you go on with it."""
+    from runs import go, in_moods
+
+    out = tmp_path_factory.mktemp("half") / "out"
+    with in_moods():
+        assert go(tiny_dir, out, "--steps", 2) == 0
+    return out
+
+
+@pytest.fixture
+def quick(no_pictures, monkeypatch):
+    """The first wait of a retry is 5 ms in here, not 400."""
+    from support import llm
+
+    from simulator import Simulator
+
+    monkeypatch.setattr(llm, "AWAY", 0.005)
+    init = Simulator.__init__
+    monkeypatch.setattr(
+        Simulator,
+        "__init__",
+        lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more: (
+            init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more)
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
     """Headless Chromium, driven by selenium."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

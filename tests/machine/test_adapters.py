@@ -1,5 +1,5 @@
 """Runs with --lora-rank: what a checkpoint holds, who can read it, how such a run goes on. (On two
-ranks: test_ranks.py.) As in test_rlver.py the checksum of a reply decides how it feels, so that
+ranks: test_ranks.py.) As in runs.py the checksum of a reply decides how it feels, so that
 there is something to learn from."""
 
 import json
@@ -10,19 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import toy
 from conftest import make_tiny_model, suited
-from test_rlver import SMALL, alike, cut_at, go, go_on, mood, refuse
+from runs import SMALL, alike, cut_at, go, go_on, refuse
+
+pytestmark = pytest.mark.usefixtures("moods")
 
 LORA = ["--lora-rank", 4, "--lr", 0.02, "--critic-lr", 0.02]
 PPO = ["--algo", "ppo", "--kl-coef", 0.05]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def moods(no_pictures):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "judge", mood)
-        yield
 
 
 @pytest.fixture(scope="module")

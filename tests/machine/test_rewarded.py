@@ -13,9 +13,9 @@ import pytest
 import rlver
 import toy
 from conftest import suited
-from test_rlver import SMALL, alike, go, go_on, metrics, moods, refuse, rows
+from runs import SMALL, alike, go, go_on, metrics, refuse, rows
 
-__all__ = ["moods"]  # a fixture
+pytestmark = pytest.mark.usefixtures("moods")
 
 
 def deltas(turns):

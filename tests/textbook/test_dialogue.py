@@ -15,25 +15,10 @@ import pytest
 
 import toy
 from marks import signed
-from policy import Reply, Segment, split_thought
+from policy import Reply, split_thought
 from rlver import converse, rollout
+from scripted import Agent
 from simulator import Profile, Simulator, User, make_simulator, toy_profiles
-
-
-class Agent:
-    """The policy's side of one dialogue, by heart: texts or Replies, in order; None, or the end of
-    them: no room in the context."""
-
-    def __init__(self, replies):
-        self.replies, self.heard, self.segments = iter(replies), [], []
-
-    async def reply(self, line):
-        self.heard.append(line)
-        said = next(self.replies, None)
-        self.segments.append(Segment([1]))
-        if said is not None:
-            self.segments.append(Segment([2, 3], log_probs=[-1.0, -1.0]))
-        return Reply(said, said, "", False) if isinstance(said, str) else said
 
 
 def thinking(text):

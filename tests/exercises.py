@@ -1,0 +1,21 @@
+"""exercises.py - what the tests of the course share: its exercises, and the text of a function."""
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "course"))
+import course
+
+ALL = course.exercises()
+FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function in e["functions"]]
+
+
+def source(file):
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+def written(text, name):
+    """The text of a function in a module's text."""
+    return course.text_of(text, course.find(ast.parse(text), name))

@@ -1,0 +1,178 @@
+"""Runs that are interrupted or killed, at any moment: what goes on afterwards is the same run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlver
+import toy
+from conftest import suited
+from runs import SMALL, alike, cut_at, go, go_on, rows, summary
+
+pytestmark = pytest.mark.usefixtures("moods")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algo, line",
+    [
+        pytest.param("grpo", 3, id="grpo, in the first evaluation: no checkpoint yet"),
+        pytest.param("grpo", 6, id="grpo, in step 1"),
+        pytest.param(
+            "grpo",
+            19,
+            id="grpo, in step 3, which stands in dialogues.jsonl but not in metrics.jsonl",
+        ),
+        pytest.param("grpo", 31, id="grpo, in the evaluation after"),
+        pytest.param("ppo", 19, id="ppo, in step 3: critic and optimizers too"),
+    ],
+)
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
+    algo, line, whole, tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """Runs are killed; what goes on must be the same run: weights, both optimizers with their
+    moments, the critic, the luck, the users' order, and no line twice. Ctrl-C says how to go on."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        cut_at(line, patch)
+        assert go(tiny_dir, out, "--algo", algo) == 130
+    said = capfd.readouterr().err
+    assert f"python rlver.py --resume {out}\n" in said and "Traceback" not in said
+    assert not (out / "summary.json").exists()
+    assert go_on(out) == 0
+    alike(out, whole(algo))
+
+
+@pytest.mark.slow
+def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
+    whole, tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """Ctrl-C mostly comes while dialogues are held, deep inside asyncio, with others waiting for
+    their turn: it must not be taken for a failure of the simulator or of the engine, and not
+    hang."""
+    calls, answer = iter(range(1000)), toy.ScriptedModel.__call__
+
+    async def tired(self, prompt):
+        if next(calls) == 30:  # in step 1: the evaluation before asks at most 4 * (1 + 3 + 2) times
+            signal.raise_signal(signal.SIGINT)
+        return await answer(self, prompt)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy.ScriptedModel, "__call__", tired)
+        assert go(tiny_dir, tmp_path / "out") == 130
+    said = capfd.readouterr().err
+    assert f"--resume {tmp_path / 'out'}\n" in said and "Traceback" not in said
+    assert len(rows(tmp_path / "out" / "dialogues.jsonl")) == 4
+    assert go_on(tmp_path / "out") == 0
+    alike(tmp_path / "out", whole("grpo"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_falls_into_a_destructor_is_not_lost(
+    tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """Python prints an exception of a destructor and goes on: a run was told to stop, and trained
+    for another five minutes."""
+    calls, answer = iter(range(1000)), toy.ScriptedModel.__call__
+
+    class Falls:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    async def tired(self, prompt):
+        if next(calls) == 30:
+            Falls()
+        return await answer(self, prompt)
+
+    monkeypatch.setattr(toy.ScriptedModel, "__call__", tired)
+    assert go(tiny_dir, tmp_path / "out") == 130
+    assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
+    assert len(rows(tmp_path / "out" / "metrics.jsonl")) == 1
+
+
+def test_an_interrupt_while_the_toys_policy_is_made_leaves_a_run(
+    tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """The first start takes a minute before anything is trained: a Ctrl-C in it should cost nothing
+    but that minute."""
+
+    def busy(think, quiet):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "base_policy", busy)
+    assert rlver.main(suited([*SMALL, "--steps", 0, "--out", tmp_path / "out"])) == 130
+    assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
+    monkeypatch.setattr(toy, "base_policy", lambda think, quiet: tiny_dir)
+    assert go_on(tmp_path / "out") == 0
+    assert summary(tmp_path / "out")["after"]["n"] == 4
+
+
+MOODY = (
+    "import sys, zlib, toy; toy.judge = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
+    "10, 'I am in a mood'); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
+)
+
+
+# (algorithm, the file that says that the moment has come, its lines by then, the signal). Each
+# costs a process that imports torch; so two are usual, and the others, the same the other way round
+# among them, are soak.
+KILLS = [
+    ("ppo", "metrics.jsonl", 3, signal.SIGKILL),
+    ("grpo", "metrics.jsonl", 1, signal.SIGINT),
+    ("grpo", "config.json", 1, signal.SIGKILL),
+    ("ppo", "dialogues.jsonl", 10, signal.SIGKILL),
+    ("ppo", "config.json", 1, signal.SIGKILL),
+    ("grpo", "dialogues.jsonl", 10, signal.SIGKILL),
+    ("grpo", "metrics.jsonl", 3, signal.SIGKILL),
+    ("ppo", "metrics.jsonl", 1, signal.SIGINT),
+]
+
+
+@pytest.mark.parametrize(
+    "algo, name, size, kind",
+    [
+        pytest.param(*kill, marks=pytest.mark.slow if n < 2 else pytest.mark.soak)
+        for n, kill in enumerate(KILLS)
+    ],
+)
+def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path):
+    """SIGKILL, which no handler sees, at three moments of a process of its own; then half a line by
+    hand in both logs, as after a power cut. And one SIGINT, as the terminal sends it."""
+    # as many threads, the same sums
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
+    out = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-c",
+        MOODY,
+        *suited(["--model", tiny_dir, *SMALL, "--algo", algo, "--out", out]),
+    ]
+    process = subprocess.Popen(
+        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not (
+        (out / name).exists() and (out / name).read_bytes().count(b"\n") >= size
+    ):
+        time.sleep(0.001)
+    process.send_signal(kind)
+    said = process.communicate()[1].decode()
+    assert process.returncode == (130 if kind == signal.SIGINT else -kind), (
+        f"the run was over too soon\n{said}"
+    )
+    if kind == signal.SIGINT:
+        assert f"--resume {out}" in said
+    for log in ("metrics.jsonl", "dialogues.jsonl"):
+        if (out / log).exists():
+            with open(out / log, "a") as file:
+                file.write('{"step": 1, "rew')
+    assert go_on(out) == 0
+    alike(out, whole(algo))

@@ -1,0 +1,169 @@
+"""`--resume`: logs that lost their end, settings that may change when a run goes on, and runs that
+are finished or still going."""
+
+from support import rundir
+from support.settings import Settings
+
+import json
+import re
+import shutil
+
+import pytest
+
+import rlver
+import simulator
+from runs import alike, cut_at, files, go, go_on, metrics, refuse, rows
+
+pytestmark = pytest.mark.usefixtures("moods")
+
+
+@pytest.mark.slow
+def test_the_first_ratio_is_checked_at_the_start_and_where_a_run_goes_on(
+    tiny_dir, tmp_path, monkeypatch
+):
+    """In between, the first mini-batch gets no pass of its own for log pi_old."""
+    seen, update = [], rlver.grpo_update
+    monkeypatch.setattr(
+        rlver,
+        "grpo_update",
+        lambda *args, **more: seen.append(more["check_ratio"]) or update(*args, **more),
+    )
+    assert go(tiny_dir, tmp_path / "out", "--steps", 2) == 0
+    assert go_on(tmp_path / "out", "--steps", 3) == 0
+    assert seen == [True, False, True]
+
+
+def test_a_line_cut_within_a_letter_is_only_a_cut_line(whole, tmp_path):
+    """A power cut knows bytes, not letters: half a Chinese character at the end of the log must not
+    make the run unresumable."""
+    out = shutil.copytree(whole("grpo"), tmp_path / "out")
+    for name in ("metrics.jsonl", "dialogues.jsonl"):
+        with open(out / name, "ab") as file:
+            file.write('{"step": 5, "user": "好'.encode()[:-1])
+    (out / "summary.json").unlink()  # the power went before the end
+    assert go_on(out) == 0
+    alike(out, whole("grpo"))
+
+
+@pytest.mark.slow
+def test_a_log_that_lost_its_end_is_not_filled_up(whole, tmp_path, capfd):
+    """A checkpoint may reach the disk before the log does. What is lost is lost: say so in a line
+    that names the file, and touch nothing, above all write no hole into the log (which is what
+    cutting a file to more than its length does) that no JSON reader passes."""
+    out = shutil.copytree(whole("grpo"), tmp_path / "out")
+    (out / "summary.json").unlink()  # a finished run would not go on at all
+    for name in ("dialogues.jsonl", "metrics.jsonl"):
+        log = (out / name).read_bytes()
+        (out / name).write_bytes(log[:1000])
+        before = files(out)
+        assert f"{name} has lost its end (1000 bytes" in refuse(capfd, "--resume", out)
+        assert files(out) == before
+        (out / name).write_bytes(log)
+    assert go_on(out) == 0  # put back, as the line says
+    alike(out, whole("grpo"))
+
+
+@pytest.mark.slow
+def test_steps_can_be_raised(whole, half, tmp_path):
+    """Two steps, then two more, are four steps."""
+    out = shutil.copytree(half, tmp_path / "out")
+    assert go_on(out, "--steps", 4) == 0
+    alike(out, whole("grpo"))
+
+
+@pytest.mark.slow
+def test_what_changes_no_result_may_change_when_a_run_goes_on(
+    whole, half, tmp_path, monkeypatch, capfd
+):
+    """A run that ran out of memory, or whose simulator was asked too much, must be able to go on.
+    The new values are in force and are remembered; what is learned is the same to rounding. Beside
+    them what does change the result is refused as ever."""
+    out, seen = shutil.copytree(half, tmp_path / "out"), {}
+    new = {
+        "tokens_per_gpu": 40,
+        "save_every": 1,
+        "keep": 1,
+        "rollout_timeout": 600.0,
+        "simulator_concurrency": 3,
+    }
+    flags = [
+        word for key, value in new.items() for word in ("--" + key.replace("_", "-"), str(value))
+    ]
+    before = files(out)
+    assert "--lr cannot change" in refuse(capfd, "--resume", out, *flags, "--lr", 1)
+    assert files(out) == before
+
+    def listen(owner, name, key, take):
+        function = getattr(owner, name)
+
+        def heard(*args, **more):
+            seen.setdefault(key, []).append(take(args, more))
+            return function(*args, **more)
+
+        monkeypatch.setattr(owner, name, heard)
+
+    listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: args[3])
+    listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
+    listen(rlver, "rollout", "rollout_timeout", lambda args, more: more["timeout"])
+    listen(
+        simulator, "make_simulator", "simulator_concurrency", lambda args, more: more["concurrency"]
+    )
+    assert go_on(out, "--steps", 4, *flags) == 0
+    assert seen == {
+        "tokens_per_gpu": [40] * 2,
+        "save_every": [3, 4],
+        "rollout_timeout": [600.0] * 4,
+        "simulator_concurrency": [3],
+    }
+    assert [p.name for p in rundir.checkpoints(out)] == ["checkpoint-000004"]
+    config = json.loads((out / "config.json").read_text())
+    assert {key: config[key] for key in new} == new and config["steps"] == 4
+    assert rows(out / "dialogues.jsonl") == rows(whole("grpo") / "dialogues.jsonl")
+    for row, usual in zip(metrics(out), metrics(whole("grpo")), strict=True):
+        for key in row.keys() | usual.keys():
+            assert row[key] == (
+                usual[key] if usual[key] is None else pytest.approx(usual[key], rel=1e-3, abs=1e-5)
+            ), key
+
+
+@pytest.mark.slow
+def test_raised_steps_are_remembered(whole, half, tmp_path, monkeypatch, capfd):
+    """Raised to 4, interrupted in step 3: the command that is printed must lead to step 4, not to
+    an early end at 3."""
+    out = shutil.copytree(half, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        cut_at(3, patch)
+        assert go_on(out, "--steps", 4) == 130
+    [command] = re.findall(r"python rlver.py (--resume .*)\n", capfd.readouterr().err)
+    assert rlver.main(command.split()) == 0
+    assert metrics(out) == metrics(whole("grpo"))
+
+
+def test_a_finished_run_can_be_resumed_without_harm(whole, tmp_path):
+    """Resuming once too often is no mistake. A dialogue that stands in the log twice would count
+    twice in whatever reads it."""
+    out = shutil.copytree(whole("grpo"), tmp_path / "out")
+    assert go_on(out) == 0
+    alike(out, whole("grpo"))
+
+
+@pytest.mark.slow
+def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
+    """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers
+    undo each other's files."""
+    out = shutil.copytree(half, tmp_path / "out")
+    running = rlver.Trainer(Settings(**json.loads((out / "config.json").read_text())), out)
+    before = {
+        name: (out / name).read_bytes()
+        for name in files(out)
+        if "/" not in name and (out / name).is_file()
+    }
+    assert go_on(out, "--steps", 3) == 2
+    assert "another process is at work in this run" in capfd.readouterr().err
+    assert before == {
+        name: (out / name).read_bytes()
+        for name in files(out)
+        if "/" not in name and (out / name).is_file()
+    }
+    running.close()
+    assert go_on(out, "--steps", 3) == 0

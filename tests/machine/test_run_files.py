@@ -1,0 +1,289 @@
+"""What a run leaves: its metrics, dialogues, summary and settings say what happened in it, and the
+seed decides all of it."""
+
+import json
+from statistics import mean, stdev
+
+import pytest
+
+from runs import files, go, metrics, mood, rows, summary
+from server import people
+from simulator import make_simulator, profiles_of_step, toy_profiles
+from tools.replay import consistency
+
+pytestmark = pytest.mark.usefixtures("moods")
+
+METRICS = {
+    "step",
+    "reward",
+    "emotion",
+    "success",
+    "failure",
+    "malformed",
+    "dropped",
+    "kl",
+    "entropy",
+    "clipfrac",
+    "grad_norm",
+    "explained_variance",
+    "logp_gap",
+    "tokens_sampled",
+    "tokens_trained",
+    "seconds",
+}
+
+
+@pytest.mark.slow
+def test_metrics_have_one_line_per_step_and_all_their_keys(whole):
+    """A log with a step twice, or without the health metrics, cannot be plotted or trusted."""
+    for algo in ("grpo", "ppo"):
+        lines = rows(whole(algo) / "metrics.jsonl")
+        assert [line["step"] for line in lines] == [1, 2, 3, 4]
+        for line in lines:
+            assert METRICS <= set(line)
+            # no critic, nothing to explain
+            assert (line["explained_variance"] is None) == (algo == "grpo")
+            assert line["logp_gap"] < 1e-4 and line["dropped"] == 0 and line["seconds"] > 0
+            assert 0 < line["tokens_trained"] == line["tokens_sampled"] <= 4 * 3 * 6
+            assert line["kl"] > 0  # of two mini-batches the second has a ratio that is not 1
+
+
+def test_dialogues_are_written_word_for_word(whole):
+    """Whoever doubts a reward must be able to read what was said for it: every dialogue, with the
+    analysis behind each change."""
+    lines = rows(whole("grpo") / "dialogues.jsonl")
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (step, split)
+        for step, split in (
+            (0, "heldout"),
+            (1, "train"),
+            (2, "train"),
+            (3, "train"),
+            (3, "heldout"),
+            (4, "train"),
+            (4, "heldout"),
+        )
+        for _ in range(4)
+    ]
+    known = {split: {p.id: p for p in toy_profiles(split)} for split in ("train", "heldout")}
+    for line in lines:
+        assert {
+            "step",
+            "split",
+            "profile_id",
+            "group",
+            "first_line",
+            "turns",
+            "ended",
+            "reward",
+        } <= set(line)
+        assert line["profile_id"] in known[line["split"]] and 1 <= len(line["turns"]) <= 3
+        emotion = 30
+        for turn in line["turns"]:
+            assert set(turn) == {
+                "reply",
+                "thought",
+                "user",
+                "analysis",
+                "change",
+                "mark",
+                "emotion",
+            }
+            assert (
+                turn["change"] == mood(turn["reply"])[0]
+                and f"Change {turn['mark']}: {turn['change']:+d}" in turn["analysis"]
+            )
+            emotion += turn["change"]
+            assert turn["emotion"] == emotion
+        assert line["ended"] in ("turn_limit", "goodbye", "emotion_min")
+        # the last reply is scored, and not answered at the limit
+        assert all(turn["user"] for turn in line["turns"][:-1])
+    # a group is one user and one first line; two groups of a batch are two users
+    for step in (1, 2, 3, 4):
+        batch = [line for line in lines if line["step"] == step and line["split"] == "train"]
+        assert [line["group"] for line in batch] == [0, 0, 1, 1]
+        assert len({(line["group"], line["profile_id"], line["first_line"]) for line in batch}) == 2
+
+
+def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
+    """Verifiable emotion rewards, the V and E of the name: the recorded replies, put to the same
+    user again, give the same emotions; the last one / 100 is the reward, in the log and in the
+    metrics."""
+    out = whole("grpo")
+    known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
+    again = consistency(out / "dialogues.jsonl", make_simulator("toy"), known)
+    assert (
+        again["dialogues"] == 28 < again["turns"]
+        and again["emotion"] == again["final"] == 1
+        and not again["found"]
+    )
+    lines = rows(out / "dialogues.jsonl")
+    assert all(line["reward"] == line["turns"][-1]["emotion"] / 100 for line in lines)
+    assert len({line["reward"] for line in lines}) > 5  # or this test would show nothing
+    for row in metrics(out):
+        assert row["reward"] == pytest.approx(
+            mean(
+                line["reward"]
+                for line in lines
+                if line["step"] == row["step"] and line["split"] == "train"
+            ),
+            abs=1e-12,
+        )
+
+
+@pytest.mark.slow
+def test_a_malformed_thought_is_worth_nothing_and_never_sent(tiny_dir, tmp_path):
+    """RLVER 2.3, defect 26. A random policy never closes a thought: every dialogue ends at its
+    first reply, with reward 0, and the user was told nothing."""
+    assert go(tiny_dir, tmp_path / "out", "--think", "--steps", 1) == 0
+    for line in rows(tmp_path / "out" / "dialogues.jsonl"):
+        [turn] = line["turns"]
+        assert (line["ended"], line["reward"], turn["user"], turn["analysis"], turn["emotion"]) == (
+            "malformed",
+            0,
+            None,
+            None,
+            None,
+        )
+        assert turn["reply"]  # as it was sampled, for whoever wants to know what went wrong
+    [row] = metrics(tmp_path / "out")
+    assert (row["malformed"], row["failure"], row["reward"], row["emotion"]) == (100, 100, 0, 0)
+
+
+def test_the_summary_is_what_the_dialogues_say(whole):
+    """A score that cannot be computed again from the log is a claim. Before and after, from
+    dialogues.jsonl alone."""
+    out = whole("grpo")
+    told = json.loads((out / "summary.json").read_text())
+    assert set(told) >= {"before", "after", "steps", "seconds", "tokens", "peak_rss_mb"}
+    assert set(told["seconds"]) == {
+        "toy_policy",
+        "rollout",
+        "simulator",
+        "update",
+        "evaluate",
+        "total",
+    }
+    assert told["steps"] == 4 and told["peak_rss_mb"] > 0
+    for name, step in (("before", 0), ("after", 4)):
+        lines = [
+            line
+            for line in rows(out / "dialogues.jsonl")
+            if (line["split"], line["step"]) == ("heldout", step)
+        ]
+        final = [line["turns"][-1]["emotion"] for line in lines]
+        assert told[name] == pytest.approx(
+            {
+                "dropped": 0,
+                "unreadable": 0,
+                "score": mean(final),
+                "stderr": stdev(final) / len(final) ** 0.5,
+                "success": 100 * mean(e >= 100 for e in final),
+                "failure": 100 * mean(e < 10 for e in final),
+                "malformed": 0,
+                "n": 4,
+            }
+        )
+        assert told[name]["score"] == pytest.approx(mean(100 * line["reward"] for line in lines))
+    for key in ("sampled", "trained"):
+        assert told["tokens"][key] == sum(row[f"tokens_{key}"] for row in metrics(out))
+
+
+@pytest.mark.slow
+def test_config_picture_and_checkpoints_are_there(whole):
+    """config.json says what was run, defaults included, so that it can be run again; the picture
+    is one."""
+    out = whole("ppo")
+    cfg = json.loads((out / "config.json").read_text())
+    assert (
+        cfg["algo"],
+        cfg["lr"],
+        cfg["gamma"],
+        cfg["entropy_coef"],
+        cfg["max_turns"],
+        cfg["think"],
+    ) == ("ppo", 2e-3, 1.0, 0.001, 3, False)
+    assert (out / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert sorted(files(out)) == sorted(
+        [name for name in files(out) if name.startswith("checkpoint-")]
+        + [
+            # and no scratch file
+            "config.json",
+            "dialogues.jsonl",
+            "heldout.json",
+            "learning_curve.png",
+            "metrics.jsonl",
+            "report.html",
+            "start.json",
+            "summary.json",
+        ]
+    )
+
+
+def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_dir, tmp_path):
+    """`--steps 0` measures a model and changes nothing. Of a single file the last fifth is held
+    out: a score on people that were trained on would be no score."""
+    assert (
+        go(
+            tiny_dir,
+            tmp_path / "out",
+            "--steps",
+            0,
+            "--profiles",
+            people(tmp_path / "people.jsonl", count=10),
+        )
+        == 0
+    )
+    told = summary(tmp_path / "out")
+    assert (
+        told["before"] == told["after"]
+        and told["before"]["n"] == 2
+        and told["steps"] == told["tokens"]["sampled"] == 0
+    )
+    assert [
+        (line["split"], line["profile_id"]) for line in rows(tmp_path / "out" / "dialogues.jsonl")
+    ] == [("heldout", "toy-train-0008"), ("heldout", "toy-train-0009")]
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+    assert (tmp_path / "out" / "checkpoint-000000" / "model.safetensors").read_bytes() == (
+        tiny_dir / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_seed_decides_everything(whole, tiny_dir, tmp_path):
+    """Same seed, same run; another seed, another run. The number of steps is not part of the
+    luck."""
+    assert go(tiny_dir, tmp_path / "same", "--steps", 1) == 0
+    assert go(tiny_dir, tmp_path / "other", "--steps", 1, "--seed", 1) == 0
+    assert metrics(tmp_path / "same") == metrics(whole("grpo"))[:1]
+    assert metrics(tmp_path / "other")[0]["reward"] != metrics(whole("grpo"))[0]["reward"]
+    said = [
+        [
+            turn["reply"]
+            for line in rows(tmp_path / name / "dialogues.jsonl")[:4]
+            for turn in line["turns"]
+        ]
+        for name in ("same", "other")
+    ]
+    # the evaluation before training has its luck from the seed too
+    assert not set(said[0]) & set(said[1])
+
+
+@pytest.mark.slow
+def test_all_log_probs_are_those_of_the_sampling_temperature(tiny_dir, tmp_path):
+    """A forgotten temperature: scored at temperature 1 what was sampled at 0.7, and pi_old is no
+    policy that ever acted."""
+    assert go(tiny_dir, tmp_path / "out", "--temperature", 0.7, "--steps", 2) == 0
+    assert all(row["logp_gap"] < 1e-4 for row in rows(tmp_path / "out" / "metrics.jsonl"))
+
+
+def test_every_user_is_visited_once_per_pass():
+    """Drawing with replacement would train on some users three times and on a third never. And a
+    step's users follow from its number alone, or a resumed run would meet others."""
+    folk = list(range(7))
+    visits = [who for step in range(1, 22) for who in profiles_of_step(folk, 3, seed=5, step=step)]
+    passes = [visits[i : i + 7] for i in range(0, 63, 7)]
+    assert all(sorted(one) == folk for one in passes)
+    assert len({tuple(one) for one in passes}) > 7  # each in an order of its own
+    assert profiles_of_step(folk, 3, 5, 20) == visits[57:60] != profiles_of_step(folk, 3, 6, 20)
+    assert sorted(profiles_of_step(folk, 14, 5, 1)) == sorted(folk * 2)  # more dialogues than users

@@ -1,0 +1,144 @@
+"""How a student's function gets into the project's file to be graded: with its helpers, and with
+nothing else of what stands around it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator import BadInput
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "course"))
+import course
+from exercises import written
+
+OURS = '''"""A module."""
+import math
+
+
+def one(x):
+    """Its docstring."""
+    return x
+
+
+class Box:
+    """A class."""
+
+    @property
+    def two(self):
+        return 2
+
+
+if __name__ == "__main__":
+    print(one(1))
+'''
+
+
+def test_a_function_is_taken_with_its_helpers_and_nothing_else():
+    """What a student did elsewhere, at the top level above all, is not taken along: it could end
+    the process, or every test."""
+    theirs = """
+import sys
+import numpy as np
+EPS, UNUSED = 1e-8, 3
+sys.exit(0)
+
+def helper(x):
+    return deeper(x) + EPS
+
+def deeper(x):
+    return np.abs(x)
+
+def stranger():
+    return 1
+
+def one(x, *, more=EPS):
+    return helper(x)
+
+class Box:
+    @property
+    def two(self):
+        return 0
+
+    @property
+    def two(self):
+# a comment in column 0
+        return stranger()
+"""
+    got = course.transplant(OURS, theirs, ["one"])
+    assert (
+        "sys" not in got
+        and "stranger" not in got
+        and got.count("def helper") == got.count("import numpy as np") == 1
+    )
+    assert got.index("EPS, UNUSED") < got.index("def one") and written(got, "Box.two") == written(
+        OURS, "Box.two"
+    )
+    names = {"__name__": "x"}
+    exec(got, names)
+    assert names["one"](-2) == 2 + 1e-8
+    got = course.transplant(OURS, theirs, ["Box.two"])
+    exec(got, names)
+    assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
+
+
+@pytest.mark.parametrize(
+    "theirs, wanted",
+    [
+        (
+            "import math, cmath\n\ndef one(x):\n    return cmath.sqrt(x)",
+            2,
+        ),  # of an import what is new
+        # a demo, with an argument's name
+        ("x = 1 / 0\n\ndef one(x):\n    return x\n\nprint(one(x))", 4),
+        # a name, and a local of that name
+        ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),
+        ('K = """a\n"""; L = 3\n\ndef one(x):\n    return x + L', 7),  # half a string on the line
+        ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
+        (
+            "class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef "
+            "one(x):\n    return H().f(x)",
+            5,
+        ),
+        ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13),
+    ],
+)
+def test_helpers_are_found_as_python_finds_them(theirs, wanted):
+    """A right answer must not be lost to what stands around it."""
+    names = {"__name__": "x"}
+    exec(course.transplant(OURS, theirs, ["one"]), names)
+    assert names["one"](4) == wanted
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "    return (x",
+        "    return x +",
+        '    """never closed',
+        "    return x\n      x",
+        "    x = 'half",
+    ],
+)
+def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
+    """For Python the file is lost from there on; for the other exercises it is not."""
+    other = "\n\ndef three(x):\n    return 3\n"
+    theirs = OURS.replace("    return x", broken).replace('    """Its docstring."""\n', "") + other
+    assert not course.parses(theirs)
+    ours = OURS + other.replace("return 3", "pass")
+    got = course.transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
+    assert "return 3" in got and "return 2\n" in got
+    assert "return 22" in course.transplant(
+        ours, theirs.replace("return 2", "return 22"), ["Box.two"]
+    )
+    with pytest.raises(BadInput, match="does not parse"):
+        course.transplant(ours, theirs, ["one"])
+    method = OURS.replace("        return 2", "    " + broken) + other
+    assert not course.parses(method) and "return 3" in course.transplant(ours, method, ["three"])
+
+
+def test_a_function_that_is_gone_is_named():
+    for theirs in ("", "one = 1", "class one: pass", "\0", "def ones(x): return x"):
+        with pytest.raises(BadInput, match="one is not there"):
+            course.transplant(OURS, theirs, ["one"])

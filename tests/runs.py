@@ -1,0 +1,120 @@
+"""runs.py - what the tests of whole runs share: a small run through `rlver.main`, its files, and
+how two runs are compared.
+
+A real run, of a small random policy, in seconds. One thing is bent: the toy's judge finds gibberish
+all alike, and a policy that never went to school says nothing else. Rewards that never differ teach
+nothing, and a wrong group or a lost critic would go unseen. So in these tests the checksum of a
+reply decides how it feels (`mood`, and conftest.py's fixture `moods`); the prompts, the parsed
+answers, the clamp and the log are the real ones.
+"""
+
+from support import report, rundir
+
+import json
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import rlver
+import toy
+from conftest import suited
+
+DRAW = report.learning_curve
+SMALL = (
+    "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
+    "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
+    "--save-every 2"
+).split()
+# What such a run appends, line by line: 4 dialogues of the evaluation before (1-4), 4 of step 1
+# (5-8) and its metrics (9), step 2 (10-14), step 3 (15-19), the evaluation at step 3 (20-23), step
+# 4 (24-28), the evaluation after (29-32). Checkpoints at 0, 2, 4.
+
+
+def mood(reply, *_):
+    return zlib.crc32(reply.encode()) % 21 - 10, "I am in a mood"
+
+
+@contextmanager
+def in_moods(learning_curve=lambda *_: None):
+    """Runs in here are judged by `mood`, and draw no picture unless `learning_curve` does. Yields
+    the MonkeyPatch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "learning_curve", learning_curve)
+        patch.setattr(toy, "judge", mood)
+        yield patch
+
+
+def go(model, out, *more):
+    """A small run of the policy in `model`; `more` flags override. Returns main's exit code."""
+    return rlver.main(suited(["--model", model, *SMALL, "--out", out, *more]))
+
+
+def go_on(out, *more):
+    return rlver.main(["--resume", str(out), *map(str, more)])
+
+
+def rows(path):
+    """A JSONL file, line by line. Not `splitlines`: what a policy says may hold U+2028, which ends
+    no line of JSONL."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def metrics(out):
+    return [
+        {key: value for key, value in row.items() if key != "seconds"}
+        for row in rows(out / "metrics.jsonl")
+    ]
+
+
+def summary(out):
+    """What summary.json says about anything but time and memory."""
+    told = json.loads((out / "summary.json").read_text())
+    return {key: told[key] for key in ("before", "after", "steps", "tokens")}
+
+
+def files(place):
+    return {
+        str(path.relative_to(place)): path.read_bytes() if path.is_file() else None
+        for path in sorted(Path(place).rglob("*"))
+    }
+
+
+def refuse(capfd, *argv):
+    """`main(argv)` must refuse: exit code 2, one line on stderr. Returns that line."""
+    capfd.readouterr()
+    try:
+        code = rlver.main([str(word) for word in argv])
+    except SystemExit as stop:
+        code = stop.code
+    said = capfd.readouterr().err
+    assert code == 2, said
+    assert said.count("\n") == 1 and "Traceback" not in said, said
+    return said
+
+
+def cut_at(number, patch, error=KeyboardInterrupt, middle=lambda line: len(line) // 2):
+    """The power goes in the middle of the `number`-th line that the run appends."""
+    append, count = rundir.append_line, iter(range(1, 10**6))
+
+    def half(path, value):
+        if next(count) < number:
+            return append(path, value)
+        line = json.dumps(value, ensure_ascii=False).encode()
+        with open(path, "ab") as file:
+            file.write(line[: middle(line)])
+        raise error
+
+    patch.setattr(rundir, "append_line", half)
+
+
+def alike(out, whole):
+    """Resumed and uninterrupted: the same numbers, and the same words byte for byte."""
+    assert metrics(out) == metrics(whole)
+    assert (out / "dialogues.jsonl").read_bytes() == (whole / "dialogues.jsonl").read_bytes()
+    assert summary(out) == summary(whole)
+    weights = [
+        (place / "checkpoint-000004" / "model.safetensors").read_bytes() for place in (out, whole)
+    ]
+    assert weights[0] == weights[1]
