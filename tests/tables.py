@@ -74,10 +74,10 @@ EVALUATED = f"--eval-every {EVERY}"
 def jobs():
     """All jobs, in the order in which they are made."""
     yield from variants()
+    yield from mistakes()
     yield from rewards()
     yield from ranks()
     yield from users()
-    yield from mistakes()
     yield from machines()
     yield Job("table3", "table3", command="-m tools.table3 --out runs/table3 --json {json}")
     yield Job(
@@ -171,9 +171,24 @@ class Results:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
-            for command in (["add"], ["commit", "-q", "-m", f"Measured: {line['name']}", "--"]):
-                if self.commit:
-                    subprocess.run(["git", *command, self.path.name], cwd=self.path.parent)
+            if self.commit:
+                self.commit_line(line["name"])
+
+    def commit_line(self, name):
+        """Commit the line together with the tables that follow from it: a test compares them. A
+        document in which somebody is writing is left out; its table comes with their commit."""
+        root = self.path.resolve().parents[2]  # the checkout of these results, not always this one
+        status = ["git", "status", "--porcelain", "--", "README.md", "docs"]
+        lines = subprocess.run(status, cwd=root, capture_output=True, text=True).stdout.splitlines()
+        being_written = {line[3:] for line in lines}
+        subprocess.run(
+            [sys.executable, "tests/tables.py", "--write"], cwd=root, capture_output=True
+        )
+        paths = [path.relative_to(root) for path in documents(root)]
+        paths = [str(path) for path in paths if str(path) not in being_written]
+        paths.append(str(self.path.resolve().parent.relative_to(root)))
+        subprocess.run(["git", "add", *paths], cwd=root)
+        subprocess.run(["git", "commit", "-q", "-m", f"Measured: {name}", "--", *paths], cwd=root)
 
 
 def machine():
@@ -472,8 +487,8 @@ def write_reference(there):
 BLOCK = re.compile(r"(<!-- tables: (\w+) -->\n)(.*?)(<!-- tables: end -->)", re.S)
 
 
-def documents():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+def documents(root=ROOT):
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def written(text, there):
@@ -490,7 +505,8 @@ def write(there):
     write_reference(there)
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        path.write_text(written(text, there), encoding="utf-8")
+        if written(text, there) != text:
+            path.write_text(written(text, there), encoding="utf-8")
 
 
 def main(argv=None):
