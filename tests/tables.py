@@ -443,7 +443,31 @@ def table_machine(there):
     return markdown(head, rows)
 
 
+def table_mistakes(there, shown=4):
+    """Which runs leave the reference band: healthy ones, and those with a lab's mistake."""
+    flagged = leave_one_out(there)
+    rows = [
+        [
+            "the forty runs, each against the nine others of its variant",
+            "-",
+            f"none, in {40 - sum(map(len, flagged.values()))} of 40 runs",
+        ]
+    ]
+    for line in there.values():
+        if line["part"] != "mistakes":
+            continue
+        variant = "-".join(line["name"].split("-")[:2])
+        places = reference.outside(columns(line), reference.read_bands(variant))
+        metrics = [f"`{place.metric}` in steps {place.first} to {place.last}" for place in places]
+        words = ", ".join(metrics[:shown]) or "none"
+        if len(metrics) > shown:
+            words += f", and {len(metrics) - shown} more"
+        rows.append([f"`{NAMES[variant]}`, lab {line['lab']}", f"{after(line):.1f}", words])
+    return markdown(["run", "held-out score at the end", "metrics outside of the band"], rows)
+
+
 TABLES = {
+    "mistakes": table_mistakes,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,
