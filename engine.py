@@ -7,7 +7,7 @@ It shares no code with policy.py on purpose: that engine and trainer agree about
 checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
-from support.settings import BadInput
+from support.errors import BadInput
 
 import asyncio
 import contextlib

@@ -13,6 +13,8 @@ same dialogues shift by 20 points (SAGE appendix B).
 What else can be asked of a policy or of its dialogues are tools: `python -m tools` lists them.
 """
 
+from support.errors import BadInput, SimulatorFailed, TooManyLost
+from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
 from support.report import report_of_results
 from support.results import comparison_key, describe, parts_of, read_results
@@ -25,19 +27,7 @@ from support.rundir import (
     refuse_overwriting,
     write_json,
 )
-from support.settings import (
-    BadInput,
-    Parser,
-    SimulatorFailed,
-    TooManyLost,
-    emotion,
-    is_beside_us,
-    json_object,
-    natural,
-    not_negative,
-    positive,
-    split_name,
-)
+from support.settings import is_beside_us, split_name
 from support.signs import score_summary, signs
 from support.stats import sign_flips
 from support.users import emotion_level

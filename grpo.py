@@ -7,7 +7,8 @@ turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it al
 for the smallest example:  python grpo.py
 """
 
-from support.settings import Parser, SelfCheckFailed
+from support.errors import SelfCheckFailed
+from support.flags import Parser
 
 import torch
 import torch.nn.functional as F

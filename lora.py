@@ -17,8 +17,9 @@ Engines and readers of checkpoints get W + (alpha / r) B A, a plain model. Left 
 adapters on embeddings and output layer. Run it alone for the smallest example:  python lora.py
 """
 
+from support.errors import BadInput
+from support.flags import Parser
 from support.ranks import full_tensor
-from support.settings import BadInput, Parser
 
 import contextlib
 from types import SimpleNamespace

@@ -9,6 +9,7 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
 from support.chat_format import ChatFormat
+from support.errors import BadInput
 from support.loading import best_device, load_model, stop_ids
 from support.ranks import (
     all_gather_list,
@@ -26,7 +27,6 @@ from support.ranks import (
     world,
 )
 from support.rundir import write_json
-from support.settings import BadInput
 
 import json
 import math

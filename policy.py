@@ -13,7 +13,7 @@ field are one of them broken:
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 
-from support.settings import Parser
+from support.flags import Parser
 
 import copy
 import random

@@ -16,7 +16,8 @@ Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |l
 pi_old|, and logp_gap_max its maximum.
 """
 
-from support.settings import Parser, SelfCheckFailed
+from support.errors import SelfCheckFailed
+from support.flags import Parser
 
 import math
 from dataclasses import dataclass

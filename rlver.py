@@ -19,6 +19,7 @@ import time
 STARTED = time.perf_counter()  # before the imports: they take seconds, and a run counts them
 
 from support import plan, report
+from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers, explain
 from support.llm import CallLog, Clock
 from support.ranks import (
     all_gather_list,
@@ -45,17 +46,8 @@ from support.rundir import (
     record_heldout,
     refuse_edited,
 )
-from support.settings import (
-    MOST_UNREADABLE,
-    BadInput,
-    SimulatorFailed,
-    TooManyLost,
-    UnreadableAnswers,
-    explain,
-    gpu_is_there,
-    read_flags,
-)
-from support.signs import batch_metrics, cut_replies, flat_groups, summarise
+from support.settings import gpu_is_there, read_flags
+from support.signs import MOST_UNREADABLE, batch_metrics, cut_replies, flat_groups, summarise
 from support.users import INITIAL_EMOTION
 
 import asyncio

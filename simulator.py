@@ -17,6 +17,8 @@ Be the assistant yourself, and see the emotion and the analysis behind it:  pyth
 """
 
 from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
+from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.flags import Parser, natural, positive
 from support.llm import (
     CallLog,
     Clock,
@@ -27,16 +29,7 @@ from support.llm import (
     ask_with_retries,
     digest,
 )
-from support.settings import (
-    BadInput,
-    Parser,
-    SimulatorFailed,
-    TooManyLost,
-    UnreadableAnswers,
-    natural,
-    positive,
-    split_name,
-)
+from support.settings import split_name
 from support.toy_words import NEEDS
 from support.users import INITIAL_EMOTION, check_profile, emotion_level, read_profiles
 

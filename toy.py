@@ -14,7 +14,8 @@ Run it alone to meet a few of these people:  python toy.py
 """
 
 from support.answers import mark_in
-from support.settings import BadModel, Parser
+from support.errors import BadModel
+from support.flags import Parser
 from support.toy_words import (
     ACTS,
     DETAILS,

@@ -20,7 +20,8 @@ wrong_answers.toml what typically goes wrong.
 """
 
 from patches import HERE, ROOT, kill, read_toml, replaced, terminable
-from support.settings import BadInput, Parser, above_zero
+from support.errors import BadInput
+from support.flags import Parser, above_zero
 
 import ast
 import csv

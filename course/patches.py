@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))  # the project's own modules are importable from here on
 
-from support.settings import BadInput
+from support.errors import BadInput
 
 import tomllib
 

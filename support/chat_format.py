@@ -5,7 +5,7 @@ So the template is rendered once, with dummy messages, and cut; after that token
 together from its pieces and from the ids of what was said.
 """
 
-from support.settings import BadModel
+from support.errors import BadModel
 
 import os
 import re

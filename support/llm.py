@@ -8,8 +8,8 @@ for ever.)
 """
 
 from support.answers import LONGEST_ANSWER
+from support.errors import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
 from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
 import asyncio
 import hashlib

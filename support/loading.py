@@ -4,7 +4,8 @@ What cannot be trained here is refused while loading, in one line: a directory w
 tokenizer that does not give back what it was given, logits that are no output of the last layer.
 """
 
-from support.settings import BadModel, may_be_on_the_hub
+from support.errors import BadModel
+from support.settings import may_be_on_the_hub
 
 from pathlib import Path
 

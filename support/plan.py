@@ -11,7 +11,8 @@ weights. Estimates, from the shapes of the tensors alive at the peak: activation
 Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what was measured.
 """
 
-from support.settings import BadInput, is_beside_us, may_be_on_the_hub, resolve_settings
+from support.errors import BadInput
+from support.settings import is_beside_us, may_be_on_the_hub, resolve_settings
 
 import itertools
 import math

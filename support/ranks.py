@@ -8,7 +8,8 @@ Several nodes (torchrun --nnodes 2) need no shared file system for a new run; fo
 needs the run's directory, shared or copied.
 """
 
-from support.settings import GROUP_TIMEOUT, BadInput, SelfCheckFailed
+from support.errors import BadInput, SelfCheckFailed
+from support.settings import GROUP_TIMEOUT
 
 import ctypes
 import dataclasses

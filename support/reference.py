@@ -10,7 +10,8 @@ is out where its smoothed curve stays beyond mean +- 4 s for a stretch of steps.
 makes the runs and the tables; docs/reference/README.md tells how often a healthy run is flagged.
 """
 
-from support.settings import BadInput, Settings, resolve_settings
+from support.errors import BadInput
+from support.settings import Settings, resolve_settings
 
 import csv
 import dataclasses

@@ -8,14 +8,8 @@ done again. Nothing here knows what a policy is: `save_checkpoint` is handed a f
 it.
 """
 
-from support.settings import (
-    BadInput,
-    CannotWrite,
-    Settings,
-    resolve_settings,
-    resumed_settings,
-    split_name,
-)
+from support.errors import BadInput, CannotWrite
+from support.settings import Settings, resolve_settings, resumed_settings, split_name
 
 import dataclasses
 import fcntl

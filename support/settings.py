@@ -1,12 +1,22 @@
-"""support/settings.py - the settings of a run, the flags that set them, and the errors that a user
-may see.
+"""support/settings.py - the settings of a run, and the flags that set them.
 
 `Settings` is one dataclass: each field is a setting, and its help text makes the flag. Where the
 toy and a real model want different defaults, both stand side by side, the toy's with the reason for
 it; the real ones are the paper's (RLVER appendix B). Nothing here imports torch or a chapter.
 """
 
-import support
+from support.errors import BadInput
+from support.flags import (
+    Parser,
+    above_zero,
+    checked,
+    fraction,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    price,
+)
 
 import argparse
 import contextlib
@@ -15,190 +25,13 @@ import importlib.util
 import io
 import json
 import re
-import signal
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# ------------------------------------------------------------------------------------------- errors
-
-
-class RunError(Exception):
-    """An error that ends a program with a message instead of a traceback.
-
-    exit_code: of the process. everywhere: all ranks raise it alike, so only the first rank prints
-    it. advice: what to do next, where {out} is the run's directory; advice_at_start: the same for a
-    run that cannot be resumed yet, because no file there matches the pattern `resumed_from`."""
-
-    exit_code = 1
-    everywhere = False
-    advice = ""
-    advice_at_start = ""
-    resumed_from = ""
-
-
-class BadInput(RunError, ValueError):
-    """A user's mistake; the message is one line that says what, where, and what to do."""
-
-    exit_code = 2
-    everywhere = True
-
-
-class BadModel(BadInput):
-    """A model directory that cannot be used."""
-
-
-class SimulatorFailed(RunError):
-    """No usable answer in as many attempts as allowed: the dialogue is dropped, and no answer is
-    made up for it."""
-
-    exit_code = 2
-
-
-class UnreadableAnswers(SimulatorFailed):
-    """The simulator's model answers, but none of its answers can be parsed, or it refuses this
-    prompt. A policy can cause that by what it says, so such dialogues are counted separately."""
-
-
-# The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
-# have learned to bring them about.
-MOST_UNREADABLE = 0.01
-
-
-class SimulatorRefused(RunError):
-    """The server refuses in a way that a retry cannot cure (a wrong key, an unknown model): the run
-    stops with the server's message."""
-
-    exit_code = 2
-    advice = "; when that is mended: python rlver.py --resume {out}"
-    advice_at_start = "; when that is mended, start it again"
-    resumed_from = "metrics.jsonl"
-
-
-class TooManyLost(RunError):
-    """The simulator failed in more than a fifth of a batch: the run stops, to be resumed when the
-    simulator works again."""
-
-    exit_code = 75  # EX_TEMPFAIL
-    everywhere = True
-    advice_at_start = "; nothing is saved yet: start the run again when the simulator is well"
-    resumed_from = "checkpoint-*"
-    advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
-
-
-class CannotWrite(RunError):
-    """A checkpoint that could not be written, mostly because the disk is full."""
-
-    everywhere = True
-    resumed_from = "checkpoint-*"
-    advice_at_start = "; make room, and start the run again"
-    advice = "; make room, then: python rlver.py --resume {out}"
-
-
-class SelfCheckFailed(RunError, RuntimeError):
-    """Something that must hold does not, and training on would waste the run. The message says
-    where to look."""
-
-
-def explain(error, out=None, rank=0, world=1):
-    """(exit code, message of this rank, perhaps empty) for an `error` that ended a run in the
-    directory `out`. Raises the error again if it is a bug of ours."""
-    name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
-    if isinstance(error, SelfCheckFailed):
-        return error.exit_code, f"{name}: stopped by a self-check: {error}"
-    if isinstance(error, RunError):
-        if error.everywhere and rank > 0:
-            return error.exit_code, ""
-        can_resume = out and error.resumed_from and any(out.glob(error.resumed_from))
-        advice = error.advice if can_resume else error.advice_at_start
-        return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}"
-    if isinstance(error, KeyboardInterrupt):
-        message = "\nstopped"
-        if out and (out / "config.json").exists():
-            message += f"; go on with: python rlver.py --resume {out}"
-        return 130, message
-    if isinstance(error, OSError):
-        return 1, (
-            f"rlver.py: {error}; the run can be continued from its last checkpoint: "
-            f"python rlver.py --resume {out}"
-        )
-    if is_lost_connection(error) and world > 1:
-        return 1, f"{name}: another rank is gone"
-    raise error
-
-
-def is_lost_connection(error):
-    """Is this what torch raises when another rank has ended?"""
-    if not isinstance(error, RuntimeError):
-        return False
-    return re.search("gloo|nccl|connection", str(error), re.I) is not None
-
-
-# -------------------------------------------------------------------------------------------- flags
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, not the whole usage."""
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
-
-    def run(self, work, argv):
-        """Parse the flags and call work(args). Returns the exit code; of a mistake of the user's,
-        one line is printed."""
-        args = self.parse_intermixed_args(argv)
-        # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
-        if signal.getsignal(signal.SIGINT) is support.stop:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return work(args)
-        except (RunError, OSError) as error:
-            print(f"{self.prog}: {error}", file=sys.stderr)
-            return getattr(error, "exit_code", 2)
-        except KeyboardInterrupt:
-            print("\nstopped; the same command goes on where it was", file=sys.stderr)
-            return 130
-
-
-def checked(read, test, what, example=""):
-    """A type for argparse: a function that returns read(text) if that passes `test`, and else
-    complains in one line that `what` is needed, as in the `example`."""
-
-    def check(text):
-        try:
-            value = read(text)
-        except (ValueError, RecursionError):
-            value = None
-        if value is None or not test(value):
-            raise argparse.ArgumentTypeError(f"{what} is needed{example}, not {text!r}")
-        return value
-
-    return check
-
-
 # Seconds that a rank waits for another one. A rollout must end long before that.
 GROUP_TIMEOUT = 7200
-
-natural = checked(int, lambda x: x >= 0, "a whole number from 0")
-positive = checked(int, lambda x: x >= 1, "a whole number from 1")
-above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
-not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
-fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
 rollout_seconds = checked(
     float, lambda x: 0 < x <= GROUP_TIMEOUT / 2, f"a number of seconds up to {GROUP_TIMEOUT // 2}"
-)
-price = checked(
-    lambda text: tuple(float(part) for part in text.split(",")),
-    lambda pair: len(pair) == 2 and all(0 <= x < float("inf") for x in pair),
-    "a pair of prices",
-    ", as 0.27,1.10",
-)
-json_object = checked(
-    json.loads,
-    lambda value: isinstance(value, dict),
-    "a JSON object",
-    ", as '{\"enable_thinking\": false}'",
 )
 
 

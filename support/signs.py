@@ -8,8 +8,6 @@ same, do its replies grow or lose their variety, does it talk about its own scor
 a warning is a reason to read dialogues, no proof.
 """
 
-from support.settings import MOST_UNREADABLE
-
 import itertools
 import math
 import re
@@ -24,6 +22,9 @@ REWARD_TALK = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
+# The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
+# have learned to bring them about.
+MOST_UNREADABLE = 0.01
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 
 

@@ -4,8 +4,8 @@ What a profile is (simulator.Profile) and what it may say is handed in: nothing 
 chapter.
 """
 
+from support.errors import BadInput
 from support.rundir import read_jsonl, whole_letters
-from support.settings import BadInput
 
 import dataclasses
 from pathlib import Path

@@ -33,7 +33,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
 from support import reference
-from support.settings import Parser, positive
+from support.flags import Parser, positive
 
 import labs
 

@@ -8,9 +8,10 @@ does not ask is not in the number.
     python -m tools.ability results/logs/before results/logs/after
 """
 
+from support.errors import BadInput
+from support.flags import Parser
 from support.llm import digest
 from support.rundir import read_jsonl, write_json
-from support.settings import BadInput, Parser
 from support.stats import paired
 
 import re

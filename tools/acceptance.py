@@ -14,7 +14,8 @@ The recorded share is no property of the user alone: it is the policy's too. And
 here does not say how a dialogue with them would have gone: nobody answers.
 """
 
-from support.settings import BadInput, SimulatorFailed, positive
+from support.errors import BadInput, SimulatorFailed
+from support.flags import positive
 from support.strategies import GROUPS
 
 import asyncio

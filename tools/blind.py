@@ -14,8 +14,9 @@ Wins are of dialogues with a simulated user. They do not say how a rater would h
 place.
 """
 
+from support.errors import BadInput
+from support.flags import natural, positive
 from support.rundir import read_json, write_json
-from support.settings import BadInput, natural, positive
 from support.stats import holm, interval, krippendorff, sign_flips
 
 import csv

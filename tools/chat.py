@@ -6,9 +6,10 @@ measurement: whether a policy is good is told by evaluate.py, over many users.
     python -m tools.chat runs/NAME --show --html results/dialogue.html
 """
 
+from support.errors import BadInput
+from support.flags import Parser
 from support.page import write_report
 from support.results import intention_of
-from support.settings import BadInput, Parser
 
 import asyncio
 import secrets

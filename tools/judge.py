@@ -12,20 +12,14 @@ of its scores; tables; flags and files that the tools share.
 
 from support import stats
 from support.answers import Unreadable, find_sections, marked_sections, peel, whole_number
+from support.errors import BadInput, SimulatorFailed
+from support.flags import Parser, natural, not_negative, positive
 from support.llm import CallLog, digest
 from support.page import write_report
 from support.report import radar_of
 from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files, read_json, refuse_overwriting, write_json
-from support.settings import (
-    BadInput,
-    Parser,
-    SimulatorFailed,
-    natural,
-    not_negative,
-    positive,
-    split_name,
-)
+from support.settings import split_name
 
 import argparse
 import asyncio

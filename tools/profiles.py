@@ -16,18 +16,11 @@ with the complaint. What is drawn hangs on the seed alone and every answer is lo
 """
 
 from support.answers import Unreadable, unmarked_sections
+from support.errors import BadInput, SimulatorFailed
+from support.flags import Parser, fraction, natural, not_negative, positive
 from support.llm import CallLog
 from support.results import intention_of
 from support.rundir import write_file
-from support.settings import (
-    BadInput,
-    Parser,
-    SimulatorFailed,
-    fraction,
-    natural,
-    not_negative,
-    positive,
-)
 from support.signs import words_of
 
 import asyncio

@@ -10,9 +10,10 @@ rewards' variance that the dialogues explain; it depends on how different the di
     python -m tools.replay results/after.jsonl --times 5 --simulator openai:MODEL@URL
 """
 
+from support.errors import BadInput
+from support.flags import Parser, not_negative, positive
 from support.results import recorded_dialogues
 from support.rundir import profile_files, read_json, read_jsonl, refuse_overwriting, write_json
-from support.settings import BadInput, Parser, not_negative, positive
 from support.stats import reliability
 
 import asyncio

@@ -4,9 +4,10 @@ run wrote down: nothing is measured again, and no model is needed.
     python -m tools.report runs/NAME
 """
 
+from support.errors import BadInput
+from support.flags import Parser
 from support.report import draw_run
 from support.rundir import newest_state, read_json
-from support.settings import BadInput, Parser
 
 import sys
 from pathlib import Path

@@ -11,7 +11,8 @@ It does not say what another seed of training would give.
 """
 
 from support import stats
-from support.settings import BadInput, natural, positive
+from support.errors import BadInput
+from support.flags import natural, positive
 
 import asyncio
 import sys

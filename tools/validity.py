@@ -17,7 +17,7 @@ not say that it reverses the negative ones; "overall, unreversed" is without.
 
 from support import stats
 from support.answers import unmarked_sections
-from support.settings import BadInput
+from support.errors import BadInput
 
 import asyncio
 import contextlib

@@ -120,7 +120,7 @@ def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_pat
 
 def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):
     """What vLLM says of it, in our words; its other complaints stay as they are."""
-    from support.settings import BadInput
+    from support.errors import BadInput
 
     from types import SimpleNamespace
 

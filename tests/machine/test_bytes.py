@@ -2,11 +2,12 @@
 that loses all text, a file that does not say who played the user. Each ended a run with a
 traceback, or worse, did not end it."""
 
+from support.errors import BadInput, BadModel, CannotWrite
 from support.llm import ServerModel
 from support.loading import load_model
 from support.results import comparison_key, read_results
 from support.rundir import RunDir, read_jsonl, whole_letters
-from support.settings import BadInput, BadModel, CannotWrite, resolve_settings
+from support.settings import resolve_settings
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """evaluate.py: the Sentient Benchmark, whose results are files in SAGE's format."""
 
-from support.settings import BadInput
+from support.errors import BadInput
 
 import json
 import shutil

@@ -1,6 +1,6 @@
 """What stops a run: the self-checks, and a simulator that fails in one dialogue or in all."""
 
-from support.settings import SelfCheckFailed
+from support.errors import SelfCheckFailed
 
 import json
 import re

@@ -1,8 +1,8 @@
 """Numbers that are what they say: whose score it is, of how many, with which settings; and files
 that nobody overwrites."""
 
+from support.errors import BadInput
 from support.rundir import append_line
-from support.settings import BadInput
 from support.signs import cut_replies, hacking_warnings
 
 import asyncio

@@ -1,8 +1,9 @@
 """plan.py: what it calls exact is exact, and it needs nothing but a config."""
 
 from support import plan
+from support.errors import BadInput
 from support.loading import load_model
-from support.settings import BadInput, make_parser, resolve_settings
+from support.settings import make_parser, resolve_settings
 
 from pathlib import Path
 

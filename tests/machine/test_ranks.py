@@ -440,7 +440,7 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(
 
 
 def failing(tiny_dir, out):
-    from support.settings import SelfCheckFailed
+    from support.errors import SelfCheckFailed
 
     import rlver
 

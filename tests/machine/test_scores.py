@@ -1,7 +1,7 @@
 """evaluate.py: scores of result files, ours and SAGE's, and comparisons of them."""
 
+from support.errors import BadInput
 from support.results import intention_of, read_results
-from support.settings import BadInput
 
 import json
 import random

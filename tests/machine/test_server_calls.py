@@ -2,8 +2,8 @@
 server on loopback (server.py) has every fault that three days of dialogues will meet."""
 
 from support.answers import mark_in
+from support.errors import SimulatorFailed, SimulatorRefused, UnreadableAnswers
 from support.llm import CallLog
-from support.settings import SimulatorFailed, SimulatorRefused, UnreadableAnswers
 
 import asyncio
 import gzip

@@ -4,12 +4,9 @@ taken from it.
 Nothing here measures time but for one Retry-After, which is a promise about time."""
 
 from support import llm
+from support.errors import SimulatorFailed
 from support.llm import CallLog, RetryableError, seconds_to_wait
-from support.settings import (
-    GROUP_TIMEOUT,
-    SimulatorFailed,
-    make_parser,
-)
+from support.settings import GROUP_TIMEOUT, make_parser
 
 import asyncio
 import time

@@ -1,8 +1,9 @@
 """Whole runs with a simulated user over a model server, or with a local model: the address, a
 server that goes away, the key, and what is said of a run that stopped."""
 
+from support.errors import BadInput
 from support.rundir import open_run
-from support.settings import BadInput, make_parser, split_name
+from support.settings import make_parser, split_name
 
 import asyncio
 import itertools

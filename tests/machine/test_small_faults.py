@@ -3,8 +3,10 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 import support
 from support import report
+from support.errors import BadInput, BadModel
+from support.flags import Parser
 from support.loading import load_model
-from support.settings import BadInput, BadModel, Parser, resolve_settings, resumed_settings
+from support.settings import resolve_settings, resumed_settings
 
 import ast
 import asyncio

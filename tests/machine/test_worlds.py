@@ -1,7 +1,7 @@
 """Worlds: people who chat, and have no hidden need."""
 
+from support.errors import BadInput
 from support.results import intention_of, read_results
-from support.settings import BadInput
 
 import asyncio
 import hashlib

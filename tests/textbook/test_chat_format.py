@@ -3,7 +3,7 @@ templates of real families are in test_templates.py.
 """
 
 from support.chat_format import ChatFormat
-from support.settings import BadModel
+from support.errors import BadModel
 
 import copy
 

@@ -2,7 +2,7 @@
 are real ones over a small model of our own, so that every call can be counted; agents say by heart
 what the test wants said."""
 
-from support.settings import SimulatorFailed
+from support.errors import SimulatorFailed
 
 import asyncio
 import json

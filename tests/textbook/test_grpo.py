@@ -1,7 +1,7 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
 
-from support.settings import SelfCheckFailed
+from support.errors import SelfCheckFailed
 
 import itertools
 import math

@@ -2,9 +2,9 @@
 here is refused in one line.
 """
 
+from support.errors import BadModel
 from support.loading import load_model
 from support.ranks import make_masters
-from support.settings import BadModel
 
 import shutil
 

@@ -2,8 +2,8 @@
 the merged model that everybody else sees. The yardstick is the plain model with W + (alpha / r) B A
 in the place of W."""
 
+from support.errors import BadInput
 from support.ranks import iter_full_weights
-from support.settings import BadInput
 
 import copy
 

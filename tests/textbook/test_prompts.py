@@ -7,7 +7,7 @@ from support.answers import (
     mark_in,
     marked_sections,
 )
-from support.settings import BadInput
+from support.errors import BadInput
 
 import asyncio
 import json

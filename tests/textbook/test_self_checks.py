@@ -2,7 +2,7 @@
 gradient that is not finite.
 """
 
-from support.settings import SelfCheckFailed
+from support.errors import SelfCheckFailed
 
 import pytest
 import torch

@@ -8,14 +8,14 @@ from support import llm
 from support.answers import (
     mark_in,
 )
-from support.llm import CallLog, Clock, PromptRefused, RetryableError
-from support.settings import (
+from support.errors import (
     BadInput,
     SimulatorFailed,
     SimulatorRefused,
     TooManyLost,
     UnreadableAnswers,
 )
+from support.llm import CallLog, Clock, PromptRefused, RetryableError
 
 import asyncio
 import json

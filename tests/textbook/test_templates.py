@@ -7,8 +7,8 @@ scaffold learns, and is wrong wherever its own template is used.
 """
 
 from support.chat_format import ChatFormat
+from support.errors import BadModel
 from support.loading import load_model, stop_ids
-from support.settings import BadModel
 
 import asyncio
 import json

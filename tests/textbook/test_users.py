@@ -3,7 +3,7 @@
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
-from support.settings import BadInput
+from support.errors import BadInput
 
 import json
 
