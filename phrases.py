@@ -1,0 +1,448 @@
+"""phrases.py - a user who understands plain English, by rule: `--simulator phrases`.
+
+This is a bag of phrases and no judge of comfort. The user looks for phrasings on a list, for the
+words of its own story, and for a few faults; it understands nothing. What it rewards is the *form*
+of comfort, and a policy that is trained on it long enough finds replies that have the form alone
+(docs/small.md shows some). What it is for: a real language model can be trained, on a laptop,
+against a user who hears any English sentence, and not only the toy's.
+
+The people are the toy's (toy.py): their stories, hidden needs and lines. The answers have the
+sections and marks of every other user's model, so parser, clamp and log do the same work. For each
+of the eight needs prompts/phrases.txt has a list of phrasings. A reply gains by a phrasing of the
+need that this user has, in a sentence that is about this user, and by naming the person or the
+feeling of the story. It loses by
+
+    a phrasing of other needs alone, or nothing that is on any list
+    phrasings of three needs or more: a heap is no answer
+    dismissal and false cheer
+    four words in a row that this user was told before
+    another person than the one of the story
+    a sentence that is cut off, or great length
+    too few English words
+
+Ask it yourself:  python phrases.py "I am so sorry. That must hurt, what your sister did."
+"""
+
+from support.answers import mark_in
+from support.errors import BadInput
+from support.flags import Parser
+from support.toy_words import NEEDS, PERSON_WORDS
+
+import json
+import random
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import toy
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+# What each thing that is heard adds to the change of emotion, which is clamped to +-10 at the end.
+POINTS = {
+    "need": 7,  # a phrasing of the user's own need
+    "second": 2,  # of the need that helps a little (toy.SECONDARY), if its own was not heard
+    "empty": 1,  # of its own need, in a sentence with nothing about this user
+    "others": -3,  # of other needs alone
+    "nothing": -4,  # nothing that is on a list
+    "person": 2,
+    "feeling": 1,
+    "stranger": -6,  # another person than the one of the story
+    "heap": -5,
+    "dismissal": -6,
+    "false cheer": -4,
+    "repeated": -6,
+    "cut": -3,
+    "long": -1,  # for each ten words beyond LONG
+    "no English": -8,
+    "silence": -10,
+}
+HEAP = 3  # phrasings of so many needs are a heap
+RUN = 4  # so many words in a row, said before, are a repetition
+LONG = 45  # words
+ENGLISH = 0.6  # the share of a reply's words that must be known
+REBUKES = ("dismissal", "false cheer")  # the lists of phrases.txt that help nobody
+
+
+# ---------------------------------------------------------------------------------- words and lists
+
+
+def words_of(text):
+    """The words of a text in lower case; whatever else is no punctuation counts as a word too."""
+    text = text.lower().replace("’", "'")
+    return re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*|[^\s\w.,;:!?'\"“”()-]+|\d+", text)
+
+
+def joined(words):
+    """Words as one string in which a phrasing can be looked up: " so sorry to hear "."""
+    return f" {' '.join(words)} "
+
+
+@cache
+def phrasings():
+    """{need or rebuke: [phrasings]} of prompts/phrases.txt. Raises BadInput."""
+    path = PROMPTS / "phrases.txt"
+    lists = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            title = line.strip("[]")
+            if title not in NEEDS and title not in REBUKES:
+                raise BadInput(f"{path}, line {number}: no need is called {title!r}")
+            lists[title] = []
+        elif not lists:
+            raise BadInput(f"{path}, line {number}: a phrasing stands before the first [need]")
+        else:
+            lists[title].append(" ".join(words_of(line)))
+    missing = [title for title in [*NEEDS, *REBUKES] if not lists.get(title)]
+    if missing:
+        raise BadInput(f"{path}: nothing is listed under [{missing[0]}]")
+    return lists
+
+
+@cache
+def known_words():
+    """The words that count as English: a list of common ones, those of the phrasings, those that
+    the users themselves say."""
+    known = set((PROMPTS / "common_words.txt").read_text(encoding="utf-8").split())
+    for phrases in phrasings().values():
+        known.update(word for phrase in phrases for word in phrase.split())
+    for row in [*toy.profiles("train"), *toy.profiles("heldout"), *chatters()]:
+        known.update(words_of(row["scene"] + row["player"]))
+    return known
+
+
+ENDINGS = ("'s", "s", "es", "ed", "d", "ing", "ly", "er", "n't", "'re", "'ve", "'ll")
+
+
+def is_known(word):
+    """Is `word` English: on the list, or on it without its ending?"""
+    if word in known_words():
+        return True
+    stems = [word.removesuffix(ending) for ending in ENDINGS if word.endswith(ending)]
+    return any(stem in known_words() or f"{stem}e" in known_words() for stem in stems)
+
+
+def runs_of(text):
+    """All runs of RUN words of a text, as a list of tuples."""
+    words = words_of(text)
+    return [tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1)]
+
+
+# Words of a story that are in every second sentence anyway, so they are not about anybody.
+COMMON = set(words_of("""
+    about again around because been being cannot come could does doing done each else even ever
+    everyone feel from give have help here into just keep know like made make many maybe more most
+    much need never next nobody once only other over really should some something take tell than
+    that them then there they thing think this those time today told want was were what when which
+    while whole will with without would your
+"""))  # fmt: skip
+
+
+def words_about(scene):
+    """The words by which a sentence shows that it is about this user: those of its story."""
+    told = " ".join([scene.story, *scene.details, *scene.cues])
+    content = {word for word in words_of(told) if len(word) > 3 and word not in COMMON}
+    return content | {scene.person, scene.feeling}
+
+
+# ----------------------------------------------------------------------------------- what was heard
+
+
+@dataclass
+class Heard:
+    """What was heard in a reply: the points of each thing, and the words for the analysis."""
+
+    points: int = 0
+    notes: tuple = ()
+
+    def add(self, name, words="", times=1):
+        """Count `name`, a key of POINTS; `words`: what was heard."""
+        self.points += POINTS[name] * times
+        self.notes += (f"{name}: {words}" if words else name,)
+
+
+def lists_heard(text):
+    """{list: its first phrasing that is in the text}, of needs and of rebukes."""
+    heard = {}
+    line = joined(words_of(text))
+    for title, phrases in phrasings().items():
+        present = [phrase for phrase in phrases if joined([phrase]) in line]
+        if present:
+            heard[title] = max(present, key=len)
+    return heard
+
+
+def listen(reply, scene, earlier, challenging=False):
+    """What a user of the Scene `scene` hears in `reply`, after the friend's `earlier` replies."""
+    heard = Heard()
+    if not words_of(reply):
+        heard.add("silence")
+        return heard
+    if not is_english(reply):
+        heard.add("no English")
+        return heard
+    hear_needs(heard, reply, scene, challenging)
+    hear_names(heard, reply, scene)
+    hear_faults(heard, reply, earlier)
+    return heard
+
+
+def is_english(reply):
+    """Are at least ENGLISH of a reply's words known ones?"""
+    words = words_of(reply)
+    return sum(map(is_known, words)) >= ENGLISH * len(words)
+
+
+def hear_needs(heard, reply, scene, challenging):
+    """The phrasings of needs. Only those in a sentence about this user count in full: "You can." is
+    a phrasing of advice, and says nothing to anybody."""
+    about = words_about(scene)
+    phrase_of = {}  # need: its phrasing
+    is_about_user = set()  # the needs that were heard in a sentence about this user
+    for sentence in re.split(r"(?<=[.?!])\s+|\n+", reply.strip()):
+        for title, phrase in lists_heard(sentence).items():
+            if title in REBUKES:
+                continue
+            phrase_of.setdefault(title, phrase)
+            if about & set(words_of(sentence)):
+                is_about_user.add(title)
+    second = toy.SECONDARY[scene.need]
+    if scene.need in is_about_user:
+        heard.add("need", phrase_of[scene.need])
+    elif scene.need in phrase_of:
+        heard.add("empty", phrase_of[scene.need])
+    elif second in is_about_user and not challenging:
+        heard.add("second", phrase_of[second])
+    elif phrase_of:
+        heard.add("others", ", ".join(phrase_of.values()))
+    else:
+        heard.add("nothing")
+    if len(phrase_of) >= HEAP:
+        heard.add("heap", ", ".join(phrase_of))
+
+
+def hear_names(heard, reply, scene):
+    """The person and the feeling of the story by name; and other people than this one."""
+    words = set(words_of(reply))
+    if scene.person in words:
+        heard.add("person", scene.person)
+    if scene.feeling in words:
+        heard.add("feeling", scene.feeling)
+    # "friend" is no stranger: whoever comforts may well say it
+    strangers = (words & PERSON_WORDS) - {scene.person, "friend"}
+    if strangers:
+        heard.add("stranger", min(strangers))
+
+
+def hear_faults(heard, reply, earlier):
+    """What nobody likes to hear, whatever they need."""
+    for title, phrase in lists_heard(reply).items():
+        if title in REBUKES:
+            heard.add(title, phrase)
+    runs = runs_of(reply)
+    old_runs = {run for text in earlier for run in runs_of(text)}
+    repeated = [run for run in runs if run in old_runs or runs.count(run) > 1]
+    if repeated:
+        heard.add("repeated", " ".join(repeated[0]))
+    if not re.search(r"[.!?…][\"'”’)]*$", reply.strip()):
+        heard.add("cut")
+    tens = (len(words_of(reply)) - LONG) // 10
+    if tens > 0:
+        heard.add("long", f"{len(words_of(reply))} words", tens)
+
+
+# --------------------------------------------------------------------------------- people who chat
+
+# What forty people love, each with words that show that it is spoken of.
+INTERESTS = {
+    "football": "goal team match player game",
+    "cooking": "recipe kitchen dish food meal bake",
+    "painting": "paint brush canvas picture colors",
+    "hiking": "trail mountain walk path boots",
+    "chess": "opening board move endgame queen",
+    "gardening": "garden plants seeds roses soil",
+    "fishing": "river fish lake catch boat",
+    "films": "film movie cinema director scene",
+    "poetry": "poem verse poet lines rhyme",
+    "dancing": "dance steps music partner floor",
+    "sailing": "sail wind boat harbor sea",
+    "photography": "photo camera light lens picture",
+    "cycling": "bike ride road wheels tour",
+    "baking": "bread cake oven flour dough",
+    "knitting": "wool needles pattern scarf sweater",
+    "astronomy": "stars telescope planet moon sky",
+    "running": "run race marathon miles shoes",
+    "history": "century museum war king ancient",
+    "trains": "train station railway engine track",
+    "birds": "bird nest feathers song wings",
+}
+CHAT_TASKS = {
+    "target": "You want to be asked about what you love.",
+    "no-target": "You want to hear what others enjoy in what you love.",
+}
+CHAT_LINES = {
+    "target": [
+        "I want to tell you about {}.",
+        "My week was all {}.",
+        "I could talk about {} for hours.",
+        "There is news in {}.",
+    ],
+    "no-target": [
+        "I have a free evening for {}.",
+        "You choose, maybe {}.",
+        "I like to hear of {}.",
+        "Nothing new on my side.",
+    ],
+}
+# What a reply to somebody who chats adds; its faults are those of POINTS.
+CHAT_POINTS = {"interest": 4, "asked": 4, "told": 4, "off topic": -3, "bored": -6, "comforted": -5}
+
+
+def chatters():
+    """Forty people of everyday talk as rows of a file of profiles: each of INTERESTS twice, once
+    for each purpose."""
+    rng = random.Random("chatters")
+    rows = []
+    for i, (interest, target) in enumerate((i, t) for i in INTERESTS for t in CHAT_TASKS):
+        person = toy.profiles("heldout", 1, seed=f"chat {i}")[0]
+        dull = rng.choice([other for other in INTERESTS if other != interest])
+        lines = [line.format(interest) for line in rng.sample(CHAT_LINES[target], 4)]
+        scene = ["## What interests me", f"- {interest}", "", "## What bores me", f"- {dull}", ""]
+        scene += ["## What I say", *[f"- {line}" for line in lines], ""]
+        rows.append(
+            {
+                **person,
+                "id": f"phrases-chat-{i:02d}",
+                "scene": "\n".join(scene),
+                "task": CHAT_TASKS[target],
+                "target": target,
+            }
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is read of the profile of somebody who chats."""
+
+    interest: str
+    dull: str
+    lines: list
+    wants_questions: bool
+
+
+def read_chat(scene, task):
+    """Read a profile's background and hidden theme as a Chat; None if it is no such profile."""
+    interests = toy.listed_under("What interests me", scene)
+    dull = toy.listed_under("What bores me", scene)
+    lines = toy.listed_under("What I say", scene)
+    is_whole = interests and dull and lines and task in CHAT_TASKS.values()
+    if not is_whole or interests[0] not in INTERESTS or dull[0] not in INTERESTS:
+        return None
+    return Chat(interests[0], dull[0], lines, task == CHAT_TASKS["target"])
+
+
+def listen_chatting(reply, chat, earlier):
+    """What somebody who chats hears in `reply`: is it about what interests, and does it ask, or
+    tell, as this person wants it?"""
+    heard = Heard()
+
+    def add(name, words=""):
+        heard.points += CHAT_POINTS[name]
+        heard.notes += (f"{name}: {words}" if words else name,)
+
+    words = set(words_of(reply))
+    if not words or not is_english(reply):
+        heard.add("no English" if words else "silence")
+        return heard
+    about = words & {chat.interest, *INTERESTS[chat.interest].split()}
+    if about:
+        add("interest", min(about))
+        if chat.wants_questions and "?" in reply:
+            add("asked")
+        if not chat.wants_questions and words & {"i", "i'm", "i've", "my", "me"}:
+            add("told")
+    else:
+        add("off topic")
+    if chat.dull in words:
+        add("bored", chat.dull)
+    comforting = {"empathise", "side"} & set(lists_heard(reply))
+    if comforting:  # nothing is wrong with somebody who chats
+        add("comforted", lists_heard(reply)[min(comforting)])
+    hear_faults(heard, reply, earlier)
+    return heard
+
+
+# ---------------------------------------------------------------------------------------- the model
+
+
+class PhrasesModel:
+    """Stands where an LLM would behind the simulated user, as toy.ScriptedModel does, and answers
+    in the same sections: it hears any English, by the rules above."""
+
+    is_scripted = True
+
+    def __init__(self, difficulty="vanilla"):
+        self.challenging = difficulty == "challenging"
+        self.toy = toy.ScriptedModel(difficulty)
+
+    async def __call__(self, prompt):
+        tags, mark = toy.tags_of(prompt), mark_in(prompt)
+        dialogue = json.loads(tags["dialogue"])
+        chat = read_chat(tags["background"], tags["hidden_theme"])
+        if "emotion_level" in tags:
+            if chat:
+                return self.answer_chatting(chat, dialogue, tags["emotion_level"], mark)
+            return await self.toy(prompt)  # the toy's people say the toy's lines
+        *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
+        if chat:
+            return self.analysis(listen_chatting(reply, chat, earlier), mark)
+        scene = toy.read_scene(tags["background"], tags["hidden_theme"])
+        return self.analysis(listen(reply, scene, earlier, self.challenging), mark)
+
+    def answer_chatting(self, chat, dialogue, level, mark):
+        """The hop f_reply of somebody who chats."""
+        said = sum(message["speaker"] == "me" for message in dialogue)
+        line = f"{toy.OPENINGS[level]} " if said and level in toy.OPENINGS else ""
+        line += chat.lines[said % len(chat.lines)]
+        if level == "Emotion-F":
+            line = "I am off. Goodbye."
+        return (
+            f"Thinking {mark}: my state is {level}.\nOrigin {mark}: {line}\n"
+            f"Change {mark}: nothing to change.\nResponse {mark}: {line}\nEnd {mark}"
+        )
+
+    def analysis(self, heard, mark):
+        """The answer of the hop f_emo: names all that was heard."""
+        change = max(-10, min(10, heard.points))
+        target = "Reason" if self.challenging else "TargetCompletion"
+        effect = "lifted" if change > 0 else "let down"
+        return (
+            f"Content {mark}: my friend replied.\n"
+            f"{target} {mark}: {'yes' if change >= 7 else 'not yet'}.\n"
+            f"Activity {mark}: I heard {'; '.join(heard.notes)}.\n"
+            f"Analyse {mark}: I am {effect} by this.\n"
+            f"Change {mark}: {change:+d}\n"
+            f"End {mark}"
+        )
+
+
+def main():
+    parser = Parser(description="Says what eight users of --simulator phrases hear in a reply.")
+    parser.add_argument("reply", help='what is said, as "I am so sorry. That must hurt."')
+    reply = parser.parse_args().reply
+    for row in toy.profiles("heldout", 8):
+        scene = toy.read_scene(row["scene"], row["task"])
+        heard = listen(reply, scene, [])
+        print(f"{scene.need:<9} {scene.story} {scene.cues[0]}")
+        print(f"{'':9} {max(-10, min(10, heard.points)):+d}  {'; '.join(heard.notes)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
