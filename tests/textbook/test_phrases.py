@@ -1,0 +1,256 @@
+"""phrases.py: a user who hears plain English, by rule. A rule, a test; and that no reply wins alone.
+
+By hand: "My landlord missed my graduation. I feel nervous.", a user who wants empathy, is told
+
+    I am so sorry. It must hurt that your landlord was not there.
+
+"i am so sorry" and "it must hurt" are phrasings of empathy; the second stands in a sentence about
+this user: +7. The landlord is named: +2. That is 9, and nothing else is heard.
+"""
+
+from support.errors import BadInput
+from support.toy_words import NEEDS
+
+import asyncio
+import json
+
+import pytest
+
+import phrases
+import simulator
+import toy
+
+STORY = "My landlord missed my graduation. I feel nervous."
+SORRY = "I am so sorry. It must hurt that your landlord was not there."
+
+
+def scene(need="empathise"):
+    return toy.Scene(
+        STORY,
+        "landlord",
+        "nervous",
+        ["I left without a word."],
+        NEEDS[need].cues["heldout"],
+        need,
+    )
+
+
+def points(reply, need="empathise", earlier=(), challenging=False):
+    return phrases.listen(reply, scene(need), list(earlier), challenging).points
+
+
+def notes(reply, need="empathise", earlier=()):
+    heard = phrases.listen(reply, scene(need), list(earlier))
+    return [note.split(":")[0] for note in heard.notes]
+
+
+def test_the_example_by_hand():
+    assert points(SORRY) == phrases.POINTS["need"] + phrases.POINTS["person"] == 9
+    assert notes(SORRY) == ["need", "person"]
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_every_phrasing_of_a_need_is_heard_by_who_has_it(need):
+    """In a sentence about this user; somebody with another need is not helped by it alone."""
+    for phrase in phrases.phrasings()[need]:
+        heard = phrases.lists_heard(f"So {phrase} graduation.")
+        assert need in heard, phrase
+        assert "need" in notes(f"So {phrase} graduation.", need), phrase
+
+
+def test_a_phrasing_with_nothing_about_this_user_is_next_to_nothing():
+    assert notes("I understand that.") == ["empty"]
+    assert points("I understand that.") < points("I understand that you feel nervous.") / 3
+
+
+def test_other_needs_help_little_or_harm():
+    advice = "You could try to ask about your graduation."
+    assert notes(advice, "advise") == ["need"]
+    assert notes(advice, "side") == ["second"]  # toy.SECONDARY: advice helps those a little
+    assert notes(advice, "praise") == ["others"]
+    assert points(advice, "side", challenging=True) == phrases.POINTS["others"]
+
+
+def test_naming_helps_and_naming_somebody_else_harms():
+    plain = "It must hurt after that graduation."
+    assert points("It must hurt, you are nervous after that graduation.") == points(plain) + 1
+    assert points("It must hurt after that graduation, my landlord says.") == points(plain) + 2
+    assert points("It must hurt after that graduation, my uncle says.") == points(plain) - 6
+    assert "stranger" not in notes("It must hurt to lose a friend after that graduation.")
+
+
+def test_a_heap_is_no_answer():
+    heap = (
+        "I am so sorry about your graduation. You could try to write a letter about it. "
+        "It was not your fault, and you did your best, nervous or not."
+    )
+    assert "heap" in notes(heap)
+    assert points(heap) < points("I am so sorry about your graduation.")
+
+
+@pytest.mark.parametrize("rebuke", phrases.REBUKES)
+def test_dismissal_and_false_cheer(rebuke):
+    for phrase in phrases.phrasings()[rebuke]:
+        reply = f"{SORRY} But {phrase}."
+        assert rebuke in notes(reply), phrase
+        assert points(reply) < points(SORRY), phrase
+
+
+def test_four_words_said_before_are_a_repetition():
+    """To this user; and within the reply itself."""
+    assert "repeated" in notes(SORRY, earlier=["Well, I am so sorry."])
+    assert "repeated" not in notes(SORRY, earlier=["Well, I am sorry."])
+    assert "repeated" in notes("It must hurt that your landlord left. It must hurt that.")
+    assert points(SORRY, earlier=[SORRY]) == points(SORRY) + phrases.POINTS["repeated"]
+
+
+def test_a_sentence_that_is_cut_off():
+    assert "cut" in notes("I am so sorry. It must hurt that your")
+    assert "cut" not in notes('I am so sorry, "landlord or not!"')
+
+
+def test_length_costs_beyond_forty_five_words():
+    words = ("then there was this and now here we are with all of it " * 9).split()
+    long = [
+        " ".join(f"{w}{'' if i % 7 else ','}" for i, w in enumerate(words[:n])) for n in (45, 75)
+    ]
+    assert not any(note == "long" for note in notes(long[0]))
+    assert "long" in notes(long[1])
+    assert phrases.listen(long[1], scene(), []).notes[-1] == "long: 75 words"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Zxqv blorp wug flarn.",
+        "Lohrah. Dat emodina pasar semantikas no pasar katana?",
+        "$$$ ### @@@ ^^^ hello",
+        "你好 朋友 我 很 抱歉",
+    ],
+)
+def test_what_is_no_english_is_heard_as_nothing_else(reply):
+    assert notes(reply) == ["no English"]
+
+
+@pytest.mark.parametrize("reply", ["", "  ", "...!"])
+def test_silence(reply):
+    assert notes(reply) == ["silence"]
+
+
+def test_its_own_people_speak_english():
+    """All that the users say, all phrasings, and the toy's replies are known words."""
+    for row in [*toy.profiles("train", 64), *toy.profiles("heldout"), *phrases.chatters()]:
+        assert phrases.is_english(row["scene"])
+    assert phrases.is_english("I can't believe she's been lying, that's awfully sad!")
+
+
+# ------------------------------------------------------------------------------- nobody wins by rote
+
+
+def final(replies, row, lines=()):
+    """The final emotion of a user who is told `replies`, through prompts, marks and parser."""
+    model = simulator.Simulator(phrases.PhrasesModel())
+    user = simulator.User(model, simulator.Profile(**row))
+
+    async def talk():
+        await user.open()
+        for reply in replies:
+            await user.feel(reply)
+            if user.emotion in (0, 100):
+                break
+            await user.answer()
+
+    asyncio.run(talk())
+    return user.emotion
+
+
+def test_no_fixed_reply_wins():
+    """Any one phrasing, or one of each need in a heap, said to everybody in every turn, leaves the
+    64 users sadder than they came."""
+    users = toy.profiles("heldout", 64)
+    lists = phrases.phrasings()
+    heap = " ".join(f"{lists[need][0].capitalize()} this." for need in NEEDS)
+    fixed = [heap, *[f"So {lists[need][1]} you feel." for need in NEEDS], SORRY]
+    for reply in fixed:
+        finals = [final([reply] * 4, row) for row in users]
+        assert sum(finals) / len(finals) < 30, reply
+
+
+def test_the_right_reply_wins():
+    """Four different phrasings of the need, each about this user, lift everybody."""
+    for row in toy.profiles("heldout", 8):
+        read = toy.read_scene(row["scene"], row["task"])
+        replies = [
+            f"So {phrase}, {read.person} and all."
+            for phrase in phrases.phrasings()[read.need][::6][:4]
+        ]
+        assert final(replies, row) >= 50, (read.need, replies)
+
+
+def test_the_analysis_names_what_was_heard():
+    model = phrases.PhrasesModel()
+    user = simulator.User(
+        simulator.Simulator(model), simulator.Profile(**toy.profiles("heldout", 1)[0])
+    )
+
+    async def talk():
+        await user.open()
+        return await user.feel("Cheer up, it will be fine.")
+
+    analysis, change, mark = asyncio.run(talk())
+    assert "false cheer: " in analysis and change < 0 and mark in analysis
+
+
+# --------------------------------------------------------------------------------- people who chat
+
+
+def test_forty_people_chat():
+    rows = phrases.chatters()
+    assert len(rows) == 40 == len({row["id"] for row in rows})
+    assert len({(row["scene"], row["task"]) for row in rows}) == 40
+    assert [row["target"] for row in rows].count("target") == 20
+
+
+def test_somebody_who_chats_wants_the_interest_and_not_comfort():
+    chat = phrases.Chat("chess", "poetry", ["I want to tell you about chess."], True)
+
+    def change(reply, chat=chat):
+        return phrases.listen_chatting(reply, chat, []).points
+
+    assert change("What is your favorite chess opening?") == 8
+    assert change("Chess is a good game.") == 4
+    assert change("I am so sorry to hear that. That must be hard.") < 0
+    assert change("I love poetry, and chess.") < change("I love chess.")
+    teller = phrases.Chat("chess", "poetry", ["Nothing new on my side."], False)
+    assert change("I played chess with my uncle.", teller) == 8
+    assert change("Do they play chess?", teller) == 4
+
+
+# ---------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("[anger]\nyou idiot\n", "line 1: no need is called 'anger'"),
+        ("so sorry\n", "line 1: a phrasing stands before"),
+        ("[listen]\ngo on\n", "nothing is listed under [analyse]"),
+    ],
+)
+def test_a_broken_list_is_one_line(tmp_path, monkeypatch, text, complaint):
+    (tmp_path / "phrases.txt").write_text(text)
+    monkeypatch.setattr(phrases, "PROMPTS", tmp_path)
+    with pytest.raises(BadInput) as error:
+        phrases.phrasings.__wrapped__()
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_people_of_other_files_are_refused():
+    prompt = json.dumps([])
+    with pytest.raises(toy.NotOfThisWorld):
+        asyncio.run(
+            phrases.PhrasesModel()(
+                "mark abcd\n<background>\nx\n</background>\n<hidden_theme>\ny\n</hidden_theme>\n"
+                f"<dialogue>\n{prompt}\n</dialogue>\n<emotion_level>Emotion-C</emotion_level>"
+            )
+        )
