@@ -25,13 +25,13 @@ from support.llm import (
     LocalModel,
     PromptRefused,
     RetryableError,
-    ServerModel,
     ask_with_retries,
     digest,
 )
+from support.server import ServerModel
 from support.settings import split_name
 from support.toy_words import NEEDS
-from support.users import INITIAL_EMOTION, check_profile, emotion_level, read_profiles
+from support.users import INITIAL_EMOTION, emotion_level, profile_of_row, read_profiles
 
 import asyncio
 import copy
@@ -327,7 +327,7 @@ class Simulator:
         """The answer to a prompt with four times the room, once, where `text` was cut before its
         end; `text` itself where that call fails."""
         try:
-            return await self.model(prompt, room=4)
+            return await self.model(prompt, length_factor=4)
         except RetryableError:
             return text
 
@@ -560,7 +560,7 @@ def load_profiles(path, flag="--profiles"):
 
 def parse_profile(row, where):
     """A line's object as a Profile. `where` names the line in a complaint."""
-    return check_profile(row, where, Profile, known_values())
+    return profile_of_row(row, where, Profile, known_values())
 
 
 def known_values():
