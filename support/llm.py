@@ -45,8 +45,8 @@ class PromptRefused(SimulatorRefused):
 
 
 class Answer(str):
-    """The text of a model's answer, a str with two more attributes. (Models of tests and of the
-    toy's world may answer with a plain str.)"""
+    """The text of a model's answer, a str with two more attributes. (The toy's scripted models
+    answer with a plain str.)"""
 
     tokens = None  # {"prompt": number, "completion": number}, or None if they are not known
     cut = False  # did the answer stop at the limit of tokens?
@@ -102,9 +102,10 @@ async def ask_with_retries(what, call, parse, retries, first_wait=0.4, retries_u
     retries_unreadable: how many of these may follow an unreadable answer (default: all).
 
     After a failed call we wait, longer each time, and never shorter than the server asked for.
-    After an unreadable answer we do not wait, because the server works. If all attempts failed,
-    UnreadableAnswers is raised if the last answer could not be parsed, and SimulatorFailed if the
-    last call failed."""
+    After an unreadable answer we do not wait, because the server works.
+
+    Raises SimulatorFailed if the last attempt's call failed, and UnreadableAnswers if its answer
+    could not be parsed. What else `call` raises, such as PromptRefused, is not caught here."""
     errors = []
     failure = None  # the exception to raise if this attempt was the last
     wait = 0.0
