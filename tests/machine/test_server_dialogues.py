@@ -5,7 +5,8 @@ Nothing here measures time but for one Retry-After, which is a promise about tim
 
 from support import llm
 from support.errors import SimulatorFailed
-from support.llm import CallLog, RetryableError, seconds_to_wait
+from support.llm import CallLog, RetryableError
+from support.server import seconds_to_wait
 from support.settings import GROUP_TIMEOUT, make_parser
 
 import asyncio
