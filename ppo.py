@@ -21,7 +21,7 @@ The metrics of an update. "Mean" is over the policy's tokens of all mini-batches
     explained_variance  1 - Var(return - V) / Var(return): 1 for a perfect critic, 0 for one that
                         knows nothing
     logp_gap            mean |log pi_engine - log pi_old|
-    logp_gap_max        its maximum, on this rank
+    logp_gap_max        its maximum, on this rank alone
 """
 
 from support.errors import SelfCheckFailed
@@ -145,8 +145,8 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
 
 
 def value_loss(values, old_values, returns, mask, value_clip):
-    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens. c
-    = 0 or None: not clipped."""
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens.
+    value_clip: c; at 0 or None V is not clipped."""
     loss = (values - returns) ** 2
     if value_clip:
         near = old_values + (values - old_values).clamp(-value_clip, value_clip)
@@ -560,5 +560,6 @@ if __name__ == "__main__":
     mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])
     print("Tokens: 2 of the policy, 2 of the user, 1 of the policy; reward 1 at the end; V = 0.5.")
     for lam in (1.0, 0.5):
-        result = gae(place_rewards(reward, turn), 0.5 * mask, mask, gamma=1.0, lam=lam)
-        print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")
+        rewards = place_rewards(reward, turn)
+        advantages, returns = gae(rewards, 0.5 * mask, mask, gamma=1.0, lam=lam)
+        print(f"lambda {lam}:  advantages {advantages[0].tolist()}  returns {returns[0].tolist()}")
