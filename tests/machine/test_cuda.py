@@ -89,7 +89,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
             module = cast(Critic(model, share=True), place)
             torch.nn.init.ones_(module.head.weight)
         else:
-            module = Policy(model, logits=2**12)
+            module = Policy(model, max_logits=2**12)
         out = module(pack(make_episodes()).to(place))
         out = torch.stack(out) if kind == "policy" else out
         assert out.dtype == torch.float32
