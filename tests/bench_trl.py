@@ -111,10 +111,10 @@ def train_with_trl(trainer, steps, end_cycle):
         """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
         completion all that follows, env_mask says which of its tokens the policy sampled."""
         began, step = time.perf_counter(), trl_trainer.state.global_step // cfg.minibatches + 1
-        people = profiles_of_step(trainer.people, users, cfg.seed, step)
+        profiles = profiles_of_step(trainer.people, users, cfg.seed, step)
         m.engine = sampler
-        groups = dict(enumerate(people))
-        episodes, _ = trainer.hold_dialogues(groups, cfg.group_size, "training", step)
+        people = dict(enumerate(profiles))
+        episodes, _ = trainer.hold_dialogues(people, cfg.group_size, "training", step)
         m.engine = torch_engine
         clock.sampling = time.perf_counter() - began
         rest = [e.segments[1:] for e in episodes]
