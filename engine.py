@@ -230,7 +230,8 @@ class TorchEngine:
     @torch.inference_mode()
     def forward(self, slots, chunks):
         """Append `chunks`, a list of ids for each of `slots`, to the cache; draw the next token of
-        each slot whose chunk is not empty. slots: a list, or a range from 0.
+        each slot whose chunk is not empty. slots: a list, or a range from 0. A token that is drawn
+        here is the slot's chunk in the next pass.
 
             from     slots       chunks               draws
             admit    [0, 2]      [[5, 6, 7], [8]]     what follows 7 in slot 0, 8 in slot 2
@@ -292,7 +293,7 @@ class TorchEngine:
             device=log_probs.device,
         )  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
-        return tokens.clamp(max=cdf.shape[-1] - 1)
+        return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
 
     def append_token(self, slot, token, log_prob):
         """Add a token to the reply of a slot, which ends with the stop token or at its limit."""

@@ -149,14 +149,15 @@ async def rollout(
             *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
         )
 
-    groups = [run_group(number, profile) for number, profile in people.items()]
-    return by_outcome(await asyncio.gather(*groups))
+    results = await asyncio.gather(*[run_group(n, profile) for n, profile in people.items()])
+    return by_outcome(results)
 
 
-def by_outcome(groups):
-    """(episodes, lost) of a rollout's `groups`, lists of what `run_dialogue` returned."""
+def by_outcome(results):
+    """(episodes, lost) of a rollout. results: for each group, a list of what `run_dialogue`
+    returned, each an Episode or a row."""
     episodes, lost = [], []
-    for dialogues in groups:
+    for dialogues in results:
         for dialogue in dialogues:
             if isinstance(dialogue, Episode):
                 episodes.append(dialogue)
@@ -198,6 +199,7 @@ class Trainer:
             self.tell(report.dialogue_text("before training", episodes[0]))
         elif self.evaluation_was_missed():
             self.evaluate(state["step"])
+
         bar = tqdm(
             range(state["step"] + 1, cfg.steps + 1),
             initial=state["step"],
@@ -208,13 +210,15 @@ class Trainer:
         )
         for step in bar:
             metrics = self.train_step(step)
-            ranks.raise_pending_interrupt()  # a Ctrl-C in a destructor, where Python swallows it
+            # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
+            ranks.raise_pending_interrupt()
             bar.set_postfix_str(report.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
                 self.tell(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
             if step % cfg.save_every == 0 or step == cfg.steps:
                 self.save()
+
         # 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
         if state["step"] > 0:
             episodes = self.evaluate(state["step"])
@@ -230,11 +234,12 @@ class Trainer:
         simulator_seconds_before = self.clock.simulator
 
         # 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
-        profiles = profiles_of_step(self.people, cfg.batch_size // cfg.group_size, cfg.seed, step)
+        n_groups = cfg.batch_size // cfg.group_size
+        profiles = profiles_of_step(self.training_profiles, n_groups, cfg.seed, step)
         people = dict(enumerate(profiles))
-        title = None if cfg.toy else f"step {step}"
-        episodes, losses = self.hold_dialogues(people, cfg.group_size, "training", step, title)
-        episodes, losses, wasted = self.refill(episodes, losses, step)
+        title = None if cfg.toy else f"step {step}"  # the toy's are over too soon for a bar
+        episodes, drop_counts = self.hold_dialogues(people, cfg.group_size, "training", step, title)
+        episodes, drop_counts, tokens_wasted = self.refill(episodes, drop_counts, step)
         episodes_of_all = ranks.gather_episodes(episodes)
         check_groups(episodes_of_all)
         rolled_out = time.perf_counter()
@@ -252,7 +257,7 @@ class Trainer:
         self.count("update", synced - rolled_out)
         self.log_dialogues(step, "train", episodes_of_all)
         metrics = self.metrics_of_step(
-            step, episodes, episodes_of_all, losses, wasted, update_metrics
+            step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
         )
         metrics["seconds"] = synced - began
         self.state["step"] = step
@@ -263,9 +268,9 @@ class Trainer:
         """Steps 1 and 2: this rank's share of the dialogues with `people`, {group number: Profile}.
 
         kind: "training" or "evaluation". title: of a progress bar, or None. again: the round of
-        `refill`, from 1. Returns (this rank's episodes, losses); losses counts over all ranks:
-        {"dropped": dialogues, "unreadable": those of them whose user's answers could not be read}.
-        Raises TooManyLost.
+        `refill`, from 1. Returns (this rank's episodes, drop_counts): over all ranks, {"dropped":
+        number of dialogues, "unreadable": of those whose user's answers could not be read}. Raises
+        TooManyLost.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn.
@@ -301,33 +306,36 @@ class Trainer:
         unreadable = sum(row["unreadable"] for row in lost)
         return episodes, {"dropped": len(lost), "unreadable": unreadable}
 
-    def refill(self, episodes, losses, step):
-        """A group whose dialogues all earned the same teaches GRPO nothing. --refill N holds
-        dialogues with new users in its place, up to N times (DAPO's dynamic sampling).
+    def refill(self, episodes, drop_counts, step):
+        """A zero-variance group, whose dialogues all earned the same, teaches GRPO nothing. With
+        --refill N dialogues with new users take its place, up to N times (DAPO's dynamic sampling).
 
-        episodes, losses: what `hold_dialogues` returned. Returns both, brought up to date, and the
-        tokens, over all ranks, that were sampled in vain. losses["refilled"] is the number of
-        groups that were replaced.
+        episodes, drop_counts: what `hold_dialogues` returned. Returns both, brought up to date, and
+        tokens_wasted: those sampled for replaced groups, over all ranks. drop_counts["refilled"] is
+        the number of groups that were replaced.
         """
         cfg = self.cfg
-        losses = {**losses, "refilled": 0}
-        wasted = 0
+        drop_counts = {**drop_counts, "refilled": 0}
+        tokens_wasted = 0
         for again in range(1, cfg.refill + 1):
-            flat = signs.flat_groups(ranks.gather_episodes(episodes))  # on all ranks the same
+            # the numbers of the zero-variance groups, the same on all ranks
+            flat = signs.flat_groups(ranks.gather_episodes(episodes))
             if not flat:
                 break
-            profiles = profiles_of_step(self.people, len(flat), f"{cfg.seed} {again}", step)
+            profiles = profiles_of_step(
+                self.training_profiles, len(flat), f"{cfg.seed} {again}", step
+            )
             new_people = dict(zip(flat, profiles))
-            new_episodes, new_losses = self.hold_dialogues(
+            new_episodes, new_counts = self.hold_dialogues(
                 new_people, cfg.group_size, "training", step, again=again
             )
-            wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
+            tokens_wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
             kept = [e for e in episodes if e.group not in flat]
             episodes = kept + new_episodes
-            losses["refilled"] += len(flat)
-            for key, count in new_losses.items():
-                losses[key] += count
-        return episodes, losses, sum_over_ranks([wasted])
+            drop_counts["refilled"] += len(flat)
+            for key, count in new_counts.items():
+                drop_counts[key] += count
+        return episodes, drop_counts, sum_over_ranks([tokens_wasted])
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -398,40 +406,41 @@ class Trainer:
         began = time.perf_counter()
         people = dict(enumerate(self.heldout))  # groups of one dialogue each
         title = f"evaluating, step {step}"
-        episodes, losses = self.hold_dialogues(people, 1, "evaluation", step, title)
+        episodes, drop_counts = self.hold_dialogues(people, 1, "evaluation", step, title)
         if step == 0:
             self.models.keep_start(episodes, self.start_file)
         episodes_of_all = ranks.gather_episodes(episodes)
         self.log_dialogues(step, "heldout", episodes_of_all)
         self.count("evaluate", time.perf_counter() - began)
-        if losses["dropped"]:
-            self.tell(
-                f"evaluation at step {step}: {losses['dropped']} dialogues failed and do not count"
-            )
-        scores = {"step": step, **signs.summarise(episodes_of_all), **losses}
+        n_dropped = drop_counts["dropped"]
+        if n_dropped:
+            self.tell(f"evaluation at step {step}: {n_dropped} dialogues failed and do not count")
+        scores = {"step": step, **signs.summarise(episodes_of_all), **drop_counts}
         self.state["evaluations"].append(scores)
         self.run.log_numbers("heldout", scores)
         return episodes_of_all
 
     # ------------------------------------------------------------------------ the metrics of a step
 
-    def metrics_of_step(self, step, episodes, episodes_of_all, losses, wasted, update_metrics):
+    def metrics_of_step(
+        self, step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
+    ):
         """The step's line of metrics.jsonl, but for its seconds. episodes: of this rank, with their
-        tokens; losses, wasted: as `refill` returned them."""
+        tokens; drop_counts, tokens_wasted: as `refill` returned them."""
         batch = signs.batch_metrics(episodes_of_all, self.cfg.think)
         watched_emotion = self.watch(episodes, step)
         tokens_per_dialogue = update_metrics["tokens_trained"] / batch["episodes"]
         return {
             "step": step,
             **batch,
-            **losses,
+            **drop_counts,
             "cut": self.share_of_cut_replies(episodes),
             "reply_tokens": tokens_per_dialogue / batch["turns"],
             **update_metrics,
             "kl_start": self.models.kl_start(self.start_file),
             "gap": self.gap_to_held_out(batch["emotion"]),
             "watched": watched_emotion,
-            "tokens_sampled": wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
+            "tokens_sampled": tokens_wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
         }
 
     def share_of_cut_replies(self, episodes):
@@ -452,7 +461,9 @@ class Trainer:
         in a step in which nobody watches."""
         if not self.watcher or step % self.cfg.watch_every:
             return None
-        return self.runner.run(watched(self.watcher, episodes, self.people, ranks.all_gather_list))
+        return self.runner.run(
+            watched(self.watcher, episodes, self.training_profiles, ranks.all_gather_list)
+        )
 
     # -------------------------------------------------------------------------- what the steps call
 
@@ -517,10 +528,13 @@ class Trainer:
         """Log the dialogues that were dropped, `lost` (rows) of `held` (their number), in
         dropped.jsonl. Raises TooManyLost if they are more than a fifth."""
         # A round of refill (`again`) may be small: there a fifth of the whole batch is the limit.
-        limit = (max(held, self.cfg.batch_size) if again else held) / 5
+        limit = held / 5
+        if again:
+            limit = max(held, self.cfg.batch_size) / 5
         too_many = len(lost) > limit
         if too_many:
-            # Saved before they are logged: the step will be done again, and they with it.
+            # Before they are logged: a resumed run cuts the logs to their length at the checkpoint,
+            # does the step again, and logs it again.
             self.save_what_is_done()
         for row in lost:
             self.run.append("dropped.jsonl", row)
@@ -538,7 +552,8 @@ class Trainer:
     def save(self):
         """Step 5's checkpoint. All ranks gather, the first one writes."""
         self.count_total()
-        log, sizes = self.calls.path, []
+        log = self.calls.path
+        sizes = []  # of this rank's log of calls
         if log and log.exists():
             sizes = [(log.name, log.stat().st_size)]
         self.state["call_bytes"].update(ranks.all_gather_list(sizes))
@@ -592,10 +607,10 @@ class Trainer:
         self.calls = llm.CallLog(self.path_of_calls(), cfg.simulator_cache)
         self.simulator = simulator_of_run(cfg, self.calls, self.clock)
         files = cfg.profiles if new else rundir.profile_files(self.run.path, cfg.profiles)
-        self.people, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
+        self.training_profiles, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
         self.watcher = None
         if cfg.watch:
-            self.watcher = watcher_of_run(cfg, self.people, self.calls, self.clock)
+            self.watcher = watcher_of_run(cfg, self.training_profiles, self.calls, self.clock)
         self.check_simulator(self.simulator)
         if self.watcher:
             self.check_simulator(self.watcher)
@@ -682,8 +697,8 @@ def main(argv=None):
             return 0
         trainer = Trainer(cfg, out, new=given["resume"] is None)
         if trainer.first:
-            people, heldout = len(trainer.people), len(trainer.heldout)
-            report.print_settings(cfg, out, people, heldout, ranks.world())
+            n_training, n_heldout = len(trainer.training_profiles), len(trainer.heldout)
+            report.print_settings(cfg, out, n_training, n_heldout, ranks.world())
             if trainer.calls.path:
                 print(plan.calls_of(cfg, given["price"]))
         trainer.train()

@@ -111,7 +111,7 @@ def train_with_trl(trainer, steps, end_cycle):
         """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
         completion all that follows, env_mask says which of its tokens the policy sampled."""
         began, step = time.perf_counter(), trl_trainer.state.global_step // cfg.minibatches + 1
-        profiles = profiles_of_step(trainer.people, users, cfg.seed, step)
+        profiles = profiles_of_step(trainer.training_profiles, users, cfg.seed, step)
         m.engine = sampler
         people = dict(enumerate(profiles))
         episodes, _ = trainer.hold_dialogues(people, cfg.group_size, "training", step)
