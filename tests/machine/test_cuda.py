@@ -205,7 +205,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
         make_masters(module)
         module.to(DEVICE)
 
-    monkeypatch.setattr(rlver, "gpu_is_there", lambda: False)
+    monkeypatch.setattr(rlver.settings, "gpu_is_there", lambda: False)
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
