@@ -1,5 +1,10 @@
-"""engine.py - the two engines that sample for the policy: a page of PyTorch, and vLLM. Either holds
-a whole copy of the weights.
+"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Either holds a
+whole copy of the weights.
+
+    await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
+    load_weights(named_tensors)                     sync: take the trainer's new weights
+    forget()                                        drop what was cached for earlier dialogues
+    sleep()                                         free memory for the update, until the next sync
 
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
@@ -8,9 +13,9 @@ checked at every step, and the check would be worth nothing if both ran the same
 """
 
 from support.errors import BadInput
+from support.llm import Clock
 
 import asyncio
-import contextlib
 import copy
 import os
 import re
@@ -28,27 +33,33 @@ class SlotCache:
     """A KV cache whose rows (slots) grow at their own pace. transformers uses it like its own
     caches: it calls `update` in each layer, and `get_seq_length`.
 
-    keys, values: {layer: [slots, heads, length, size]}. `place` says which rows the next forward
+    keys, values: {layer: [slots, heads, columns, size]}. `place` says which rows the next forward
     pass serves, and in which column each of its tokens is stored. What lies beyond a row's own
     length is garbage that the attention mask hides.
     """
 
-    is_compileable = False
+    is_compileable = False  # transformers asks whether it may compile a model with this cache
 
     def __init__(self):
         self.keys, self.values = {}, {}
+        # of the next forward pass, set by `place`
+        self.rows = None  # the slots that it serves: a slice, or a tensor [R]
+        self.index = None  # the same as numbers [R, 1]
+        self.columns = None  # of its new tokens, [R, W]
+        self.min_slots = 0  # the rows that the cache must have at least
+        self.min_columns = 0  # the columns that it must have at least
 
-    def place(self, rows, columns, slots, length):
-        """Say where the next forward pass reads and writes.
-
-        rows: of the pass, as an index or a slice of the slots. columns: [rows, new tokens]. slots,
-        length: the size that the cache must have at least."""
-        self.rows, self.columns, self.slots, self.length = rows, columns, slots, length
-        self.index = torch.arange(slots, device=columns.device)[rows, None]  # [rows, 1]
+    def place(self, rows, columns, min_slots, min_columns):
+        """Say where the next forward pass reads and writes."""
+        self.rows = rows
+        self.index = torch.arange(min_slots, device=columns.device)[rows, None]
+        self.columns = columns
+        self.min_slots = min_slots
+        self.min_columns = min_columns
 
     def update(self, key, value, layer, *args, **kwargs):
-        """Store the keys and values of the new tokens, [rows, heads, new, size]. Returns those of
-        all tokens, [rows, heads, length, size]."""
+        """Store the keys and values of the new tokens, [R, heads, W, size]. Returns those of all
+        tokens of the rows, [R, heads, min_columns, size]."""
         return self.extend(self.keys, layer, key), self.extend(self.values, layer, value)
 
     def extend(self, store, layer, new):
@@ -56,16 +67,22 @@ class SlotCache:
         old = store.get(layer)
         if old is None:
             old = new[:0, :, :0]  # no slots and no columns
-        if old.shape[0] < self.slots or old.shape[2] < self.length:
-            slots = max(self.slots, old.shape[0])
-            columns = max((self.length + 127) // 128 * 128, old.shape[2])  # grows by 128 at a time
-            store[layer] = new.new_zeros(slots, new.shape[1], columns, new.shape[3])
+
+        if old.shape[0] < self.min_slots or old.shape[2] < self.min_columns:
+            n_slots = max(self.min_slots, old.shape[0])
+            rounded_up = (self.min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
+            n_columns = max(rounded_up, old.shape[2])
+            store[layer] = new.new_zeros(n_slots, new.shape[1], n_columns, new.shape[3])
             store[layer][: old.shape[0], :, : old.shape[2]] = old
+
+        # index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them, torch
+        # puts these two dimensions in front of the others: [R, W, heads, size].
         store[layer][self.index, :, self.columns] = new.transpose(1, 2)
-        return store[layer][self.rows, :, : self.length]
+        return store[layer][self.rows, :, : self.min_columns]
 
     def get_seq_length(self, *args):
-        return self.length
+        """The number of columns that the pass uses. transformers asks for it."""
+        return self.min_columns
 
 
 @dataclass
@@ -76,7 +93,7 @@ class Request:
     max_tokens: int
     rng: np.random.Generator
     key: object  # of its dialogue, or None
-    done: asyncio.Future  # its result is (ids, log_probs)
+    result: asyncio.Future  # (ids, log_probs)
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
     uniform: Iterator = None  # random numbers in [0, 1), one for each token
@@ -94,15 +111,15 @@ class TorchEngine:
     def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.stop_id, self.temperature = stop_id, temperature
-        self.max_slots, self.clock = max_slots, clock
+        self.max_slots = max_slots
+        self.clock = clock or Clock()
         self.cache = SlotCache()
         self.waiting = []  # Requests
         self.running = {}  # slot -> Request
         self.slot_of = {}  # key of a dialogue -> slot
-        # slot -> token ids in its row of the cache. The order of this dict is the order of use:
-        # `admit` takes a slot out and puts it in again at the end, so the first was used longest
-        # ago, and `pick_slot` takes the row from the dialogue that is the least likely to go on.
-        self.known = {}
+        # slot -> the token ids whose keys and values its row holds, least recently used first:
+        # `admit` re-inserts a slot at the end, `pick_slot` takes from the front.
+        self.ids_in_slot = {}
         self.loop_task = None
 
     def move(self, device, dtype):
@@ -121,9 +138,10 @@ class TorchEngine:
         self.forget()
 
     def forget(self):
-        """Forget which dialogue has which slot. The rows of a batch, and so the last bits of its
-        log-probs, must not depend on dialogues that are over."""
-        self.slot_of, self.known = {}, {}
+        """Forget which dialogue has which slot, and what the slots hold. The rows of a batch, and
+        so the last bits of its log-probs, must not depend on dialogues that are over."""
+        self.slot_of = {}
+        self.ids_in_slot = {}
 
     def sleep(self):
         """Give the memory of the cache to the update; the weights stay."""
@@ -137,101 +155,131 @@ class TorchEngine:
         Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `rng` is
         drawn from once a call.
         """
-        done = asyncio.get_running_loop().create_future()
-        self.waiting.append(Request(prompt, max_tokens, rng, key, done))
+        result = asyncio.get_running_loop().create_future()
+        self.waiting.append(Request(prompt, max_tokens, rng, key, result))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
-        return await done
+        return await result
 
     async def work(self):
         """Serve requests until there are none: one token for each running request at a time."""
         try:
             while self.waiting or self.running:
                 self.drop_cancelled()
-                with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
+                with self.clock.during("samplers"):
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
                     self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # every dialogue that waits for a reply gets it
             for request in [*self.waiting, *self.running.values()]:
-                if not request.done.done():
-                    request.done.set_exception(error)
+                if not request.result.done():
+                    request.result.set_exception(error)
             self.waiting, self.running = [], {}
 
     def drop_cancelled(self):
         """Drop the requests whose dialogue was given up."""
-        self.waiting = [r for r in self.waiting if not r.done.cancelled()]
-        self.running = {s: r for s, r in self.running.items() if not r.done.cancelled()}
+        self.waiting = [r for r in self.waiting if not r.result.cancelled()]
+        self.running = {s: r for s, r in self.running.items() if not r.result.cancelled()}
 
     def admit(self):
-        """Give each waiting request a slot, and compute what the slot's row lacks of its prompt."""
+        """Give each waiting request a slot, as long as there are any; compute what the slot's row
+        lacks of its prompt, and draw the first token of its reply."""
         chunks = {}  # slot -> ids to be computed
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
             slot = self.pick_slot(request.key)
+
             past = request.prompt[:-1]  # at least one token must be computed, for its logits
-            reused = longest_common_prefix(self.known.pop(slot, []), past)
-            self.known[slot] = request.prompt[:reused]  # now the last of the dict: the newest
+            reused = longest_common_prefix(self.ids_in_slot.pop(slot, []), past)
+            self.ids_in_slot[slot] = request.prompt[:reused]  # now the last of the dict: the newest
             chunks[slot] = request.prompt[reused:]
-            self.running[slot] = request
+
+            # Whoever had this slot has lost it.
             self.slot_of = {key: s for key, s in self.slot_of.items() if s != slot}
             self.slot_of[request.key] = slot
+            self.running[slot] = request
             request.uniform = iter(request.rng.random(request.max_tokens))
         if chunks:
-            self.forward(torch.tensor([*chunks]), [*chunks], [*chunks.values()])
+            self.forward(list(chunks), list(chunks.values()))
 
     def pick_slot(self, key):
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
-        nothing; else, of the free ones, the one that was used longest ago."""
+        nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
+        least likely to go on."""
         slot = self.slot_of.get(key) if key is not None else None
         if slot is not None and slot not in self.running:
             return slot
-        empty = [s for s in range(self.max_slots) if s not in self.known]
-        oldest_first = list(self.known)
+        empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
+        oldest_first = list(self.ids_in_slot)
         return next(s for s in empty + oldest_first if s not in self.running)
 
     def step(self):
-        """Draw one token for each running request. The rows are a slice of the cache, so nothing is
-        copied; idle rows among them compute garbage behind their own past and keep that past."""
+        """Draw one token for each running request.
+
+        All slots up to the last running one take part, because a slice of the cache need not be
+        copied. An idle slot among them gets an empty chunk: what is computed for it is written
+        behind the ids that its row holds, where nobody reads it, and no token is drawn.
+        """
         if not self.running:
             return
         slots = range(max(self.running) + 1)
         chunks = [self.running[s].ids[-1:] if s in self.running else [] for s in slots]
-        self.forward(slice(0, len(slots)), slots, chunks)
+        self.forward(slots, chunks)
 
     @torch.inference_mode()
-    def forward(self, rows, slots, chunks):
-        """Append `chunks` (a list of ids for each of `slots`) to the cache, and draw the next token
-        of each slot whose chunk is not empty. rows: the slots as an index of the cache."""
+    def forward(self, slots, chunks):
+        """Append `chunks`, a list of ids for each of `slots`, to the cache; draw the next token of
+        each slot whose chunk is not empty. slots: a list, or a range from 0. A token that is drawn
+        here is the slot's chunk in the next pass.
+
+            from     slots       chunks               draws
+            admit    [0, 2]      [[5, 6, 7], [8]]     what follows 7 in slot 0, 8 in slot 2
+            step     range(3)    [[4], [], [9]]       what follows 4 and 9; slot 1 is idle
+        """
+        hidden = self.append_chunks(slots, chunks)
+
+        # Only the last token of each chunk predicts a token that is not yet there.
+        active = [i for i, chunk in enumerate(chunks) if chunk]  # rows of this pass: R' of R
+        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=hidden.device)
+        head = self.model.get_output_embeddings()
+        logits = head(hidden[torch.tensor(active, device=hidden.device), ends])  # [R', V]
+        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
+        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
+        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
+
+        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
+            self.ids_in_slot[slots[i]] += chunks[i]
+            self.append_token(slots[i], token, log_prob)
+
+    def append_chunks(self, slots, chunks):
+        """Compute the chunks, padded to the length W of the longest, and store their keys and
+        values. Returns the hidden states, [R, W, H] for R slots."""
         device = next(self.model.parameters()).device
-        start = torch.tensor([len(self.known.get(s, [])) for s in slots])
         width = max(map(len, chunks))
         ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
-        positions = (start[:, None] + torch.arange(width)).to(device)  # as ids: [R, W]
+
+        # A row's new tokens stand behind those that it holds.
+        start = torch.tensor([len(self.ids_in_slot.get(s, [])) for s in slots])
+        positions = (start[:, None] + torch.arange(width)).to(device)  # [R, W]
         length = int(start.max()) + width
-        if torch.is_tensor(rows):
-            rows = rows.to(device)
+        if isinstance(slots, range):
+            rows = slice(slots.start, slots.stop)  # copies nothing
+        else:
+            rows = torch.tensor(slots).to(device)  # copies these rows
         self.cache.place(rows, positions, max(slots) + 1, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]  # [R, W, length]
-        last = self.model.config.max_position_embeddings - 1  # only padding is beyond it
-        hidden = self.model.base_model(
+
+        # Padding may lie beyond the model's last position. Any valid one will do for it, because
+        # nobody reads what is computed there.
+        last = self.model.config.max_position_embeddings - 1
+        return self.model.base_model(
             input_ids=ids,
             position_ids=positions.clamp(max=last),
             attention_mask=visible[:, None],
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        active = [i for i, chunk in enumerate(chunks) if chunk]  # rows of this pass
-        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
-        head = self.model.get_output_embeddings()
-        logits = head(hidden[torch.tensor(active, device=device), ends])  # [R', V]
-        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
-        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
-        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
-        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
-            self.known[slots[i]] += chunks[i]
-            self.append_token(slots[i], token, log_prob)
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
@@ -245,7 +293,7 @@ class TorchEngine:
             device=log_probs.device,
         )  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
-        return tokens.clamp(max=cdf.shape[-1] - 1)
+        return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
 
     def append_token(self, slot, token, log_prob):
         """Add a token to the reply of a slot, which ends with the stop token or at its limit."""
@@ -256,9 +304,9 @@ class TorchEngine:
             return
         del self.running[slot]
         if request.key is None:  # no later turn will use the slot's row again
-            del self.known[slot]
-        if not request.done.cancelled():
-            request.done.set_result((request.ids, request.log_probs))
+            del self.ids_in_slot[slot]
+        if not request.result.cancelled():
+            request.result.set_result((request.ids, request.log_probs))
 
 
 def longest_common_prefix(a, b):
@@ -275,14 +323,8 @@ def longest_common_prefix(a, b):
 class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
-    path: directory of the starting weights; context: tokens of a dialogue. Three of the settings
-    below are necessary:
-      * multiprocessing off: else the engine core is another process, and it cannot take weights
-        tensor by tensor;
-      * processed_logprobs: vLLM's default log-probs are those before the temperature, which no
-        trainer agrees with;
-      * generation_config="vllm": else the checkpoint's own top-p, top-k and stop ids are applied
-        behind our back.
+    path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
+    memory, for weights and cache.
     """
 
     def __init__(
@@ -297,44 +339,56 @@ class VllmEngine:
         memory_share=0.45,
         clock=None,
     ):
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        from vllm import LLM, SamplingParams
-
-        self.SamplingParams, self.clock = SamplingParams, clock
         self.stop_id, self.temperature = stop_id, temperature
+        self.clock = clock or Clock()
         self.cuda = torch.cuda.is_available()
-        settings = dict(
+        self.llm = self.start(
+            memory_share,
             model=str(path),
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            enable_prefix_caching=True,
             max_model_len=context,
             seed=seed,
-            disable_log_stats=True,
             dtype=str(dtype).removeprefix("torch."),
-            enforce_eager=not self.cuda,
-            enable_sleep_mode=self.cuda,
+        )
+        self.running = {}  # request id -> Future of (ids, log_probs)
+        self.count = 0  # of the requests so far
+        self.loop_task = None
+        self.asleep = False
+
+    def start(self, memory_share, **settings):
+        """Build vLLM's LLM with the `settings` of this run and those that this engine needs. Raises
+        BadInput if the share of the GPU's memory is too small."""
+        # Else the engine core is another process, and it cannot take weights tensor by tensor.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of cache, without a GPU
+        from vllm import LLM, SamplingParams  # reads these variables; not installed everywhere
+
+        self.SamplingParams = SamplingParams
+        settings |= dict(
+            skip_tokenizer_init=True,  # ids in, ids out
+            # Else the checkpoint's own top-p, top-k and stop ids are applied behind our back.
+            generation_config="vllm",
+            # By default log-probs are those before the temperature: no trainer agrees with them.
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            enforce_eager=not self.cuda,  # CUDA graphs need CUDA
+            enable_sleep_mode=self.cuda,  # for `sleep`; the CPU build has no such mode
         )
         if self.cuda:
             settings["gpu_memory_utilization"] = memory_share
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            # torchrun has started the processes already, an engine in each; vLLM starts none.
             settings["distributed_executor_backend"] = "external_launcher"
         try:
-            self.llm = LLM(**settings)
+            return LLM(**settings)
         except ValueError as error:
             if not re.search("cache blocks|KV cache|free memory", str(error), re.I):
                 raise
             raise BadInput(
                 f"--engine-memory {memory_share}: there vLLM has no room for a dialogue "
-                f"of {context} tokens: {str(error).splitlines()[0][:200]}"
+                f"of {settings['max_model_len']} tokens: {str(error).splitlines()[0][:200]}"
             ) from None
-        self.running = {}  # request id -> Future
-        self.count = 0  # of the requests so far
-        self.loop_task = None
-        self.asleep = False
 
     async def generate(self, prompt, max_tokens, rng, key=None):
         """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
@@ -342,18 +396,19 @@ class VllmEngine:
             temperature=self.temperature,
             max_tokens=max_tokens,
             stop_token_ids=[self.stop_id],
-            logprobs=0,
+            logprobs=0,  # of the sampled token alone, without the likeliest ones
             seed=int(rng.integers(2**31)),
             detokenize=False,
         )
         self.count += 1
-        name, done = str(self.count), asyncio.get_running_loop().create_future()
-        self.running[name] = done
+        name = str(self.count)
+        result = asyncio.get_running_loop().create_future()
+        self.running[name] = result
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
         try:
-            return await done
+            return await result
         except asyncio.CancelledError:
             # The dialogue was given up. Cache blocks that stay in use would survive the next sync.
             if self.running.pop(name, None) is not None:
@@ -365,16 +420,16 @@ class VllmEngine:
         try:
             while self.running:
                 await asyncio.sleep(0)  # dialogues that go on send their requests before the step
-                with self.clock.during("samplers") if self.clock else contextlib.nullcontext():
+                with self.clock.during("samplers"):
                     finished = [out for out in self.llm.llm_engine.step() if out.finished]
                 for out in finished:
-                    done = self.running.pop(out.request_id, None)
-                    if done is not None and not done.done():
-                        done.set_result(reply_of(out.outputs[0]))
+                    result = self.running.pop(out.request_id, None)
+                    if result is not None and not result.done():
+                        result.set_result(reply_of(out.outputs[0]))
         except Exception as error:
-            for done in self.running.values():
-                if not done.done():
-                    done.set_exception(error)
+            for result in self.running.values():
+                if not result.done():
+                    result.set_exception(error)
             self.running = {}
 
     def load_weights(self, named_tensors):
@@ -392,6 +447,7 @@ class VllmEngine:
         self.forget()
 
     def forget(self):
+        """Empty the prefix cache. Raises RuntimeError if requests are still under way."""
         if not self.llm.reset_prefix_cache():  # vLLM would only log it
             raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
 

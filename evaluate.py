@@ -15,7 +15,7 @@ What else can be asked of a policy or of its dialogues are tools: `python -m too
 
 from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
-from support.llm import PromptRefused, ServerModel, ask_with_retries, digest
+from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
 from support.results import comparison_key, describe, parts_of, read_results
 from support.rundir import (
@@ -27,6 +27,7 @@ from support.rundir import (
     refuse_overwriting,
     write_json,
 )
+from support.server import ServerModel
 from support.settings import is_beside_us, split_name
 from support.signs import score_summary, signs
 from support.stats import sign_flips

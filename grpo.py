@@ -2,9 +2,10 @@
 diff against ppo.py.
 
 No critic: the baseline of a dialogue is the mean of its *group*, the dialogues that the same user
-began with the same first line. One advantage for all tokens of a dialogue, or of a turn where each
-turn is paid. The policy step is PPO's own. RLVER: groups of 4, no KL. Run it alone
-for the smallest example:  python grpo.py
+began with the same first line. All tokens of a dialogue have one advantage; where each turn is
+paid, all tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
+
+Run it alone for the smallest example:  python grpo.py
 """
 
 from support.errors import SelfCheckFailed
@@ -13,11 +14,11 @@ from support.flags import Parser
 import torch
 import torch.nn.functional as F
 
-from ppo import compute_log_probs, old_log_probs, optimize
+from ppo import log_probs_of, optimize, score_before_update, spread_over_tokens
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
-    """One advantage a dialogue, against the mean of its group:
+    """One advantage per dialogue, against the mean of its group:
 
         grpo       (r_i - mean) / (std + eps), std unbiased     (RLVER appendix B.3; Shao 2024, 4.1)
         dr-grpo    r_i - mean                                   (Liu 2025)
@@ -25,13 +26,19 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
 
     rewards: [D] float, one per *dialogue*; groups: [D] long, the group's id. Returns [D].
 
-    Without the std a group whose rewards are nearly equal weighs no more than it should. Within a
-    group of n rloo is dr-grpo times n / (n - 1): one learning rate apart, and under Adam, which
-    divides by the gradient's size, apart by clipping and the entropy bonus alone.
+    Division by the std blows small differences up: a group whose rewards are nearly equal then
+    weighs as much as any other. dr-grpo and rloo do not divide, and are nearly the same: in a group
+    of n, rloo is dr-grpo times n / (n - 1), which is like a higher learning rate. Adam divides by
+    the size of the gradient, so that even this factor cancels. What is left of the difference: with
+    rloo the gradient is clipped more often, and the entropy bonus weighs less beside it.
 
-    Per dialogue, whatever its number of turns: the released code takes the statistics over turns,
-    so that long dialogues weigh more. A group without spread tells nothing apart and gets 0, never
-    NaN; so does a group of one, but for rloo, whose baseline without others is 0.
+    Mean and std are over dialogues, however many turns they have. (The released code takes them
+    over turns, so that long dialogues weigh more.)
+
+    Where all rewards of a group are equal, no dialogue was better than another: all get exactly 0,
+    never NaN. So does a group of one, except with rloo: there are no others, the baseline is 0, and
+    the advantage is the reward.
+
     Example: rewards 0 1 | .5 .5 | .9 in groups 0 0 1 1 2 give -0.707 0.707 0 0 0.
     """
     advantages = torch.zeros_like(rewards)
@@ -41,6 +48,7 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
         n = len(r)
         if n == 1 and kind == "rloo":
             advantages[member] = r
+        # Compared exactly: a reward is e_T / 100, so equal emotions are equal floats.
         elif (r != r[0]).any():
             scale = {"grpo": r.std() + eps, "dr-grpo": 1.0, "rloo": (n - 1) / n}[kind]
             advantages[member] = (r - r.mean()) / scale
@@ -48,46 +56,47 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
 
 
 def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
-    """One advantage a turn: the return from turn t on, G_t, against the mean G_t of the *others* of
+    """One advantage per turn: the return from turn t on, G_t, minus the mean G_t of the *others* of
     the group that still talk at turn t.
 
     rewards: [D, T] float, of each turn, 0 where the dialogue was over; alive: [D, T] bool, turns in
-    which it spoke; groups: [D]. Returns [D, T], 0 where the dialogue was over.
+    which the policy spoke; groups: [D] long. Returns [D, T], 0 where the dialogue was over.
 
-    The others', because a mean that contains one's own return shrinks turn t to 1 - E[1 / n_t] of
-    its gradient, n_t being those still talking: unevenly, late turns most. One that is alone has
-    the baseline 0, not the advantage 0, which would depend on its own choice to go on and so be
-    biased (tests/textbook/test_grpo.py enumerates a game to see it). `grpo` divides by the std of
-    the group's whole returns, one number for all turns: a std for each turn would undo the
-    differences between them. Where the whole returns are equal, and in a group of one, it gives 0
-    for every turn. With the others' mean, dr-grpo and rloo are the same here.
+    Three choices (for the first two, tests/textbook/test_grpo.py enumerates a game to check them):
+
+      * The mean of the others. A mean that contains one's own return shrinks the gradient of turn t
+        to 1 - E[1 / n_t] of what it should be, n_t being the number of dialogues that still talk.
+        That is uneven: late turns shrink most.
+      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Whether it is
+        alone depends on its own choice to go on, so an advantage of 0 would be biased.
+      * `grpo` divides by the std of the whole returns G_1 of the group, one number for all turns. A
+        std for each turn would undo the differences between turns. Where the whole returns are
+        equal, and in a group of one, every turn gets 0.
+
+    dr-grpo and rloo are the same here: both take the mean of the others, and neither divides.
     """
     returns = rewards.flip(1).cumsum(1).flip(1) * alive  # [D, T]
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
         member = groups == group
         g, talking = returns[member], alive[member]
+        # the number of others at each turn, [T]; 1 for the lone, whose sum over the others is 0
         others = (talking.sum(0) - 1).clamp(min=1)
         a = (g - (g.sum(0) - g) / others) * talking
         if kind == "grpo":
             whole = g[:, 0]
-            # Equal whole returns are equal to rounding: the same emotion is reached by other sums.
+            # Not compared exactly: two dialogues with the same last emotion may have got there by
+            # other changes, whose sums differ by a rounding. Returns that do differ are 0.01 apart.
             differ = (whole - whole[0]).abs().max() > 1e-4
             a = a / (whole.std() + eps) if differ else torch.zeros_like(a)
         advantages[member] = a
     return advantages
 
 
-def spoke_in_turn(turn, turns):
-    """Did dialogue d speak in turn t? turn: [B, L] long, of each token, 0 where it is not the
-    policy's. Returns [B, turns] bool, of turns 1, 2, ..."""
-    numbers = torch.arange(1, turns + 1, device=turn.device)
-    return (turn[:, :, None] == numbers).any(1)
-
-
 def check_groups(episodes):
-    """A group is one user and one first line, or its mean means nothing. Raises SelfCheckFailed."""
-    begun = {}  # group: its user and its first line
+    """Raise SelfCheckFailed unless all dialogues of a group have the same user and the same first
+    line. Otherwise the mean of the group would mean nothing."""
+    begun = {}  # {group: (profile_id, first_line)}
     for e in episodes:
         profile_id, first_line = begun.setdefault(e.group, (e.profile_id, e.first_line))
         if (profile_id, first_line) != (e.profile_id, e.first_line):
@@ -110,11 +119,14 @@ def grpo_update(
     check_ratio=True,
     **settings,
 ):
-    """One GRPO update from one rollout; arguments as in `ppo_update`. Batches need .group [B] too.
+    """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, but for:
 
-    kind: of advantage, as in `group_advantages`. per_turn: one advantage a turn, for rewards that
-    are paid by the turn. Raises ValueError for the k1 estimator: GRPO has no per-token reward to
-    put it in, and in the loss its gradient is 0.
+    minibatches  their batches have .group [B] too
+    kind         of advantage, as in `group_advantages`
+    per_turn     True: one advantage per turn, for rewards that are paid by the turn
+
+    Raises ValueError for the k1 estimator: GRPO has no per-token reward to put it in, and in the
+    loss its gradient is 0 on average. Raises SelfCheckFailed as `optimize` does.
     """
     if kl_coef and kl_estimator == "k1":
         raise ValueError(
@@ -123,22 +135,10 @@ def grpo_update(
         )
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old = old_log_probs(policy, minibatches, check_ratio)
-    ref = compute_log_probs(reference, batches) if kl_coef else None
-    # 2. Advantages within each group, wherever the packing put its dialogues; then to the tokens.
-    groups = torch.cat([b.group for b in batches])
-    turns = max(b.reward.shape[1] for b in batches)
-    rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
-    if per_turn:
-        alive = torch.cat([spoke_in_turn(b.turn, turns) for b in batches])
-        advantages = turn_advantages(rewards, alive, groups, kind)
-    else:
-        advantages = group_advantages(rewards.sum(1), groups, kind)[:, None].expand(-1, turns)
-    sizes = [len(b.group) for b in batches]
-    advantages = [
-        F.pad(a, (1, 0)).gather(1, b.turn)  # a column in front for turn 0: not the policy's tokens
-        for a, b in zip(advantages.split(sizes), batches)
-    ]
+    old = score_before_update(policy, minibatches, include_first=check_ratio)
+    ref = log_probs_of(reference, batches) if kl_coef else None
+    # 2. Advantages within each group.
+    advantages = token_advantages(batches, kind, per_turn)
     # 3. The policy step.
     metrics = optimize(
         policy,
@@ -151,7 +151,35 @@ def grpo_update(
         ref=ref,
         **settings,
     )
+    # there is no critic; the metrics have the same keys as PPO's
     return {**metrics, "explained_variance": None}
+
+
+def token_advantages(batches, kind, per_turn):
+    """The advantage of each of the policy's tokens: a list of [B, L], one per batch, 0 elsewhere.
+
+    batches: all that this rank has, because mini-batches and packing scatter the dialogues of a
+    group over them. (A group never crosses ranks.)
+    """
+    groups = torch.cat([b.group for b in batches])  # [D], D dialogues
+    turns = max(b.reward.shape[1] for b in batches)
+    rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
+    if per_turn:
+        alive = torch.cat([spoke_in_turn(b.turn, turns) for b in batches])
+        advantages = turn_advantages(rewards, alive, groups, kind)  # [D, turns]
+    else:
+        per_dialogue = group_advantages(rewards.sum(1), groups, kind)
+        advantages = per_dialogue[:, None].expand(-1, turns)  # the same in every turn
+    # Cut back into batches; then each token gets its turn's advantage.
+    of_batches = advantages.split([len(b.group) for b in batches])
+    return [spread_over_tokens(a, b.turn) for a, b in zip(of_batches, batches)]
+
+
+def spoke_in_turn(turn, turns):
+    """Did dialogue d speak in turn t? turn: [B, L] long, of each token, 0 where it is not the
+    policy's. Returns [B, turns] bool, of turns 1, 2, ..."""
+    numbers = torch.arange(1, turns + 1, device=turn.device)
+    return (turn[:, :, None] == numbers).any(1)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import copy
 import random
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -31,9 +32,9 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Segment:
-    """A run of tokens with one origin. `branch` 0 is the trunk that all later tokens see; k > 0 is
-    a reply with a thought, which only itself sees. `log_probs` are the engine's, and there are some
-    if and only if the policy sampled the tokens."""
+    """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see; k > 0
+    is a reply with a thought, which nothing but the reply itself sees. `log_probs` are those of the
+    engine; they are None unless the policy sampled the tokens."""
 
     ids: list
     branch: int = 0
@@ -54,6 +55,7 @@ class Reply:
 class Episode:
     """All there is to know of one dialogue."""
 
+    # the dialogues of one group have the same profile and the same first line
     profile_id: str
     group: int
     first_line: str
@@ -85,10 +87,11 @@ class Episode:
         """
         turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
+            # the dialogue of an `empty_batch` has no turn: it gets one reward of 0
             return [0.0] * (turns - 1) + [self.reward]
         # a malformed turn has no emotion: it counts as 0
         emotions = [self.start] + [turn["emotion"] or 0 for turn in self.turns]
-        return [(e - before) / 100 for before, e in zip(emotions, emotions[1:])]
+        return [(after - before) / 100 for before, after in pairwise(emotions)]
 
     @property
     def tokens_sampled(self):
@@ -99,12 +102,21 @@ class Episode:
 def split_thought(text):
     """Cut a thinking reply into (thought, visible, malformed).
 
-    RLVER 2.3: well-formed is `<think>`, a thought (an empty one will do), `</think>`, something
-    visible; each tag once, nothing before the first. Well-formed or not, the thought ends at the
-    first `</think>` and what follows is visible, both stripped; without one all is thought, so a
-    reply that was cut in the middle of its thought has nothing to show. A `<think>` is taken off
-    where it opens the text. (The released code checks nothing: a reply without `</think>` goes to
-    the user whole, thoughts and all.)
+    RLVER 2.3: a reply is well-formed if it begins with `<think>`, has each tag once, and has
+    something visible behind `</think>`. Well-formed or not, it is cut at its first `</think>`:
+
+        reply                            thought        visible         malformed
+        <think> a </think> b             a              b               no
+        <think></think> b                               b               no: the thought may be empty
+        <think> a </think>               a                              yes: nothing is visible
+        <think> a                        a                              yes: cut inside its thought
+        a                                a                              yes: no tags
+        a </think> b                     a              b               yes: no <think>
+        a <think> b </think> c           a <think> b    c               yes: text before the thought
+        <think> a </think> b </think>    a              b </think>      yes: a tag twice
+
+    (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts
+    and all.)
     """
     body = text.strip()
     thought, _, visible = body.removeprefix("<think>").partition("</think>")
@@ -118,10 +130,16 @@ def split_thought(text):
 
 
 def take_thoughts(text):
-    """Cut the thoughts out of a reply of direct mode, where there should be none: (thought,
-    visible). One without an end goes to the end; one without a beginning began with the reply."""
-    head, end, _ = text.partition("</think>")
-    if end and "<think>" not in head:
+    """Cut the thoughts out of a reply of direct mode, where there should be none. Returns (thought,
+    visible): several thoughts are joined by newlines into one.
+
+        reply                      thought    visible
+        a <think> b </think> c     b          a  c
+        a <think> b                b          a          no </think>: a thought up to the end
+        a </think> b               a          b          no <think>: a thought from the beginning
+    """
+    head, end_tag, _ = text.partition("</think>")
+    if end_tag and "<think>" not in head:
         text = "<think>" + text
     pattern = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
     thoughts = [thought.strip() for thought in pattern.findall(text)]
@@ -129,7 +147,30 @@ def take_thoughts(text):
 
 
 class Agent:
-    """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here."""
+    """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
+
+    engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
+    chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
+    think       whether every reply has to begin with a thought
+    max_tokens  the longest reply, in tokens: thought and stop token are counted
+    context     the most tokens that the model can read at once, prompt and reply together
+    seed        of this dialogue's random draws
+    history     what later turns see of a thinking reply: "strip", the visible text alone; "keep",
+                the thought too
+
+    What is used of `chat`:
+
+    first_prompt(line)   ids from the beginning to where the first reply is sampled: system prompt,
+                         the user's line, the template's scaffold
+    next_prompt(line)    ids from behind the last stop token to where the next reply is sampled
+    opening              ids that the template puts in front of a reply that is being sampled, and
+                         of no past one ("<think>\\n" of models that always think); mostly none.
+                         Their text counts as the beginning of the reply's text.
+    past_reply(visible)  ids of a reply as later turns see it, its stop token included
+    stop_id, decode      the id that ends a reply; ids -> their text
+
+    It also warns, once, if there are thoughts in direct mode.
+    """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
         self.engine, self.chat, self.think, self.history = engine, chat, think, history
@@ -139,12 +180,12 @@ class Agent:
         self.segments, self.trunk = [], []  # the trunk: the ids that all later turns see
 
     async def reply(self, line):
-        """Sample one reply to `line`. Returns a Reply, or None if the prompt would leave no room in
-        the context for one token and for a stop token behind it, which has to be added where the
-        limit cuts a reply.
+        """Sample one reply to `line`. Returns a Reply, or None if the prompt leaves no room in the
+        context for one sampled token and a stop token. (The stop token is ours to add where
+        max_tokens cuts the reply.)
 
-        Counted in tokens, before anything is changed. (The released code compares characters with a
-        limit of tokens.)
+        The room is counted in tokens, before anything is changed. (The released code compares
+        characters with a limit of tokens.)
 
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
         sampled its ids, the stop token among them. `visible` is stripped of white space.
@@ -167,8 +208,8 @@ class Agent:
         else:
             thought, visible = take_thoughts(text)
             malformed = False
-            # Not so where a stray thought was taken out, or where the template opened the reply
-            # with something that later turns do not see.
+            # Later turns see the sampled tokens themselves, unless a stray thought was cut out or
+            # the template opened this reply.
             seen_as_sampled = not opening and visible == text.strip()
             if thought:
                 self.chat.tell_of_thoughts()
@@ -183,8 +224,8 @@ class Agent:
         """File a reply that later turns see as it was sampled: direct mode, or thoughts that are
         kept. History and reply are one causal sequence, the template's opening included.
 
-        A reply that the limit cut gets its stop token from us, and a token from us is an
-        observation."""
+        A reply that max_tokens cut gets its stop token from us, and a token from us is an
+        observation. A malformed reply gets none, for nothing follows it."""
         if opening:
             self.observe(opening)
         self.segments.append(Segment(ids, log_probs=log_probs))
@@ -220,8 +261,9 @@ class Agent:
 class Batch:
     """Dialogues side by side, one packed row each, padded on the right. B dialogues, L tokens.
 
-    Worked example, think mode: trunk tokens p q r s (prompt p q, visible reply r, next prompt s),
-    thoughts a b and c.
+    Worked example, think mode: prompt p q; turn 1 samples a b (thought and reply); r is its visible
+    text, encoded again, for later turns; s is the next prompt; turn 2 samples c. The trunk is
+    p q r s, the branches are a b and c.
 
         memory     p  q  a  b  r  s  c        each branch stands inline, at its fork
         position   0  1  2  3  2  3  4        as if the other branches were not there
@@ -229,9 +271,12 @@ class Batch:
         action     .  .  x  x  .  .  x        sampled, hence trained
 
     a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every
-    token the log-prob that it has in a row of its own, at a half to a third of the tokens. The
-    token before a branch token in memory is the one that predicts it, so log-probs and V shift by
-    one place, as in any causal model.
+    token the log-prob that it has in a row of its own, at a half to a third of the tokens that one
+    row per turn would take.
+
+    A sampled token is predicted by the token before it in memory (q for a, s for c), so log-probs
+    and V shift by one place, as in any causal model. r stands behind b but is not sampled, so
+    nobody asks for its log-prob.
     """
 
     ids: torch.Tensor  # [B, L] long
@@ -249,13 +294,13 @@ class Batch:
 
 
 def pack(episodes, pad_id=0, reward="terminal", multiple=1):
-    """Lay `episodes` out as one Batch, its length L the least multiple of `multiple` that holds
-    them. reward: as in Episode.turn_rewards.
+    """Lay `episodes` out as one Batch. Its length L is that of the longest one, rounded up to a
+    multiple of `multiple`. reward: the kind, as in Episode.turn_rewards.
 
     Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
     rows = [lay_out(episode) for episode in episodes]
     longest = max(len(row.ids) for row in rows)
-    length = -(-longest // multiple) * multiple  # rounded up
+    length = round_up(longest, multiple)
 
     def pad(lists, filler, dtype):
         return torch.tensor([x + [filler] * (length - len(x)) for x in lists], dtype=dtype)
@@ -273,9 +318,14 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
     )
 
 
+def round_up(n, multiple):
+    """The least multiple of `multiple` that is not below n."""
+    return (n + multiple - 1) // multiple * multiple
+
+
 @dataclass
 class Row:
-    """One dialogue of a Batch before it is padded: of each field one entry a token."""
+    """One dialogue of a Batch before it is padded: each field has one entry per token."""
 
     ids: list = field(default_factory=list)
     positions: list = field(default_factory=list)
@@ -288,10 +338,10 @@ class Row:
 def lay_out(episode):
     """The segments of a dialogue, one behind the other, as a Row.
 
-    Turns are counted, whether the reply is a branch or trunk. Segments of one branch go on behind
-    each other."""
+    A turn is a sampled segment, whether it is a branch or trunk. A branch begins at the position
+    where the trunk stands; its later segments continue it, and the trunk does not move."""
     row, turn = Row(), 0
-    ends = {}  # the next position of the trunk, 0, and of each branch so far
+    ends = {}  # {branch: its next position}; branch 0 is the trunk
     for s in episode.segments:
         n = len(s.ids)
         sampled = s.log_probs is not None
@@ -308,29 +358,32 @@ def lay_out(episode):
 
 
 def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
-    """Pack `episodes`, like lengths together, into batches of at most `max_tokens` padded tokens.
+    """Pack `episodes` into batches of at most `max_tokens` tokens, padding included. (A dialogue
+    that is longer than that has a batch to itself.) Dialogues of similar length share a batch, so
+    that there is little padding. pad_id, reward, multiple: as in `pack`.
 
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
 
     def padded_length(episode):
-        tokens = sum(len(s.ids) for s in episode.segments)
-        return -(-tokens // multiple) * multiple
+        return round_up(sum(len(s.ids) for s in episode.segments), multiple)
 
     batches = []
+    length = 0  # of the rows of the last batch: that of its first dialogue, which is its longest
     for episode in sorted(episodes, key=padded_length, reverse=True):
-        # the first of a batch is its longest, and as long as it all are padded
-        if not batches or padded_length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
+        if not batches or length * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
+            length = padded_length(episode)
         batches[-1].append(episode)
     return [pack(batch, pad_id, reward, multiple) for batch in batches]
 
 
 def empty_batch(pad_id=0):
-    """A batch without an action: what a rank runs that has fewer micro-batches than another. A
-    forward pass of a sharded model is a collective, so all ranks must make equally many; this one
-    has a loss and gradients of zero."""
+    """A batch in which the policy samples nothing, so that its loss and its gradient are zero.
+
+    A rank with fewer micro-batches than another runs it instead: a forward pass of a sharded model
+    is a collective, so all ranks must make equally many."""
     return pack([Episode("nobody", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
 
 
@@ -345,25 +398,38 @@ def split_batch(
     all_gather_list,
     reward="terminal",
 ):
-    """Cut this rank's `episodes` of a batch into `count` mini-batches (optimizer steps), those into
-    micro-batches of at most `max_tokens` padded tokens (memory). Returns a list of lists of Batch.
+    """Cut this rank's dialogues of a batch into mini-batches (one optimizer step each), and those
+    into micro-batches (one forward pass each, to save memory). Returns a list of lists of Batch.
 
-    Split by global index, Episode.number of `batch_size`, so that the steps do not depend on the
-    number of ranks. Every rank gets equally many micro-batches, `empty_batch` among them if need
-    be; all_gather_list tells it what the others have.
+    episodes         this rank's dialogues
+    batch_size       dialogues in the whole batch, over all ranks; Episode.number counts them from 0
+    count            number of mini-batches
+    max_tokens       the most tokens in a micro-batch, padding included
+    seed             of the shuffle, the same on all ranks
+    pad_id, reward   as in `pack`
+    device           where the batches go
+    all_gather_list  joins the lists of all ranks; a collective
     """
+    # The numbers of the whole batch are shuffled and dealt like cards, so that the mini-batch of a
+    # dialogue does not depend on the number of ranks.
     order = random.Random(seed).sample(range(batch_size), batch_size)
-    place = {number: i for i, number in enumerate(order)}
+    place = {number: i for i, number in enumerate(order)}  # in the shuffled order
     parts = [[] for _ in range(count)]  # the dialogues of each mini-batch
     for episode in sorted(episodes, key=lambda e: place[e.number]):
         parts[place[episode.number] % count].append(episode)
-    multiple = 128 if torch.device(device).type == "cuda" else 1  # fewer shapes to plan for
+    # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
+    multiple = 128 if torch.device(device).type == "cuda" else 1
     minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
-    # of each rank the numbers of micro-batches; of each mini-batch the largest
-    counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
-    most = [max(counts) for counts in zip(*counts_per_rank)]
-    for micros, wanted in zip(minibatches, most):
-        micros += [empty_batch(pad_id)] * (wanted - len(micros))
+    # Every rank must run equally many micro-batches: as many as the rank that has most.
+    counts = [len(micros) for micros in minibatches]
+    counts_per_rank = all_gather_list([counts])  # [rank][mini-batch]
+    largest_counts = [max(counts) for counts in zip(*counts_per_rank)]
+    for micros, largest_count in zip(minibatches, largest_counts):
+        missing = largest_count - len(micros)
+        micros += [empty_batch(pad_id)] * missing
+    # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).
+    # It is left out: an optimizer step without a gradient would still move the weights, by momentum
+    # and weight decay.
     return [[batch.to(device) for batch in micros] for micros in minibatches if micros]
 
 
@@ -411,8 +477,11 @@ def token_scores(head, hidden, targets, temperature):
 
 
 def recompute_activations(model, **how):
-    """Let a transformers model make the activations of its blocks again in the backward pass
-    instead of keeping them. (In training mode only; dropout is 0.) how: for torch's checkpoint."""
+    """Let a transformers model compute the activations of its blocks again in the backward pass
+    instead of keeping them. how: further arguments of torch's checkpoint.
+
+    transformers does so in training mode only, so the model is put into it. That changes nothing
+    else, because dropout is 0."""
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False, **how})
 
@@ -422,24 +491,28 @@ class Policy(nn.Module):
     not sample.
 
     Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
-    Logits are made for as many positions at a time as `logits` numbers hold (2^24, 64 MB; 2^27 on a
-    GPU, where each chunk would round the head's gradient once more), and made again
-    for the backward pass: at a vocabulary of 152,000 they would else be most of the memory, and
-    chunks without recomputation save nothing, since all would be kept for the backward pass. Where
-    one chunk is enough, as for the toy, there is nothing to save and nothing is made twice.
+
+    At a vocabulary of 152,000 the logits of all positions would be most of the memory. So they are
+    computed in chunks of positions, of at most `max_logits` numbers each. Each chunk is computed
+    again in the backward pass; otherwise all chunks would be kept for it, and nothing saved. Where
+    one chunk is enough, as for the toy, nothing is computed twice.
+
+    max_logits is 2^24 (64 MB in fp32) by default. On a GPU it is 2^27, so that chunks are few: each
+    of them rounds the head's gradient once more.
     """
 
-    def __init__(self, model, temperature=1.0, logits=None):
+    def __init__(self, model, temperature=1.0, max_logits=None):
         super().__init__()
-        self.model, self.temperature, self.logits = model, temperature, logits
+        self.model, self.temperature, self.max_logits = model, temperature, max_logits
 
     def forward(self, batch):
         """(log pi of the sampled tokens, entropy), each [B, L]."""
         hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
-        logits = self.logits or (2**27 if hidden.is_cuda else 2**24)
-        chunk = max(1, logits // head.weight.shape[0])
+        max_logits = self.max_logits or (2**27 if hidden.is_cuda else 2**24)
+        vocabulary = head.weight.shape[0]
+        chunk = max(1, max_logits // vocabulary)  # positions
         if len(targets) <= chunk:
             log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
@@ -452,10 +525,14 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a copy of the policy's transformer, or (share) the given one, under a scalar head.
+    """V_phi: a transformer under a scalar head. The transformer is a copy of the given model's.
 
-    V of a token is read from the state before it is emitted, which is what an action's baseline may
-    know. The head starts at zero: a random one would open with advantages that are noise.
+    share: it is the given model's itself. That is for a caller who has loaded a second model for
+    the critic, and for LoRA, where policy and critic are two adapters on one frozen transformer.
+
+    V of a token is read from the hidden state before the token is emitted: an action's baseline may
+    not know the action. The head starts at zero: with a random one the first advantages would be
+    noise.
     """
 
     def __init__(self, model, share=False):
@@ -472,7 +549,8 @@ class Critic(nn.Module):
         return scatter_to_actions(values.float()[:, 0], batch)
 
 
-if __name__ == "__main__":
+def main():
+    """Pack the dialogue of Batch's docstring and print the row and its mask."""
     Parser(
         description="Packs a small dialogue with two thoughts into one row, and prints the row "
         "and who sees whom in it."
@@ -482,22 +560,14 @@ what later turns remember of the replies. 20 21 and 30 are what the policy sampl
 each turn's thought and reply on a branch (1, 2) of its own, on which nothing grows. A branch goes
 on where the trunk was left, and so does the trunk behind it.
 """)
-    batch = pack(
-        [
-            Episode(
-                "example",
-                0,
-                "",
-                segments=[
-                    Segment([10, 11]),
-                    Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),
-                    Segment([12]),
-                    Segment([13]),
-                    Segment([30], branch=2, log_probs=[0.0]),
-                ],
-            )
-        ]
-    )
+    segments = [
+        Segment([10, 11]),  # p q: the first prompt
+        Segment([20, 21], branch=1, log_probs=[0.0, 0.0]),  # a b: the first reply, as sampled
+        Segment([12]),  # r: its visible text
+        Segment([13]),  # s: the next prompt
+        Segment([30], branch=2, log_probs=[0.0]),  # c: the second reply
+    ]
+    batch = pack([Episode("example", 0, "", segments=segments)])
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""
@@ -508,3 +578,7 @@ is looked at (the key): nothing later, and of what is earlier the trunk and its 
     print(" " * 12, *(f"{token:3}" for token in ids))
     for token, row in zip(ids, tree_mask(batch.branch)[0, 0]):
         print(f"{token:<12}", *("  x" if seen else "  ." for seen in row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,27 @@
 """ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
 
-Pure functions on tensors first; `ppo_update`, at the bottom, is the only one that touches a model
-or an optimizer. All tensors are [B, L]: B dialogues, L tokens, `mask` True where the policy sampled
-the token. Everything that is not the policy's (the user's lines, the scaffold, padding) is skipped
-everywhere: in the loss, GAE, whitening, entropy, KL and all means.
+Pure functions on tensors first; then the update, which takes models and optimizers: `ppo_update`
+is the main function, at the bottom, and `optimize` its loop of optimizer steps. All tensors are
+[B, L]: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is
+not the policy's (the user's lines, the chat template, padding) is skipped everywhere: in the loss,
+GAE, whitening, entropy, KL and all means.
 
 What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one
 optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches or more
 to see it work. Run it alone for the smallest example:  python ppo.py
 
-Glossary of the metrics:  kl  k3 estimate of KL(pi_old, pi), measured at each mini-batch before its
-own step (so 0 where there is only one);  clipfrac  share of tokens whose term the clip changes;
-grad_norm  before clipping, mean over all mini-batches;  explained_variance  1 - Var(return - V) /
-Var(return), 1 is a perfect critic, 0 one that knows nothing;  logp_gap  mean |log pi_engine - log
-pi_old|, and logp_gap_max its maximum.
+The metrics of an update. "Mean" is over the policy's tokens of all mini-batches, on all ranks:
+
+    kl                  mean k3 estimate of KL(pi_old, pi), measured at each mini-batch before its
+                        own step; so it is 0 where there is only one mini-batch
+    entropy             mean entropy of pi, in nats
+    clipfrac            share of the tokens whose term in the loss the clip changes
+    grad_norm           norm of the policy's gradient before clipping, mean over the mini-batches
+    tokens_trained      number of the policy's tokens
+    explained_variance  1 - Var(return - V) / Var(return): 1 for a perfect critic, 0 for one that
+                        knows nothing
+    logp_gap            mean |log pi_engine - log pi_old|
+    logp_gap_max        its maximum, on this rank alone
 """
 
 from support.errors import SelfCheckFailed
@@ -24,25 +32,36 @@ from dataclasses import dataclass
 from typing import Callable
 
 import torch
+import torch.nn.functional as F
 
 
 def identity(x):
-    """The sum over ranks where there is one rank."""
+    """The default `reduce`: over a single rank, the sum over ranks is the tensor itself."""
     return x
 
 
 # --------------------------------------------------------------------------------------- advantages
 
 
-def place_rewards(reward, turn):
-    """The reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] -> [B,
-    L]. `turn`: k at the tokens that the policy sampled in turn k = 1, 2, ..., 0 elsewhere.
+def spread_over_tokens(numbers, turn):
+    """Give each token the number of its turn: [B, T], [B, L] -> [B, L].
 
-    RLVER pays once, in the last turn. Not on the dialogue's last token: that one may be the user's,
-    and a reward on a masked token is lost.
+    turn: k at the tokens that the policy sampled in turn k = 1, 2, ..., and 0 elsewhere. The tokens
+    of turn 0, which are not the policy's, get 0.
     """
-    following = torch.cat([turn[:, 1:], torch.zeros_like(turn[:, :1])], dim=1)
-    of_turn = torch.cat([torch.zeros_like(reward[:, :1]), reward], dim=1).gather(1, turn)  # [B, L]
+    by_turn = F.pad(numbers, (1, 0))  # column k: the number of turn k; column 0: zeros
+    return by_turn.gather(1, turn)
+
+
+def place_rewards(reward, turn):
+    """Put the reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] ->
+    [B, L]. `turn`: as in `spread_over_tokens`.
+
+    RLVER pays once, in the last turn. The reward does not stand on the dialogue's last token: that
+    one may be the user's, and a reward on a masked token is lost.
+    """
+    following = F.pad(turn[:, 1:], (0, 1))  # the turn of the next token in the row
+    of_turn = spread_over_tokens(reward, turn)
     return torch.where((turn > 0) & (following != turn), of_turn, 0.0)
 
 
@@ -76,23 +95,17 @@ def gae(rewards, values, mask, gamma, lam):
 
 def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     """Mean and standard deviation for whitening, over the masked entries of all `tensors` (of the
-    whole batch, not of one micro-batch). `reduce` sums a tensor over ranks; this file knows nothing
-    else of them. It waits for all ranks, so each calls it equally often: for the squares too, and
-    also a rank that has no entry.
+    whole batch, not of one micro-batch). Returns (mean, sqrt(variance + eps)), the variance
+    unbiased. Fewer than two entries on all ranks together give (0, 1): nothing to whiten.
 
-    Returns (mean, sqrt(variance + eps)), the variance unbiased, summed in float64, so that equal
-    numbers become exactly 0. Fewer than two entries on all ranks together give (0, 1): nothing to
-    whiten.
+    `reduce` sums a tensor over ranks; this file knows nothing else of them. It is a collective:
+    every rank must call it equally often, twice here, even a rank without entries. Sums are
+    float64, so that whitening a batch of equal numbers gives exactly 0.
     """
-    total = reduce(
-        torch.stack(
-            [
-                sum(m.sum() for m in masks).double(),
-                sum(t[m].double().sum() for t, m in zip(tensors, masks)),
-            ]
-        )
-    )
-    count, mean = total[0], total[1] / total[0].clamp(min=1)
+    count = sum(m.sum() for m in masks).double()
+    total = sum(t[m].double().sum() for t, m in zip(tensors, masks))
+    count, total = reduce(torch.stack([count, total]))
+    mean = total / count.clamp(min=1)
     squares = reduce(sum(((t[m].double() - mean) ** 2).sum() for t, m in zip(tensors, masks)))
     if count < 2:
         return torch.zeros_like(mean).float(), torch.ones_like(mean).float()
@@ -132,8 +145,8 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
 
 
 def value_loss(values, old_values, returns, mask, value_clip):
-    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens. c
-    = 0 or None: not clipped."""
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over the policy's tokens.
+    value_clip: c; at 0 or None V is not clipped."""
     loss = (values - returns) ** 2
     if value_clip:
         near = old_values + (values - old_values).clamp(-value_clip, value_clip)
@@ -191,32 +204,33 @@ def explained_variance(values, returns, masks, reduce=identity):
 # --------------------------------------------------------------------------------------- the update
 
 
-def compute_log_probs(policy, batches):
-    """log pi_old of every batch, once, before the first step, by the trainer (pi_old is not what
-    the engine says)."""
+def log_probs_of(policy, batches):
+    """log pi of the policy's tokens in every batch, without a gradient: a list of [B, L]."""
     with torch.no_grad():
         return [policy(batch)[0] for batch in batches]
 
 
-def old_log_probs(policy, minibatches, check_ratio=True):
-    """log pi_old of every batch, before the first step; None for those of the first mini-batch
-    unless `check_ratio`.
+def score_before_update(policy, minibatches, include_first=True):
+    """log pi_old of every micro-batch, before the first step: a list of [B, L], in their order. It
+    is what the trainer says, not the engine. Without `include_first` it is None for the
+    micro-batches of the first mini-batch, and `optimize` fills these in.
 
-    The first mini-batch is scored by pi_old anyway: its log-probs are taken from the training pass.
-    Its ratio is then 1 whatever they are, and checks nothing: a run asks for `check_ratio` at its
-    start and where it is resumed."""
+    Before the first step pi is pi_old, so the pass that trains the first mini-batch gives its log
+    pi_old too, and a forward pass is saved. But its ratio is then 1 by construction, and checking
+    it proves nothing. So a run includes the first mini-batch at its start and where it is resumed,
+    and at no other step."""
     batches = [batch for micros in minibatches for batch in micros]
-    skip = 0 if check_ratio else len(minibatches[0])
-    return [None] * skip + compute_log_probs(policy, batches[skip:])
+    skip = 0 if include_first else len(minibatches[0])
+    return [None] * skip + log_probs_of(policy, batches[skip:])
 
 
 def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over
-    this rank's own).
+    those of this rank).
 
-    limits: None, or (for the mean, for the maximum). Raises SelfCheckFailed where one is passed:
-    the engine then samples from weights that are not the trainer's, or at another temperature, and
-    the run would learn from somebody else's replies.
+    limits: None, or (limit of the mean, limit of the maximum). Raises SelfCheckFailed where one is
+    exceeded: the engine then samples from weights that are not the trainer's, or at another
+    temperature, and the run would learn from somebody else's replies.
     """
     gaps = torch.cat(
         [(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)]
@@ -224,6 +238,7 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
     mean = total / max(1.0, count)
     peak = gaps.max().item() if gaps.numel() else 0.0
+    # put this way round because NaN, which an engine can return, is not <= anything
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed(
             "engine and trainer disagree about the sampled tokens: log-probs "
@@ -256,8 +271,8 @@ def check_gradients(norm, critic_norm):
 
 
 def clip_gradient(model, limit):
-    """Clip the gradient to `limit`; returns its norm before. (Of a sharded model it is a shard of a
-    sum: full_tensor() adds up.)"""
+    """Clip the gradient to the norm `limit`. Returns its norm before. (Where FSDP shards the model,
+    the norm is sharded too, and full_tensor() puts it together.)"""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -301,57 +316,61 @@ def optimize(
     gap_limits=None,
     ratio_limit=1e-3,
 ):
-    """One optimizer step per mini-batch, accumulated over its micro-batches. PPO's and GRPO's
-    policy step are this one.
+    """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
+    GRPO share it.
 
-    minibatches: a list of lists of Batch. old, advantages, ref: lists of [B, L], one per Batch, in
-    the same order: log pi_old (as `old_log_probs` leaves it), A, log pi_ref. critic: None, or a
-    CriticPart, stepped on the same mini-batches. ranks: by how many the sharding divides a gradient
-    when it sums it. frozen: the policy is looked at, not stepped. gap_limits: of `logp_gap`. A k1
-    penalty is no loss (it has been put into the rewards), and a micro-batch in which the policy is
-    silent adds nothing.
+    policy         batch -> (log_probs, entropy), [B, L] each
+    minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
+    old            log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
+                   returns it: some may be None
+    advantages     a list of [B, L], one per micro-batch
+    clip_eps       of `policy_loss`
+    entropy_coef   of the entropy bonus
+    kl_coef        of the KL in the loss. A k1 penalty is no loss: PPO puts it into the rewards
+    kl_estimator   of `kl_penalty`
+    ref            log pi_ref, a list of [B, L], one per micro-batch; None where kl_coef is 0
+    max_grad_norm  the norm that the policy's gradient is clipped to
+    reduce         sums a tensor over ranks
+    ranks          their number. FSDP averages gradients over ranks, where their sum is meant; so
+                   losses are multiplied by it
+    critic         None, or a CriticPart, which is stepped on the same mini-batches
+    frozen         True: the policy's gradient is measured and dropped; only the critic is stepped
+    gap_limits     of `logp_gap`
+    ratio_limit    of `check_first_ratio`
 
-    Returns {kl, entropy, clipfrac, grad_norm, tokens_trained, logp_gap, logp_gap_max}: means over
-    all tokens and all steps, and the number of the tokens. Raises SelfCheckFailed before any step
-    if the first ratio is not 1 (log-probs `ratio_limit` apart) or the engine disagrees, and for a
-    gradient that is not finite.
+    Returns the metrics of the module's docstring, but for explained_variance. Raises
+    SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
+    the trainer; and before any step whose gradient is not finite.
     """
-    old = list(old)
+    old = list(old)  # a copy: its gaps are filled below
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     norms, k = [], 0  # k counts micro-batches
     for step, micros in enumerate(minibatches):
         # the token normaliser: of the whole mini-batch, over all ranks
         tokens = reduce(sum(b.action_mask.sum() for b in micros)).clamp(min=1)
         for batch in micros:
-            mask = batch.action_mask
-            log_probs, entropy = policy(batch)
-            if old[k] is None:
-                old[k] = log_probs.detach()
-            log_ratio = (log_probs - old[k])[mask].detach()
-            if step == 0 and log_ratio.numel():
-                check_first_ratio(log_ratio, ratio_limit)
-            loss, clipped = summed_loss(
+            # where old[k] was None, in the first mini-batch, it is filled in
+            old[k], measured = micro_step(
+                policy,
                 batch,
-                log_probs,
-                entropy,
                 old[k],
                 advantages[k],
-                ref=ref[k] if ref else None,
+                ref[k] if ref else None,
+                tokens=tokens,
+                ranks=ranks,
+                ratio_limit=ratio_limit if step == 0 else None,
                 clip_eps=clip_eps,
                 entropy_coef=entropy_coef,
                 kl_coef=kl_coef,
                 kl_estimator=kl_estimator,
             )
-            (loss / tokens * ranks).backward()
+            for name, number in measured.items():
+                sums[name] += number
             if critic:
                 error = critic.loss(k, batch)
                 (error / tokens * ranks).backward()
-            sums["kl"] += kl_penalty(old[k][mask], log_probs[mask].detach(), "k3").sum().item()
-            sums["entropy"] += entropy[mask].sum().item()
-            sums["clipped"] += clipped.item()
-            sums["tokens"] += mask.sum().item()
             k += 1
-        if step == 0:
+        if step == 0:  # nothing has been stepped yet, and `old` is full
             gap = logp_gap([b for micros in minibatches for b in micros], old, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
@@ -363,17 +382,44 @@ def optimize(
         if critic:
             critic.optimizer.step()
             critic.optimizer.zero_grad(set_to_none=True)
-    totals = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=tokens.device))
-    kl, entropy, clipped, trained = totals.tolist()
-    count = max(1.0, trained)
-    return {
-        "kl": kl / count,
-        "entropy": entropy / count,
-        "clipfrac": clipped / count,
-        "grad_norm": sum(norms) / len(norms),
-        "tokens_trained": int(trained),
-        **gap,
+    return {**means_of(sums, norms, reduce, tokens.device), **gap}
+
+
+def micro_step(policy, batch, old, advantages, ref, *, tokens, ranks, ratio_limit, **loss_settings):
+    """Add one micro-batch's part to the policy's gradient.
+
+    old, advantages, ref   as in `optimize`, of this micro-batch: [B, L] or None
+    tokens                 what the summed loss is divided by: the tokens of the mini-batch
+    ranks                  as in `optimize`
+    ratio_limit            of `check_first_ratio`; None after the first mini-batch, where the ratio
+                           may be anything
+    loss_settings          clip_eps, entropy_coef, kl_coef and kl_estimator, for `summed_loss`
+
+    Returns (log pi_old, the sums over the policy's tokens that `means_of` needs). Where the policy
+    is silent there is nothing to check, and all sums are 0. Raises SelfCheckFailed if the first
+    ratio is not 1.
+    """
+    mask = batch.action_mask
+    log_probs, entropy = policy(batch)
+    if old is None:  # nothing has been stepped yet: pi is pi_old
+        old = log_probs.detach()
+    log_ratio = (log_probs - old)[mask].detach()
+    if ratio_limit is not None and log_ratio.numel():
+        check_first_ratio(log_ratio, ratio_limit)
+    loss, clipped = summed_loss(
+        batch, log_probs, entropy, old, advantages, ref=ref, **loss_settings
+    )
+    (loss / tokens * ranks).backward()
+    # KL(pi_old, pi), because pi_old sampled the tokens: old is kl_penalty's `log_probs`, and pi its
+    # `ref_log_probs`.
+    kl = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
+    sums = {
+        "kl": kl.sum().item(),
+        "entropy": entropy[mask].sum().item(),
+        "clipped": clipped.item(),
+        "tokens": mask.sum().item(),
     }
+    return old, sums
 
 
 def summed_loss(
@@ -390,10 +436,11 @@ def summed_loss(
     kl_estimator,
 ):
     """The policy's loss in one micro-batch, summed over its tokens: policy loss, entropy bonus and
-    KL penalty. All tensors are [B, L]; `ref` is None where there is no KL.
+    KL penalty. All tensors are [B, L]; `ref` is None where there is no KL. Returns (loss, number of
+    tokens whose term the clip changes).
 
-    The engine's importance weights are in the policy loss only. A k1 penalty is no loss. Returns
-    (loss, number of tokens whose term the clip changes).
+    The engine's importance weights are in the policy loss only. A k1 penalty is no loss: PPO puts
+    it into the rewards.
     """
     mask = batch.action_mask
     weights = importance_weights(old, batch.engine_log_probs)
@@ -403,6 +450,21 @@ def summed_loss(
         kl = kl_penalty(log_probs, ref, kl_estimator, old)
         loss = loss + kl_coef * kl[mask].sum()
     return loss, clipped
+
+
+def means_of(sums, norms, reduce, device):
+    """The metrics of an update. sums: over this rank's tokens, {kl, entropy, clipped, tokens};
+    norms: of the policy's gradient, one per mini-batch."""
+    totals = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=device))
+    totals = dict(zip(sums, totals.tolist()))
+    count = max(1.0, totals["tokens"])
+    return {
+        "kl": totals["kl"] / count,
+        "entropy": totals["entropy"] / count,
+        "clipfrac": totals["clipped"] / count,
+        "grad_norm": sum(norms) / len(norms),
+        "tokens_trained": int(totals["tokens"]),
+    }
 
 
 def ppo_update(
@@ -419,31 +481,51 @@ def ppo_update(
     kl_coef=0.0,
     kl_estimator="k3",
     check_ratio=True,
+    max_grad_norm=1.0,
     reduce=identity,
     **settings,
 ):
-    """One PPO update. policy(batch) -> (log_probs, entropy), critic(batch) -> values; all [B, L].
+    """One PPO update from one rollout.
 
-    minibatches: a list (optimizer steps) of lists (micro-batches) of batches with .action_mask,
-    .engine_log_probs, .turn [B, L] and .reward [B, T].
+    policy         batch -> (log_probs, entropy), [B, L] each
+    critic         batch -> values, [B, L]
+    minibatches    a list (optimizer steps) of lists (micro-batches) of batches, which have
+                   .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
+    gamma, lam     of `gae`
+    value_clip     of `value_loss`
+    reference      as policy: the one that a KL holds the policy to
+    kl_coef        of the KL; at 0 there is none, and no reference is needed
+    kl_estimator   of `kl_penalty`: k1 goes into the rewards, the others into the loss
+    check_ratio    True: check that the first ratio is 1, which takes one more forward pass of the
+                   first mini-batch (`score_before_update`)
+    max_grad_norm  of policy and critic, each by itself
+    reduce         sums a tensor over ranks
+    settings       what else `optimize` needs: clip_eps, entropy_coef, ranks, frozen, gap_limits,
+                   ratio_limit
+
+    Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
     batches = [batch for micros in minibatches for batch in micros]
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    kl_in_rewards = kl_coef and kl_estimator == "k1"  # such rewards need log pi_old
-    old = old_log_probs(policy, minibatches, check_ratio or kl_in_rewards)
-    ref = compute_log_probs(reference, batches) if kl_coef else None
+    kl_in_rewards = kl_coef and kl_estimator == "k1"
+    # rewards with a KL in them need log pi_old of the first mini-batch too
+    old = score_before_update(policy, minibatches, include_first=check_ratio or kl_in_rewards)
+    ref = log_probs_of(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
     # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if kl_in_rewards:
-        penalties = [kl_penalty(o, f, "k1") for o, f in zip(old, ref)]
-        rewards = [r - kl_coef * p * m for r, p, m in zip(rewards, penalties, masks)]
+        for k, mask in enumerate(masks):
+            penalty = kl_penalty(old[k], ref[k], "k1")
+            rewards[k] = rewards[k] - kl_coef * penalty * mask
     # 3. Advantages, whitened over the whole batch.
-    advantages, returns = zip(
-        *[gae(r, v, m, gamma, lam) for r, v, m in zip(rewards, old_values, masks)]
-    )
+    advantages, returns = [], []
+    for reward, values, mask in zip(rewards, old_values, masks):
+        advantage, value_target = gae(reward, values, mask, gamma, lam)
+        advantages.append(advantage)
+        returns.append(value_target)
     mean, std = masked_mean_std(advantages, masks, reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
@@ -453,7 +535,7 @@ def ppo_update(
         old_values=old_values,
         returns=returns,
         value_clip=value_clip,
-        max_grad_norm=settings.get("max_grad_norm", 1.0),
+        max_grad_norm=max_grad_norm,
     )
     metrics = optimize(
         policy,
@@ -464,6 +546,7 @@ def ppo_update(
         kl_coef=kl_coef,
         ref=ref,
         kl_estimator=kl_estimator,
+        max_grad_norm=max_grad_norm,
         reduce=reduce,
         critic=critic_part,
         **settings,
@@ -477,5 +560,6 @@ if __name__ == "__main__":
     mask, reward = turn > 0, torch.tensor([[0.0, 1.0]])
     print("Tokens: 2 of the policy, 2 of the user, 1 of the policy; reward 1 at the end; V = 0.5.")
     for lam in (1.0, 0.5):
-        result = gae(place_rewards(reward, turn), 0.5 * mask, mask, gamma=1.0, lam=lam)
-        print(f"lambda {lam}:  advantages {result[0][0].tolist()}  returns {result[1][0].tolist()}")
+        rewards = place_rewards(reward, turn)
+        advantages, returns = gae(rewards, 0.5 * mask, mask, gamma=1.0, lam=lam)
+        print(f"lambda {lam}:  advantages {advantages[0].tolist()}  returns {returns[0].tolist()}")

@@ -10,50 +10,19 @@
     5. log          a line of metrics, every dialogue word for word, a checkpoint
     6. evaluate     held-out users, before and after
 
-First come the dialogue and the rollout; then `Trainer`: its steps, and below them what it is made
-of. Flags, torchrun, files and pictures are in support/, which a first reading may skip.
+First come the dialogue and the rollout; then `Trainer`: its steps, what they call, and last how a
+run is set up and closed. Flags, torchrun, files and pictures are in support/, which a first reading
+may skip.
 """
 
-import time
-
-STARTED = time.perf_counter()  # before the imports: they take seconds, and a run counts them
-
-from support import plan, report
-from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers, explain
-from support.llm import CallLog, Clock
-from support.ranks import (
-    all_gather_list,
-    all_reduce_sum,
-    broadcast,
-    check_world,
-    gather_episodes,
-    interrupt_at_once,
-    join_ranks,
-    leave_ranks,
-    raise_pending_interrupt,
-    rank,
-    wait_for_all,
-    world,
-)
-from support.rundir import (
-    RunDir,
-    checkpoints,
-    model_of,
-    new_state,
-    open_run,
-    profile_files,
-    read_json,
-    record_heldout,
-    refuse_edited,
-)
-from support.settings import gpu_is_there, read_flags
-from support.signs import MOST_UNREADABLE, batch_metrics, cut_replies, flat_groups, summarise
+from support import STARTED, errors, llm, plan, ranks, report, rundir, settings, signs
 from support.users import INITIAL_EMOTION
 
 import asyncio
 import contextlib
 import os
 import sys
+import time
 
 import torch
 from tqdm import tqdm
@@ -75,21 +44,24 @@ from simulator import (
 
 # ------------------------------------------------------------------------------------- the dialogue
 
+TURN_FIELDS = ("reply", "thought", "user", "analysis", "change", "mark", "emotion")  # as logged
+
 
 async def converse(agent, user, user_line, max_turns, group=0, floor=0):
     """One dialogue: at most `max_turns` replies to `user`, who opened with `user_line`; every reply
     is scored. Returns its Episode, `ended` by the first of these:
 
-        context                     no room for another reply; what is felt so far counts
-        malformed                   logged as it was sampled, never sent; emotion and reward 0
-        emotion_max, emotion_min    100, or `floor` or less: 0 in training, 9 in the benchmark,
-                                    which stops below 10
-        turn_limit                  the last reply is scored; nobody answers it
-        goodbye                     the user took leave
+        context         no room for another reply; what is felt so far counts
+        malformed       logged as it was sampled, never sent; emotion and reward 0
+        emotion_max     the emotion reached 100
+        emotion_min     the emotion fell to `floor` or below: 0 in training, 9 in the benchmark,
+                        which stops below 10
+        turn_limit      the last reply is scored; nobody answers it
+        goodbye         the user took leave
 
-    A turn is logged as {reply (what was sent), thought, user, analysis, change, mark (by which the
-    analysis is read), emotion}, None where it did not come to that. Raises SimulatorFailed if the
-    user's model gives out.
+    A turn is logged as a dict of TURN_FIELDS, None where it did not come to that. reply: what was
+    sent; user: the answer to it; mark: the four letters in front of the headers of the analysis.
+    Raises SimulatorFailed if the user's model gives out.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
     for turn in range(1, max_turns + 1):
@@ -97,22 +69,19 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         if reply is None:
             episode.ended = "context"
             break
-        record = {
-            "reply": reply.visible,
-            "thought": reply.thought,
-            "user": None,
-            "analysis": None,
-            "change": None,
-            "mark": None,
-            "emotion": None,
-        }
+        record = dict.fromkeys(TURN_FIELDS)
+        record["reply"] = reply.visible
+        record["thought"] = reply.thought
         episode.turns.append(record)
         if reply.malformed:  # RLVER 2.3: zero reward
-            record["reply"], episode.ended, episode.emotion = reply.text, "malformed", 0
+            record["reply"] = reply.text
+            episode.ended = "malformed"
+            episode.emotion = 0
             break
         # f_emo: the emotion moves
         record["analysis"], record["change"], record["mark"] = await user.feel(reply.visible)
-        record["emotion"] = episode.emotion = user.emotion
+        record["emotion"] = user.emotion
+        episode.emotion = user.emotion
         if user.emotion >= 100 or user.emotion <= floor:
             episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
             break
@@ -120,7 +89,8 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
-        record["user"] = user_line = await user.answer()
+        user_line = await user.answer()
+        record["user"] = user_line
         if says_goodbye(user_line):
             episode.ended = "goodbye"
             break
@@ -129,27 +99,24 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
     return episode
 
 
+# -------------------------------------------------------------------------------------- the rollout
+
+
 async def rollout(
     simulator,
-    people,
+    people,  # {group number in the whole batch: Profile}
     group_size,
-    make_agent,
+    make_agent,  # make_agent(number) is the policy's side of dialogue `number`
     max_turns,
-    bar=None,
-    groups=None,
-    name="",
-    timeout=None,
-    own_first_line=False,
+    bar=None,  # a progress bar, moved on by one for each dialogue
+    name="",  # of the rollout, in the log of calls
+    timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
+    own_first_line=False,  # evaluations open with the line of a profile that has one
 ):
     """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
-    the dropped dialogues, each as `dropped` describes it).
+    lost): `lost` has a row for each dialogue that was dropped, made by `row_of_dropped`.
 
     All users of a group open with the same first line, made once, and are separate from there on.
-    make_agent(number): the policy's side of dialogue `number`. bar: a progress bar, moved on by one
-    for each dialogue. groups: the number of each of `people` in the whole batch. name: of the
-    rollout, in the log of calls. timeout: seconds after which a dialogue that is still open is
-    dropped, as if its simulator had failed. own_first_line: open with the profile's own line, where
-    it has one, as evaluations do; in training the user's model says it.
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
     if bar is None:
@@ -159,48 +126,54 @@ async def rollout(
         try:
             async with asyncio.timeout_at(deadline):
                 episode = await converse(make_agent(number), user, user_line, max_turns, group)
-        except (SimulatorFailed, TimeoutError) as error:
-            return dropped(error, user)
+        except (errors.SimulatorFailed, TimeoutError) as error:
+            return row_of_dropped(error, user)
         finally:
             bar.update()
+        if not episode.tokens_sampled:
+            reason = "the user's first line leaves no room in the context for a reply"
+            return row_of_dropped(errors.SimulatorFailed(reason), user)
         episode.number = number
-        if episode.tokens_sampled:
-            return episode
-        return dropped(
-            SimulatorFailed("the user's first line leaves no room in the context for a reply"), user
-        )
+        return episode
 
     async def run_group(group, profile):
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
                 user_line = await (user.open() if own_first_line else user.answer())
-        except (SimulatorFailed, TimeoutError) as error:
+        except (errors.SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
-            return [dropped(error, user) for _ in range(group_size)]
-        numbers = range(group * group_size, (group + 1) * group_size)
+            return [row_of_dropped(error, user) for _ in range(group_size)]
+        numbers = range(group * group_size, (group + 1) * group_size)  # in the whole batch
         return await asyncio.gather(
             *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
         )
 
-    if groups is None:
-        groups = range(len(people))
-    finished = await asyncio.gather(*map(run_group, groups, people))
-    dialogues = [dialogue for group in finished for dialogue in group]
-    return (
-        [d for d in dialogues if isinstance(d, Episode)],
-        [d for d in dialogues if not isinstance(d, Episode)],
-    )
+    results = await asyncio.gather(*[run_group(n, profile) for n, profile in people.items()])
+    return by_outcome(results)
 
 
-def dropped(error, user):
-    """What is kept of a dialogue that `error` ended: what was said until then. The last reply of
-    the policy is part of it, because it may have made the user's model answer unreadably."""
+def by_outcome(results):
+    """(episodes, lost) of a rollout. results: for each group, a list of what `run_dialogue`
+    returned, each an Episode or a row."""
+    episodes, lost = [], []
+    for dialogues in results:
+        for dialogue in dialogues:
+            if isinstance(dialogue, Episode):
+                episodes.append(dialogue)
+            else:
+                lost.append(dialogue)
+    return episodes, lost
+
+
+def row_of_dropped(error, user):
+    """What dropped.jsonl keeps of a dialogue that `error` ended: what was said until then. The last
+    reply of the policy is part of it: it may have made the user's model answer unreadably."""
     reason = "the rollout ran out of time" if isinstance(error, TimeoutError) else str(error)
     return {
         "profile_id": user.profile.id,
         "reason": reason,
-        "unreadable": isinstance(error, UnreadableAnswers),
+        "unreadable": isinstance(error, errors.UnreadableAnswers),
         "dialogue": user.dialogue,
     }
 
@@ -212,19 +185,21 @@ KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each d
 
 
 class Trainer:
-    """A run: first its steps, then what it is made of. With many ranks each has its own dialogues,
-    its own engine and a shard of the models; only rank 0 writes files."""
+    """A run. With many ranks each has its own dialogues, its own engine and a shard of the models;
+    only rank 0 writes files. Its attributes are set in `__init__`, behind the steps."""
 
     def train(self):
         """The loop: evaluate, train and save, evaluate. Begins where `self.state` says."""
         cfg, state = self.cfg, self.state
-        if state["step"] < 0:
+        if state["step"] < 0:  # -1: a new run, which has not even been evaluated
             # 6. Evaluate, before.
-            episodes, state["step"] = self.evaluate(0), 0
+            episodes = self.evaluate(0)
+            state["step"] = 0
             self.save()
             self.tell(report.dialogue_text("before training", episodes[0]))
-        elif self.evaluation_is_due() and state["evaluations"][-1]["step"] != state["step"]:
-            self.evaluate(state["step"])  # the run was stopped between this step and its evaluation
+        elif self.evaluation_was_missed():
+            self.evaluate(state["step"])
+
         bar = tqdm(
             range(state["step"] + 1, cfg.steps + 1),
             initial=state["step"],
@@ -235,31 +210,37 @@ class Trainer:
         )
         for step in bar:
             metrics = self.train_step(step)
-            raise_pending_interrupt()
+            # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
+            ranks.raise_pending_interrupt()
             bar.set_postfix_str(report.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
                 self.tell(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
             if step % cfg.save_every == 0 or step == cfg.steps:
                 self.save()
-        # 6. Evaluate, after.
-        if state["step"]:
-            self.tell(report.dialogue_text("after training", self.evaluate(state["step"])[0]))
+
+        # 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
+        if state["step"] > 0:
+            episodes = self.evaluate(state["step"])
+            self.tell(report.dialogue_text("after training", episodes[0]))
         self.count_total()
         if self.first:
             report.finish(self.run.path, self.state, self.heldout, toy if cfg.toy else None)
 
     def train_step(self, step):
         """Steps 1 to 5, once. Returns the step's metrics."""
-        cfg, began, waited = self.cfg, time.perf_counter(), self.clock.simulator
+        cfg = self.cfg
+        began = time.perf_counter()
+        simulator_seconds_before = self.clock.simulator
 
         # 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
-        people = profiles_of_step(self.people, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        groups = dict(enumerate(people))
-        title = None if cfg.toy else f"step {step}"
-        episodes, lost = self.hold_dialogues(groups, cfg.group_size, "training", step, title)
-        episodes, counts, wasted = self.refill(episodes, lost, step)
-        episodes_of_all = gather_episodes(episodes)
+        n_groups = cfg.batch_size // cfg.group_size
+        profiles = profiles_of_step(self.training_profiles, n_groups, cfg.seed, step)
+        people = dict(enumerate(profiles))
+        title = None if cfg.toy else f"step {step}"  # the toy's are over too soon for a bar
+        episodes, drop_counts = self.hold_dialogues(people, cfg.group_size, "training", step, title)
+        episodes, drop_counts, tokens_wasted = self.refill(episodes, drop_counts, step)
+        episodes_of_all = ranks.gather_episodes(episodes)
         check_groups(episodes_of_all)
         rolled_out = time.perf_counter()
 
@@ -272,85 +253,34 @@ class Trainer:
 
         # 5. Log: every dialogue, a line of metrics. (`train` saves the checkpoints.)
         self.count("rollout", rolled_out - began)
-        self.count("simulator", self.clock.simulator - waited)
+        self.count("simulator", self.clock.simulator - simulator_seconds_before)
         self.count("update", synced - rolled_out)
         self.log_dialogues(step, "train", episodes_of_all)
-        batch = batch_metrics(episodes_of_all, cfg.think)
-        watched_emotion = self.watch(episodes, step)
-        metrics = {
-            "step": step,
-            **batch,
-            **counts,
-            "cut": self.share_of_cut_replies(episodes),
-            "reply_tokens": update_metrics["tokens_trained"] / batch["episodes"] / batch["turns"],
-            **update_metrics,
-            "kl_start": self.models.kl_start(self.start),
-            "gap": self.gap_to_held_out(batch["emotion"]),
-            "watched": watched_emotion,
-            "tokens_sampled": wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
-            "seconds": synced - began,
-        }
-        self.state["tokens"]["sampled"] += metrics["tokens_sampled"]
-        self.state["tokens"]["trained"] += metrics["tokens_trained"]
+        metrics = self.metrics_of_step(
+            step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
+        )
+        metrics["seconds"] = synced - began
         self.state["step"] = step
-        self.run.append("metrics.jsonl", metrics)
-        self.run.log_numbers("train", metrics)
-        self.warn_of_unreadable(metrics)
+        self.log_metrics(metrics)
         return metrics
 
-    def refill(self, episodes, lost, step):
-        """Groups whose dialogues all earned the same teach GRPO nothing; --refill N gives their
-        places to new users, up to N times (DAPO's dynamic sampling). episodes, lost: what
-        `hold_dialogues` returned. Returns (this rank's episodes; over all ranks: `lost` with the
-        number of groups "refilled"; over all ranks: tokens sampled in vain)."""
-        cfg, wasted = self.cfg, 0
-        counts = {**lost, "refilled": 0}
-        for again in range(1, cfg.refill + 1):
-            flat = flat_groups(gather_episodes(episodes))  # over all ranks, so all agree
-            if not flat:
-                break
-            people = profiles_of_step(self.people, len(flat), f"{cfg.seed} {again}", step)
-            new_episodes, newly_lost = self.hold_dialogues(
-                dict(zip(flat, people)), cfg.group_size, "training", step, again=again
-            )
-            wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
-            episodes = [e for e in episodes if e.group not in flat] + new_episodes
-            counts["refilled"] += len(flat)
-            for key, number in newly_lost.items():
-                counts[key] += number
-        return episodes, counts, sum_over_ranks([wasted])
+    def hold_dialogues(self, people, group_size, kind, step, title=None, again=0):
+        """Steps 1 and 2: this rank's share of the dialogues with `people`, {group number: Profile}.
 
-    def evaluate(self, step):
-        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
-        in the state."""
-        began = time.perf_counter()
-        groups = dict(enumerate(self.heldout))  # of one dialogue each
-        title = f"evaluating, step {step}"
-        episodes, lost = self.hold_dialogues(groups, 1, "evaluation", step, title)
-        if step == 0:
-            self.models.keep_start(episodes, self.start)
-        episodes_of_all = gather_episodes(episodes)
-        self.log_dialogues(step, "heldout", episodes_of_all)
-        self.count("evaluate", time.perf_counter() - began)
-        if lost["dropped"]:
-            self.tell(
-                f"evaluation at step {step}: {lost['dropped']} dialogues failed and do not count"
-            )
-        self.state["evaluations"].append({"step": step, **summarise(episodes_of_all), **lost})
-        self.run.log_numbers("heldout", self.state["evaluations"][-1])
-        return episodes_of_all
-
-    def hold_dialogues(self, groups, group_size, kind, step, title=None, again=0):
-        """Steps 1 and 2: this rank's share of the dialogues with `groups`, {number of the group:
-        profile}. kind: "training" or "evaluation"; title: of a progress bar, or None; again: the
-        round of `refill`, from 1. Returns (this rank's episodes; over all ranks, {"dropped":
-        dialogues, "unreadable": those of them whose user's answers could not be read}).
+        kind: "training" or "evaluation". title: of a progress bar, or None. again: the round of
+        `refill`, from 1. Returns (this rank's episodes, drop_counts): over all ranks, {"dropped":
+        number of dialogues, "unreadable": of those whose user's answers could not be read}. Raises
+        TooManyLost.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
-        batch): resumed or not, on however many ranks, the same is drawn. Raises TooManyLost."""
+        batch): resumed or not, on however many ranks, the same is drawn.
+        """
         self.models.engine.forget()
-        own_groups = [g for g in groups if g % world() == rank()]  # a group never crosses ranks
-        name = f"{kind} {step}" if not again else f"{kind} {step} again {again}"
+        # A group never crosses ranks.
+        people_here = {n: p for n, p in people.items() if n % ranks.world() == ranks.rank()}
+        name = f"{kind} {step}"  # of the rollout, in the log of calls
+        if again:
+            name += f" again {again}"
 
         def make_agent(number):
             seed = [self.cfg.seed, KINDS.index(kind), step, number]
@@ -358,50 +288,54 @@ class Trainer:
                 seed.append(again)
             return self.models.make_agent(seed)
 
-        with tqdm(
-            total=len(own_groups) * group_size,
-            desc=title,
-            unit="dialogue",
-            leave=False,
-            disable=not (title and self.first),
-        ) as bar:
+        with self.dialogue_bar(title, len(people_here) * group_size) as bar:
             dialogues = rollout(
                 self.simulator,
-                [groups[g] for g in own_groups],
+                people_here,
                 group_size,
                 make_agent,
                 self.cfg.max_turns,
                 bar,
-                groups=own_groups,
                 name=name,
                 timeout=self.cfg.rollout_timeout,
                 own_first_line=kind == "evaluation",
             )
             episodes, lost_here = self.runner.run(dialogues)
-        lost = [{"step": step, "kind": kind, **row} for row in all_gather_list(lost_here)]
-        # a round of `refill` may be small: there a fifth of a whole batch is too many
-        held = len(groups) * group_size
-        self.log_lost(lost, held, most=max(held, self.cfg.batch_size if again else 0) / 5)
-        return episodes, {"dropped": len(lost), "unreadable": sum(d["unreadable"] for d in lost)}
+        lost = [{"step": step, "kind": kind, **row} for row in ranks.all_gather_list(lost_here)]
+        self.log_lost(lost, len(people) * group_size, again)
+        unreadable = sum(row["unreadable"] for row in lost)
+        return episodes, {"dropped": len(lost), "unreadable": unreadable}
 
-    def log_lost(self, lost, held, most):
-        """Log the dialogues that were dropped, `lost` of `held`, in dropped.jsonl. Raises
-        TooManyLost if they are more than `most`."""
-        if len(lost) > most:
-            # Saved before they are logged: the step will be done again, and they with it.
-            self.save_what_is_done()
-        for row in lost:
-            self.run.append("dropped.jsonl", row)
-        if len(lost) <= most:
-            return
-        reason, unreadable = lost[0]["reason"], sum(row["unreadable"] for row in lost)
-        if 2 * unreadable > len(lost):
-            raise TooManyLost(
-                f"in {unreadable} of {held} dialogues nothing that the user's model "
-                f"said could be read, or it refused the prompt: {reason}; "
-                "what was said before stands in dropped.jsonl"
+    def refill(self, episodes, drop_counts, step):
+        """A zero-variance group, whose dialogues all earned the same, teaches GRPO nothing. With
+        --refill N dialogues with new users take its place, up to N times (DAPO's dynamic sampling).
+
+        episodes, drop_counts: what `hold_dialogues` returned. Returns both, brought up to date, and
+        tokens_wasted: those sampled for replaced groups, over all ranks. drop_counts["refilled"] is
+        the number of groups that were replaced.
+        """
+        cfg = self.cfg
+        drop_counts = {**drop_counts, "refilled": 0}
+        tokens_wasted = 0
+        for again in range(1, cfg.refill + 1):
+            # the numbers of the zero-variance groups, the same on all ranks
+            flat = signs.flat_groups(ranks.gather_episodes(episodes))
+            if not flat:
+                break
+            profiles = profiles_of_step(
+                self.training_profiles, len(flat), f"{cfg.seed} {again}", step
             )
-        raise TooManyLost(f"the simulator failed in {len(lost)} of {held} dialogues: {reason}")
+            new_people = dict(zip(flat, profiles))
+            new_episodes, new_counts = self.hold_dialogues(
+                new_people, cfg.group_size, "training", step, again=again
+            )
+            tokens_wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
+            kept = [e for e in episodes if e.group not in flat]
+            episodes = kept + new_episodes
+            drop_counts["refilled"] += len(flat)
+            for key, count in new_counts.items():
+                drop_counts[key] += count
+        return episodes, drop_counts, sum_over_ranks([tokens_wasted])
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -410,17 +344,18 @@ class Trainer:
             m.engine.sleep()  # the GPU's memory is the update's now
         minibatches = split_batch(
             episodes,
-            cfg.batch_size,
-            cfg.minibatches,
-            cfg.tokens_per_gpu,
-            f"{cfg.seed} {step}",
-            m.pad,
-            m.device,
-            all_gather_list,
-            cfg.reward,
+            batch_size=cfg.batch_size,
+            count=cfg.minibatches,
+            max_tokens=cfg.tokens_per_gpu,
+            seed=f"{cfg.seed} {step}",
+            pad_id=m.pad,
+            device=m.device,
+            all_gather_list=ranks.all_gather_list,
+            reward=cfg.reward,
         )
-        warmup = min(1.0, step / max(1, cfg.warmup))  # the share of the learning rates in use
-        m.optimizer.param_groups[0]["lr"] = cfg.lr * warmup
+        # Both learning rates rise from 0 to their full value in the first `warmup` steps.
+        lr_share = min(1.0, step / max(1, cfg.warmup))
+        m.optimizer.param_groups[0]["lr"] = cfg.lr * lr_share
         if cfg.algo == "grpo":
             metrics = grpo_update(
                 m.policy,
@@ -431,7 +366,7 @@ class Trainer:
                 **self.loss_settings(),
             )
         else:
-            m.critic_optimizer.param_groups[0]["lr"] = cfg.critic_lr * warmup
+            m.critic_optimizer.param_groups[0]["lr"] = cfg.critic_lr * lr_share
             metrics = ppo_update(
                 m.policy,
                 m.optimizer,
@@ -444,7 +379,7 @@ class Trainer:
                 frozen=step <= cfg.critic_warmup,
                 **self.loss_settings(),
             )
-        metrics["logp_gap_max"] = max(all_gather_list([metrics["logp_gap_max"]]))
+        metrics["logp_gap_max"] = max(ranks.all_gather_list([metrics["logp_gap_max"]]))
         return metrics
 
     def loss_settings(self):
@@ -456,18 +391,62 @@ class Trainer:
             kl_coef=cfg.kl_coef,
             kl_estimator=cfg.kl_estimator,
             reference=m.reference,
+            # `fresh`: nothing has been trained since the start or the resume. Only then is the
+            # first ratio checked, because that costs a forward pass.
             check_ratio=m.fresh,
-            reduce=all_reduce_sum,
-            ranks=world(),
-            **m.limits,
+            ratio_limit=m.limits["ratio_limit"],  # how far the first ratio may be from 1
+            gap_limits=m.limits["gap_limits"],  # between the engine's log-probs and the trainer's
+            reduce=ranks.all_reduce_sum,
+            ranks=ranks.world(),
         )
 
-    # ----------------------------------------------------------------------------- further metrics
+    def evaluate(self, step):
+        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
+        in the state."""
+        began = time.perf_counter()
+        people = dict(enumerate(self.heldout))  # groups of one dialogue each
+        title = f"evaluating, step {step}"
+        episodes, drop_counts = self.hold_dialogues(people, 1, "evaluation", step, title)
+        if step == 0:
+            self.models.keep_start(episodes, self.start_file)
+        episodes_of_all = ranks.gather_episodes(episodes)
+        self.log_dialogues(step, "heldout", episodes_of_all)
+        self.count("evaluate", time.perf_counter() - began)
+        n_dropped = drop_counts["dropped"]
+        if n_dropped:
+            self.tell(f"evaluation at step {step}: {n_dropped} dialogues failed and do not count")
+        scores = {"step": step, **signs.summarise(episodes_of_all), **drop_counts}
+        self.state["evaluations"].append(scores)
+        self.run.log_numbers("heldout", scores)
+        return episodes_of_all
+
+    # ------------------------------------------------------------------------ the metrics of a step
+
+    def metrics_of_step(
+        self, step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
+    ):
+        """The step's line of metrics.jsonl, but for its seconds. episodes: of this rank, with their
+        tokens; drop_counts, tokens_wasted: as `refill` returned them."""
+        batch = signs.batch_metrics(episodes_of_all, self.cfg.think)
+        watched_emotion = self.watch(episodes, step)
+        tokens_per_dialogue = update_metrics["tokens_trained"] / batch["episodes"]
+        return {
+            "step": step,
+            **batch,
+            **drop_counts,
+            "cut": self.share_of_cut_replies(episodes),
+            "reply_tokens": tokens_per_dialogue / batch["turns"],
+            **update_metrics,
+            "kl_start": self.models.kl_start(self.start_file),
+            "gap": self.gap_to_held_out(batch["emotion"]),
+            "watched": watched_emotion,
+            "tokens_sampled": tokens_wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
+        }
 
     def share_of_cut_replies(self, episodes):
         """The share of replies, over all ranks, that --max-tokens has cut."""
-        counts = cut_replies(episodes, self.models.engine.stop_id)
-        cut, replies = all_reduce_sum(torch.tensor(counts))
+        counts = signs.cut_replies(episodes, self.models.engine.stop_id)
+        cut, replies = ranks.all_reduce_sum(torch.tensor(counts))
         return float(cut / max(1, replies))
 
     def gap_to_held_out(self, emotion):
@@ -482,20 +461,124 @@ class Trainer:
         in a step in which nobody watches."""
         if not self.watcher or step % self.cfg.watch_every:
             return None
-        return self.runner.run(watched(self.watcher, episodes, self.people, all_gather_list))
+        return self.runner.run(
+            watched(self.watcher, episodes, self.training_profiles, ranks.all_gather_list)
+        )
 
-    # --------------------------------------------------------------------- what a run is made of
+    # -------------------------------------------------------------------------- what the steps call
+
+    def evaluation_is_due(self):
+        """Is there an evaluation after the step that is done? (The one after the last step is not
+        meant; it is always made.)"""
+        cfg, step = self.cfg, self.state["step"]
+        return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
+
+    def evaluation_was_missed(self):
+        """Was the run stopped between a step and the evaluation that was due after it?"""
+        return self.evaluation_is_due() and (
+            self.state["evaluations"][-1]["step"] != self.state["step"]
+        )
+
+    def tell(self, text):
+        """Print a line above the progress bar."""
+        if self.first:
+            tqdm.write(text)
+
+    def count(self, kind, seconds):
+        """Add to the run's seconds."""
+        self.state["seconds"][kind] += seconds
+
+    def count_total(self):
+        """The run's seconds so far, those before it was resumed among them."""
+        self.state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
+
+    def dialogue_bar(self, title, total):
+        """A progress bar of `total` dialogues; invisible if it has no title."""
+        hidden = title is None or not self.first
+        return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)
+
+    def log_dialogues(self, step, split, episodes):
+        """Step 5's dialogues, word for word, with all that led to each change of emotion."""
+        for episode in episodes:
+            row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
+            self.run.append("dialogues.jsonl", row)
+
+    def log_metrics(self, metrics):
+        """Step 5's line of metrics; its tokens are added to those of the run."""
+        self.state["tokens"]["sampled"] += metrics["tokens_sampled"]
+        self.state["tokens"]["trained"] += metrics["tokens_trained"]
+        self.run.append("metrics.jsonl", metrics)
+        self.run.log_numbers("train", metrics)
+        self.warn_of_unreadable(metrics)
+
+    def warn_of_unreadable(self, metrics):
+        """Warn once if more than one dialogue in a hundred was dropped because the user's answers
+        could not be read: a policy that learns to bring this about loses no reward by it."""
+        self.dialogues += metrics["episodes"] + metrics["dropped"]
+        self.unreadable += metrics["unreadable"]
+        if self.unreadable > signs.MOST_UNREADABLE * self.dialogues and not self.warned:
+            self.warned = True
+            self.tell(
+                f"step {metrics['step']}: {self.unreadable} of {self.dialogues} dialogues were "
+                "dropped because the user's answers could not be read, or the prompt was "
+                "refused; dropped.jsonl has what was said before (docs/marks.md)"
+            )
+
+    def log_lost(self, lost, held, again):
+        """Log the dialogues that were dropped, `lost` (rows) of `held` (their number), in
+        dropped.jsonl. Raises TooManyLost if they are more than a fifth."""
+        # A round of refill (`again`) may be small: there a fifth of the whole batch is the limit.
+        limit = held / 5
+        if again:
+            limit = max(held, self.cfg.batch_size) / 5
+        too_many = len(lost) > limit
+        if too_many:
+            # Before they are logged: a resumed run cuts the logs to their length at the checkpoint,
+            # does the step again, and logs it again.
+            self.save_what_is_done()
+        for row in lost:
+            self.run.append("dropped.jsonl", row)
+        if too_many:
+            raise errors.TooManyLost(why_too_many(lost, held))
+
+    def save_what_is_done(self):
+        """Save a checkpoint of the last whole step, if there is none yet."""
+        done = self.state["step"]
+        newest = rundir.checkpoints(self.run.path)[-1:]
+        checkpoint = self.run.path / f"checkpoint-{done:06d}"
+        if done >= 0 and ranks.broadcast(lambda: newest != [checkpoint]):
+            self.save()
+
+    def save(self):
+        """Step 5's checkpoint. All ranks gather, the first one writes."""
+        self.count_total()
+        log = self.calls.path
+        sizes = []  # of this rank's log of calls
+        if log and log.exists():
+            sizes = [(log.name, log.stat().st_size)]
+        self.state["call_bytes"].update(ranks.all_gather_list(sizes))
+        write = self.models.gather()
+        if self.first:
+            self.run.save_checkpoint(self.state, write, self.cfg)
+            report.draw_while_running(self.run.path, self.state, self.heldout)
+
+    # --------------------------------------------------------------- how a run is set up and closed
 
     def __init__(self, cfg, out, new=False):
         """cfg: Settings; out: the run's directory. Goes on from its newest checkpoint, if there is
         one and the run is not `new`. Raises BadInput or BadModel before anything is left behind."""
-        check_world()
-        self.cfg, self.first = cfg, rank() == 0
-        self.run = RunDir(out, self.first, cfg.tensorboard)
-        self.start = self.run.path / "start.json"  # a few dialogues of the starting policy
-        self.clock, self.runner, self.state = Clock(), asyncio.Runner(), new_state()
-        # counted by `warn_of_unreadable`, since the start or the resume
-        self.dialogues, self.unreadable, self.warned = 0, 0, False
+        ranks.check_world()
+        self.cfg = cfg
+        self.first = ranks.rank() == 0  # the one rank that writes and prints
+        self.run = rundir.RunDir(out, self.first, cfg.tensorboard)
+        self.start_file = self.run.path / "start.json"  # a few dialogues of the starting policy
+        self.clock = llm.Clock()  # counts the seconds in which only the simulator is at work
+        self.runner = asyncio.Runner()
+        self.state = rundir.new_state()
+        # what `warn_of_unreadable` counts, since the start or the resume; has it warned?
+        self.dialogues = 0
+        self.unreadable = 0
+        self.warned = False
         self.make_users(new)
         checkpoint = self.enter_directory(new)
         # A Ctrl-C while the toy's policy is made must leave a run that can be resumed. For other
@@ -504,28 +587,30 @@ class Trainer:
             self.run.write_config(cfg)
         self.models = Models(cfg, checkpoint, self.clock, self.runner)
         if checkpoint:
-            self.state = read_json(checkpoint / "state.json")
+            self.state = rundir.read_json(checkpoint / "state.json")
         self.count("toy_policy", self.models.toy_seconds)
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
-            raise BadInput(f"--steps {cfg.steps}: this run has done {self.state['step']} already")
+            raise errors.BadInput(
+                f"--steps {cfg.steps}: this run has done {self.state['step']} already"
+            )
         self.open_logs()
         self.run.write_config(cfg)
         if self.first and not (self.run.path / "heldout.json").exists():
-            record_heldout(self.run.path, cfg.profiles, [p.id for p in self.heldout])
-        wait_for_all()
+            rundir.record_heldout(self.run.path, cfg.profiles, [p.id for p in self.heldout])
+        ranks.wait_for_all()
         self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
 
     def make_users(self, new):
         """The user's model, the users to train on and those held out, and who watches."""
         cfg = self.cfg
-        self.calls = CallLog(self.path_of_calls(), cfg.simulator_cache)
+        self.calls = llm.CallLog(self.path_of_calls(), cfg.simulator_cache)
         self.simulator = simulator_of_run(cfg, self.calls, self.clock)
-        files = cfg.profiles if new else profile_files(self.run.path, cfg.profiles)
-        self.people, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
+        files = cfg.profiles if new else rundir.profile_files(self.run.path, cfg.profiles)
+        self.training_profiles, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
         self.watcher = None
         if cfg.watch:
-            self.watcher = watcher_of_run(cfg, self.people, self.calls, self.clock)
+            self.watcher = watcher_of_run(cfg, self.training_profiles, self.calls, self.clock)
         self.check_simulator(self.simulator)
         if self.watcher:
             self.check_simulator(self.watcher)
@@ -535,11 +620,11 @@ class Trainer:
         models = [self.cfg.simulator, self.cfg.watch or "toy"]
         if all(model.startswith("toy") for model in models):
             return None
-        return self.run.path / (f"calls-{rank()}.jsonl" if rank() else "calls.jsonl")
+        return self.run.path / (f"calls-{ranks.rank()}.jsonl" if ranks.rank() else "calls.jsonl")
 
     def check_simulator(self, simulator):
         """Let the first rank ask the model once. Raises BadInput, on all ranks, if that fails."""
-        broadcast(lambda: self.runner.run(simulator.check()))
+        ranks.broadcast(lambda: self.runner.run(simulator.check()))
         simulator.checked = True  # on all ranks
 
     def enter_directory(self, new):
@@ -548,9 +633,9 @@ class Trainer:
         self.run.lock()
         if new:
             self.run.clear()
-        checkpoint = self.run.agree_on_checkpoint(broadcast, all_gather_list)
+        checkpoint = self.run.agree_on_checkpoint(ranks.broadcast, ranks.all_gather_list)
         if checkpoint:
-            refuse_edited(checkpoint, self.cfg)
+            rundir.refuse_edited(checkpoint, self.cfg)
         return checkpoint
 
     def open_logs(self):
@@ -562,63 +647,6 @@ class Trainer:
         for path in self.run.path.glob("calls*.jsonl"):
             self.calls.read(path, self.state["call_bytes"].get(path.name, 0))
 
-    def count(self, kind, seconds):
-        """Add to the run's seconds."""
-        self.state["seconds"][kind] += seconds
-
-    def evaluation_is_due(self):
-        """Is there an evaluation after the step that is done? (The one after the last step is not
-        meant; it is always made.)"""
-        cfg, step = self.cfg, self.state["step"]
-        return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
-
-    def log_dialogues(self, step, split, episodes):
-        """Step 5's dialogues, word for word, with all that led to each change of emotion."""
-        for episode in episodes:
-            row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
-            self.run.append("dialogues.jsonl", row)
-
-    def warn_of_unreadable(self, metrics):
-        """Warn once if more than one dialogue in a hundred was dropped because the user's answers
-        could not be read: a policy that learns to bring this about loses no reward by it."""
-        self.dialogues += metrics["episodes"] + metrics["dropped"]
-        self.unreadable += metrics["unreadable"]
-        if self.unreadable > MOST_UNREADABLE * self.dialogues and not self.warned:
-            self.warned = True
-            self.tell(
-                f"step {metrics['step']}: {self.unreadable} of {self.dialogues} dialogues were "
-                "dropped because the user's answers could not be read, or the prompt was "
-                "refused; dropped.jsonl has what was said before (docs/marks.md)"
-            )
-
-    def tell(self, text):
-        """Print a line above the progress bar."""
-        if self.first:
-            tqdm.write(text)
-
-    def save_what_is_done(self):
-        """Save a checkpoint of the last whole step, if there is none yet."""
-        done = self.state["step"]
-        newest = checkpoints(self.run.path)[-1:]
-        if done >= 0 and broadcast(lambda: newest != [self.run.path / f"checkpoint-{done:06d}"]):
-            self.save()
-
-    def count_total(self):
-        """The run's seconds so far, those before it was resumed among them."""
-        self.state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
-
-    def save(self):
-        """Step 5's checkpoint. All ranks gather, the first one writes."""
-        self.count_total()
-        log, sizes = self.calls.path, []
-        if log and log.exists():
-            sizes = [(log.name, log.stat().st_size)]
-        self.state["call_bytes"].update(all_gather_list(sizes))
-        write = self.models.gather()
-        if self.first:
-            self.run.save_checkpoint(self.state, write, self.cfg)
-            report.draw_while_running(self.run.path, self.state, self.heldout)
-
     def close(self):
         """Release the lock, and cancel the dialogues that are still open. asyncio would print ten
         lines about each of them; they are cancelled quietly."""
@@ -628,9 +656,22 @@ class Trainer:
             self.runner.close()
 
 
+def why_too_many(lost, held):
+    """The message of a run that stops because `lost` (rows) of `held` dialogues were dropped."""
+    reason = lost[0]["reason"]
+    unreadable = sum(row["unreadable"] for row in lost)
+    if 2 * unreadable > len(lost):
+        return (
+            f"in {unreadable} of {held} dialogues nothing that the user's model "
+            f"said could be read, or it refused the prompt: {reason}; "
+            "what was said before stands in dropped.jsonl"
+        )
+    return f"the simulator failed in {len(lost)} of {held} dialogues: {reason}"
+
+
 def sum_over_ranks(numbers):
     """The sum of the whole `numbers` of all ranks."""
-    return int(all_reduce_sum(torch.tensor(sum(numbers))))
+    return int(ranks.all_reduce_sum(torch.tensor(sum(numbers))))
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -638,30 +679,33 @@ def sum_over_ranks(numbers):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    rank_here = int(os.environ.get("RANK", 0))  # rank() knows it only after join_ranks()
-    given = read_flags(argv, quiet=rank_here > 0)
-    usual_handler = interrupt_at_once()
-    trainer, out, code, message = None, None, 0, ""
+    rank_here = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
+    given = settings.read_flags(argv, quiet=rank_here > 0)
+    # From here on Ctrl-C raises KeyboardInterrupt at once, also inside asyncio.
+    usual_handler = ranks.interrupt_at_once()
+    trainer, out = None, None
+    code, message = 0, ""
     try:
         if given["plan"]:
-            print(plan.report(open_run(given)[0], given))
+            print(plan.report(rundir.open_run(given)[0], given))
             return 0
-        join_ranks(cuda=gpu_is_there() and model_of(given) != "toy")
-        cfg, out, finished = broadcast(lambda: open_run(given))
+        ranks.join_ranks(cuda=settings.gpu_is_there() and rundir.model_of(given) != "toy")
+        cfg, out, finished = ranks.broadcast(lambda: rundir.open_run(given))
         if finished:
             if rank_here == 0:
                 report.print_finished(out)
             return 0
         trainer = Trainer(cfg, out, new=given["resume"] is None)
         if trainer.first:
-            report.print_settings(cfg, out, len(trainer.people), len(trainer.heldout), world())
+            n_training, n_heldout = len(trainer.training_profiles), len(trainer.heldout)
+            report.print_settings(cfg, out, n_training, n_heldout, ranks.world())
             if trainer.calls.path:
                 print(plan.calls_of(cfg, given["price"]))
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
-        code, message = explain(error, out, rank_here, world())
+        code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
-        interrupt_at_once(usual_handler)
+        ranks.interrupt_at_once(usual_handler)  # put back the handler that was there before
         if trainer:
             trainer.close()
     if message:
@@ -671,5 +715,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     code = main()
-    leave_ranks(code)
+    ranks.leave_ranks(code)
     sys.exit(code)

@@ -8,10 +8,15 @@ After each reply of the policy two questions go to a language model, one after t
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
 S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the
-model and reads the answer's sections, whichever model it is. The last emotion is the reward, so
-this file is where a reward could be forged: what the policy says enters a prompt in one
-substitution pass, as a JSON string, and the change is read from the one line that bears the mark of
-this prompt, four letters that the policy cannot know (support/answers.py), and clamped.
+model and reads the answer's sections, whichever model it is.
+
+The last emotion is the reward, so this file is where a policy could forge its reward. Three things
+prevent that:
+
+* What the policy says enters a prompt in one substitution pass, as JSON (`fill`, `as_json`).
+* The change is read only from a header with the mark of this prompt, four letters that the policy
+  cannot know (support/answers.py).
+* The change is clamped to +-10 (`clamp_change`).
 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
@@ -25,13 +30,13 @@ from support.llm import (
     LocalModel,
     PromptRefused,
     RetryableError,
-    ServerModel,
     ask_with_retries,
     digest,
 )
+from support.server import ServerModel
 from support.settings import split_name
 from support.toy_words import NEEDS
-from support.users import INITIAL_EMOTION, check_profile, emotion_level, read_profiles
+from support.users import INITIAL_EMOTION, emotion_level, profile_of_row, read_profiles
 
 import asyncio
 import copy
@@ -43,15 +48,19 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import toy
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
 CHECK = "I am here. Tell me a little more about it."  # the reply of `Simulator.check`
-# What a talk is for: a heart-to-heart (all released users); a small aim, then what one loves; or to
-# wait for the other to bring something up. purpose_*.txt among the prompts has the words.
-PURPOSES = ("eq", "target", "no-target")
+# What a talk is for. The prompts' purpose_*.txt tell it to the model.
+PURPOSES = (
+    "eq",  # a heart-to-heart: the user is troubled (all released users)
+    "target",  # chit-chat: first a small aim of the user's own, then what the user loves
+    "no-target",  # chit-chat: the user waits for the other one to bring something up
+)
 
 
 # ------------------------------------------------------------------------------------- the person
@@ -59,14 +68,14 @@ PURPOSES = ("eq", "target", "no-target")
 
 @dataclass(frozen=True)
 class Profile:
-    """One simulated person, in the field names of the released JSONL; task: hidden intention."""
+    """One simulated person. The names of the fields are those of the released JSONL files."""
 
     id: str
     player: str  # the persona: name, age, habits, way of speaking
     scene: str  # the background: what happened, how replies are taken
     main_cha: str  # persona group: negative, passive or avoidant
     cha_group: list  # traits
-    task: str
+    task: str  # the hidden intention: what this person needs from the talk, and does not say
     topic: str = ""
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
     need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
@@ -77,7 +86,8 @@ class Profile:
 
 
 def clamp_change(change):
-    """To +-10 (RLVER appendix E.1): without it, one misread number decides a dialogue."""
+    """The change, limited to +-10 (RLVER appendix E.1): otherwise one misread number could decide a
+    whole dialogue."""
     return min(MAX_CHANGE, max(-MAX_CHANGE, change))
 
 
@@ -123,14 +133,15 @@ def says_goodbye(line):
         他没有说再见。                       no    the same in Chinese
         我们还能再见面吗？                    no    the word is part of another one
         Goodbye! No, wait, one thing.       no    not in the last sentence
-        He just said, "Goodbye."            no    somebody else's farewell: the comma goes
+        He just said, "Goodbye."            no    somebody else's farewell
         Goodbye is the word she used.       no
     """
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
     last = sentences[-1].replace("’", "'")
-    # What is reported belongs to the clause of its verb: the sign between the two goes.
+    # Drop the comma or colon behind a verb of saying, so that what is reported stays in the clause
+    # of its verb: 'He just said, "Goodbye."' becomes one clause, which is more than a farewell.
     saying = r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)"
     last = re.sub(saying + r"\s*[,:，：]", r"\1 ", last)
     # Only letters, apostrophes, hyphens, colons and what ends a clause are looked at.
@@ -161,8 +172,9 @@ REPLY_HEADERS = {name: name for name in ("Thinking", "Origin", "Change", "Respon
 
 
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None):
-    """A prompt file's text. placeholders: names that it must have, and no others (default: those of
-    PLACEHOLDERS). Raises BadInput if it, or a placeholder, is missing or unknown."""
+    """The text of a prompt file. placeholders: the set of names that stand in it as {{name}}, no
+    more and no less; default: PLACEHOLDERS[name], or none if the file is not listed there. Raises
+    BadInput if the file or a placeholder is missing, or a placeholder is unknown."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
@@ -170,13 +182,16 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadInput(f"prompt file {path} is not UTF-8 text") from None
+    if placeholders is None:
+        placeholders = PLACEHOLDERS.get(name, set())
     present = set(re.findall(r"\{\{(\w+)\}\}", text))
-    known = PLACEHOLDERS.get(name, set()) if placeholders is None else placeholders
-    if known - present:
-        raise BadInput(f"prompt file {path} lacks its placeholder {{{{{min(known - present)}}}}}")
-    if present - known:
+    missing = placeholders - present
+    unknown = present - placeholders
+    if missing:
+        raise BadInput(f"prompt file {path} lacks its placeholder " + "{{" + min(missing) + "}}")
+    if unknown:
         raise BadInput(
-            f"prompt file {path} has an unknown placeholder {{{{{min(present - known)}}}}}"
+            f"prompt file {path} has an unknown placeholder " + "{{" + min(unknown) + "}}"
         )
     return text.strip()
 
@@ -190,40 +205,48 @@ def fill(template, values):
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match.group(1)]), template)
 
 
+# What `as_json` escapes beside JSON's own signs: "<", which could close a tag of the prompt, and
+# three signs that end a line as \n does (next line, line separator, paragraph separator).
+ESCAPED_SIGNS = "<\u0085\u2028\u2029"
+
+
 def as_json(value):
-    """JSON for a prompt. Newlines become \\n, and the three other signs that end a line are escaped
-    too, so no text can open a section of its own; < becomes \\u003c, so none can close a tag of the
-    prompt. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
+    """JSON for a prompt. A newline becomes \\n, and every sign of ESCAPED_SIGNS becomes its number,
+    such as \\u003c for "<", so no text can begin a line of its own (and with it a section), or
+    close a tag. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
     text = json.dumps(value, ensure_ascii=False)
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<\u0085\u2028\u2029"})
+    escapes = {ord(sign): f"\\u{ord(sign):04x}" for sign in ESCAPED_SIGNS}
+    return text.translate(escapes)
 
 
-def load_complaints(lang, root=PROMPTS):
-    """{name: line}: what a model is told that is asked again, one line for each kind of mistake. A
-    fixed list: a word of the answer in it might be a word of the policy, outside of all JSON."""
-    lines = load_prompt("complaints", lang, root=root).splitlines()
+def load_complaints(lang):
+    """{name: line}: what a model is told when it is asked again, one line for each kind of mistake.
+    The lines are fixed texts and quote nothing of the answer: its words might be the policy's, and
+    they would stand outside of all JSON."""
+    lines = load_prompt("complaints", lang).splitlines()
     return dict(line.split(": ", 1) for line in lines)
 
 
 def parse_change(line):
-    """The signed integer that stands alone on a Change header's own line: "-3", "+5.0", "-3/10",
-    "no change". Raises ValueError for all else: the model is asked again."""
+    """The signed integer that stands alone on the line of the header Change: "-3", "+5.0", "-3/10",
+    "no change". Raises ValueError for everything else, and the model is asked again."""
     if peel(line).casefold() in ("no change", "不变"):
         return 0
     return whole_number(line, out_of=MAX_CHANGE)
 
 
 def parse_emotion(text, mark):
-    """An answer of f_emo -> (sections, change), the change an integer, not yet clamped. Only
-    headers with the mark are read. Raises ValueError if one is missing, or the change cannot be
-    read."""
+    """Read an answer of f_emo: ({header: text}, change), the change an integer, not yet clamped.
+    Only headers with the mark are read. Raises ValueError if one of them is missing, or the change
+    cannot be read."""
     sections = marked_sections(text, EMOTION_HEADERS, mark, deciding=["Change"])
     return sections, parse_change(sections["Change"])
 
 
 def parse_reply(text, mark):
-    """An answer of f_reply -> (sections, the first paragraph of Response). Only headers with the
-    mark are read. Raises ValueError."""
+    """Read an answer of f_reply: ({header: text}, the first paragraph of Response, which is the
+    user's line). Only headers with the mark are read. Raises ValueError if one of them is missing,
+    or the line is empty."""
     sections = marked_sections(text, REPLY_HEADERS, mark)
     paragraph = re.split(r"\n\s*\n", sections["Response"])[0]
     response = paragraph.strip().strip('"“”').strip()
@@ -232,18 +255,31 @@ def parse_reply(text, mark):
     return sections, response
 
 
-# --------------------------------------------------------------------------- the simulator and user
+# ----------------------------------------------------------------------------------- the simulator
+
+
+class PreparedCall(NamedTuple):
+    """One call to the model, ready to be made."""
+
+    prompt: str
+    mark: str  # the mark that the prompt asks for, "" if it asks for none
+    key: str  # the log keeps the answer under this key
+
+
+class ReadAnswer(NamedTuple):
+    """An answer of the model that could be read."""
+
+    text: str  # the whole answer
+    mark: str  # the mark by which it was read
+    parsed: object  # what `parse(text, mark)` returned
 
 
 class Simulator:
     """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
 
-    `model` is any `async def model(prompt) -> text`, at most `concurrency` calls of which are under
-    way. A call that fails is tried again after growing waits, never shorter than the server asked
-    for; an answer that cannot be read at once, with a complaint; `retries` times in all. Then the
-    dialogue is given up. (The released code asks for ever.)"""
-
-    retries_unreadable = None  # of `retries`, those after unreadable answers; None: all
+    The methods in reading order: `ask` renders the prompt of a hop and hands it to `put`, which
+    looks for the answer in the log (`look_up`) or asks the model until an answer can be read
+    (`call`). `check` asks one question before the first dialogue."""
 
     def __init__(
         self,
@@ -255,9 +291,19 @@ class Simulator:
         concurrency=None,
         log=None,
         clock=None,
+        retries_unreadable=None,
     ):
+        """model: any `async def model(prompt) -> text`. wait: seconds before the first retry of a
+        call that failed; they grow from there. concurrency: how many calls may be under way at once
+        (default: any number).
+
+        retries: further attempts at a question, after calls that failed and after answers that
+        could not be read; retries_unreadable: how many of them after the latter (default: all).
+        Then the dialogue is given up. (The released code asks for ever.)"""
         self.model = model
-        self.retries, self.wait = retries, wait
+        self.retries = retries
+        self.retries_unreadable = retries_unreadable
+        self.wait = wait
         self.clock = clock or Clock()
         self.log = log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
@@ -269,101 +315,45 @@ class Simulator:
         }
         self.complaints = load_complaints(lang)
 
-    def key(self, prompt, dialogue, unreadable):
-        """The cache key of a model call: under which the log keeps its answer. At temperature 0
-        equal prompts share an answer. At any other the name of the dialogue is part of the key, or
-        all dialogues of a group would hear the same "sample". `unreadable` counts the answers to
-        this question before it that could not be read."""
-        name = getattr(self.model, "name", "")
-        temperature = getattr(self.model, "temperature", 0.0)
-        return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
-
-    async def check(self):
-        """One question before anything is paid for, as in a dialogue: a wrong key or address shows
-        at once, and so does a model that cannot copy four letters: it cannot play a user.
-
-        Raises SimulatorRefused or BadInput for these, TooManyLost if nobody answers."""
-        user = User(self.unlogged(), toy_profiles("train", 1)[0])
-        await self.pass_check(user.feel(CHECK))
-
-    def unlogged(self):
-        """A copy of this simulator without its log, for `check`: an old answer says nothing about
-        the server of today."""
-        unlogged = copy.copy(self)
-        unlogged.log = CallLog()
-        unlogged.retries_unreadable = 2
-        return unlogged
-
-    async def pass_check(self, question):
-        """Await the `question` of a check; of its failures, say what each means."""
-        if getattr(self.model, "is_scripted", False):
-            question.close()
-            return
-        try:
-            await question
-        except UnreadableAnswers as error:
-            raise BadInput(
-                f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
-                f"the prompts ask for ({error}); choose another model"
-            ) from None
-        except SimulatorFailed as error:
-            raise TooManyLost(str(error)) from None
-        self.checked = True
-
-    async def call(self, prompt, key, mark=""):
-        """One call to the model, logged with the mark that its prompt asks for."""
-        async with self.slots:
-            began = time.perf_counter()
-            with self.clock.during("calls"):
-                text = await self.model(prompt)
-                is_cut = getattr(text, "cut", False)  # at the limit of its length
-                is_whole = mark and end_of(text, mark) is not None  # what is cut comes after End
-                if is_cut and not is_whole:
-                    text = await self.call_again(prompt, text)
-        self.log.write(key, prompt, text, time.perf_counter() - began, mark)
-        return text
-
-    async def call_again(self, prompt, text):
-        """The answer to a prompt with four times the room, once, where `text` was cut before its
-        end; `text` itself where that call fails."""
-        try:
-            return await self.model(prompt, room=4)
-        except RetryableError:
-            return text
-
     async def ask(self, name, values, parse, dialogue=""):
-        """Ask one hop: (the whole answer, its mark, *what `parse(answer, mark)` makes of it).
-        Raises SimulatorFailed."""
+        """Ask one hop, "emotion" or "reply". Returns a ReadAnswer, as `put` does; raises
+        SimulatorFailed.
 
-        def render(errors):
+        values: {placeholder of the prompt: value}, all but the mark. parse(text, mark): reads the
+        answer. dialogue: its name, for `key`."""
+
+        def prepare(errors):
             template = self.prompts[name]
-            if errors:  # at temperature 0 the same prompt had the same answer
+            if errors:  # at temperature 0 the same prompt would get the same answer
                 complaint = getattr(errors[-1], "complaint", "form")
                 template += "\n\n" + self.complaints[complaint]
             mark = mark_of(template, values, len(errors))
-            return fill(template, {**values, "mark": mark}), mark
+            prompt = fill(template, {**values, "mark": mark})
+            return PreparedCall(prompt, mark, self.key(prompt, dialogue, len(errors)))
 
-        def key_of(prompt, unreadable):
-            return self.key(prompt, dialogue, unreadable)
+        return await self.put(f"the {name} hop", prepare, parse)
 
-        return await self.put(f"the {name} hop", render, parse, key_of)
+    async def put(self, what, prepare, parse):
+        """Put a question to the model until an answer can be read. Returns a ReadAnswer; raises
+        SimulatorFailed. what: the question's name, for the error message.
 
-    async def put(self, what, render, parse, key_of):
-        """Put a question to the model until an answer can be read: (answer, mark, *what
-        `parse(answer, mark)` makes of it). Raises SimulatorFailed.
+        prepare(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to this
+            question so far, all of which could not be read.
+        parse(text, mark): what the answer says. Raises ValueError if it cannot be read.
 
-        render(errors) -> (prompt, mark), where `errors` are of the unreadable answers so far.
-        key_of(prompt, number of errors): under which the log keeps the answer."""
-        logged = self.look_up(render, parse, key_of)
-        if logged:
+        `ask_with_retries` awaits `call` and hands its result to `read`. If `read` raises a
+        ValueError, it goes to the end of `errors`, and `call` prepares another prompt."""
+        logged = self.look_up(prepare, parse)
+        if logged is not None:
             return logged
 
         async def call(errors):
-            prompt, mark = render(errors)
-            return await self.call(prompt, key_of(prompt, len(errors)), mark), mark
+            prepared = prepare(errors)
+            return await self.call(prepared), prepared.mark
 
-        def read(answer_and_mark):
-            return *answer_and_mark, *parse(*answer_and_mark)
+        def read(text_and_mark):
+            text, mark = text_and_mark
+            return ReadAnswer(text, mark, parse(text, mark))
 
         try:
             return await ask_with_retries(
@@ -373,38 +363,110 @@ class Simulator:
             self.last_failure = str(error)
             if not self.checked:
                 raise
-            # The server is well, so it is what was said: a policy that finds such words loses its
-            # own dialogue by them, and must not end the run.
+            # The model has answered before, so it is this dialogue's words that it refuses. A
+            # policy that finds such words loses its own dialogue, and must not end the run.
             raise UnreadableAnswers(str(error)) from None
         except SimulatorFailed as error:
             self.last_failure = str(error)
             raise
 
-    def look_up(self, render, parse, key_of):
-        """The same as `put`, from the log; None where the log ends without a readable answer.
+    def look_up(self, prepare, parse):
+        """The same as `put`, but from the log: a ReadAnswer, or None if the log has no answer that
+        can be read.
 
         What was paid for is not asked again, nor are the unreadable answers on the way to a
-        readable one. Where the log ends in an unreadable one, all is asked anew: else a run that
-        stopped for such answers would stop at them for ever."""
+        readable one. If the log ends in an unreadable answer, everything is asked again: otherwise
+        a run that stopped because of such answers would stop at them whenever it is resumed."""
+        if not self.log.answers:
+            return None
         errors = []
-        while self.log.answers:
-            prompt, mark = render(errors)
-            key = key_of(prompt, len(errors))
-            if key not in self.log.answers:
-                break
-            answer = self.log.answers[key]
+        while True:
+            prepared = prepare(errors)
+            if prepared.key not in self.log.answers:
+                return None
+            text = self.log.answers[prepared.key]
             try:
-                return answer, mark, *parse(answer, mark)
+                return ReadAnswer(text, prepared.mark, parse(text, prepared.mark))
             except ValueError as error:
                 errors.append(error)
-        return None
+
+    def key(self, prompt, dialogue, unreadable):
+        """The cache key of a model call: the log keeps its answer under it. At temperature 0 equal
+        prompts share an answer. At any other the name of the dialogue is part of the key, or all
+        dialogues of a group would share one "sample". unreadable: how many answers to this question
+        before it could not be read."""
+        name = getattr(self.model, "name", "")
+        temperature = getattr(self.model, "temperature", 0.0)
+        return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
+
+    async def call(self, prepared):
+        """Make one PreparedCall and log its answer, which is returned. An answer that was cut short
+        is asked for once more, with four times the length."""
+        async with self.slots:
+            began = time.perf_counter()
+            with self.clock.during("calls"):
+                text = await self.model(prepared.prompt)
+                # An answer is a str. Those of real models also have the attribute `cut`: did it
+                # stop at the limit of its length (support/llm.py)? If it has its line End, only
+                # what follows that line was cut, and nothing is missing.
+                was_cut = getattr(text, "cut", False)
+                has_its_end = prepared.mark != "" and end_of(text, prepared.mark) is not None
+                if was_cut and not has_its_end:
+                    text = await self.call_again(prepared.prompt, text)
+        seconds = time.perf_counter() - began
+        self.log.write(prepared.key, prepared.prompt, text, seconds, prepared.mark)
+        return text
+
+    async def call_again(self, prompt, cut_text):
+        """The answer to a prompt with four times the usual length, or `cut_text`, the answer that
+        was cut, if the call fails."""
+        try:
+            return await self.model(prompt, length_factor=4)
+        except RetryableError:
+            return cut_text
+
+    async def check(self):
+        """Ask one question before anything is paid for, as in a dialogue. So a wrong key or address
+        shows at once, and so does a model that cannot play a user because it cannot copy the mark.
+        Raises what `pass_check` raises."""
+
+        async def hear_a_reply(simulator):
+            user = User(simulator, toy_profiles("train", 1)[0])
+            await user.feel(CHECK)
+
+        await self.pass_check(hear_a_reply)
+
+    async def pass_check(self, ask):
+        """Await `ask(simulator)`, which asks a question of a copy of this simulator without its
+        log: an old answer says nothing about the server of today. A scripted model needs no check.
+
+        Raises BadInput if no answer can be read, and TooManyLost if there is none. An exception
+        with which the model refuses every prompt, or this one (PromptRefused), passes through."""
+        if getattr(self.model, "is_scripted", False):
+            return
+        unlogged = copy.copy(self)
+        unlogged.log = CallLog()
+        unlogged.retries_unreadable = 2
+        try:
+            await ask(unlogged)
+        except UnreadableAnswers as error:
+            raise BadInput(
+                f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
+                f"the prompts ask for ({error}); choose another model"
+            ) from None
+        except SimulatorFailed as error:
+            raise TooManyLost(str(error)) from None
+        self.checked = True
+
+
+# ------------------------------------------------------------------------------------------ a user
 
 
 @dataclass
 class User:
     """One sentient user in one dialogue: who it is, what was said, what it feels.
 
-    It travels with its dialogue. (The released code finds users by their position in a list of
+    A User travels with its dialogue. (The released code finds users by their position in a list of
     unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
 
     simulator: Simulator
@@ -412,7 +474,7 @@ class User:
     emotion: int = INITIAL_EMOTION["training"]
     name: str = ""  # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
-    planning: dict = field(default_factory=dict)  # what f_emo found, for f_reply
+    planning: dict = field(default_factory=dict)  # h_emo: from the last f_emo, for f_reply
     thoughts: list = field(default_factory=list)  # the Thinking behind each line
 
     def values(self):
@@ -422,7 +484,7 @@ class User:
             "persona": self.profile.player,
             "scene": self.profile.scene,
             "task": self.profile.task,
-            # live: the released code says 30 for ever
+            # The live value. (The released code always says 30.)
             "emotion": self.emotion,
             "level": emotion_level(self.emotion),
             "planning": as_json(self.planning),
@@ -431,63 +493,49 @@ class User:
 
     async def feel(self, reply):
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change, mark):
-        the model's whole answer, which is what makes the reward verifiable, the clamped change, and
-        the mark by which the answer can be read again."""
+        the model's whole answer, which makes the reward verifiable; the clamped change; and the
+        mark by which the answer can be read again. Raises SimulatorFailed."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        text, mark, sections, change = await self.simulator.ask(
-            "emotion", self.values(), parse_emotion, self.name
-        )
-        change = clamp_change(change)
+        answer = await self.simulator.ask("emotion", self.values(), parse_emotion, self.name)
+        sections, change = answer.parsed
+        change = clamp_change(change)  # for the record; `move_emotion` clamps as well
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {
             "objective": sections["TargetCompletion"],
             "subjective": sections["Activity"] + "\n" + sections["Analyse"],
         }
-        return text, change, mark
+        return answer.text, change, answer.mark
 
     async def answer(self):
-        """f_reply (SAGE eq. 2): say the next line, the first one too."""
-        _, _, sections, line = await self.simulator.ask(
-            "reply", self.values(), parse_reply, self.name
-        )
+        """f_reply (SAGE eq. 2): say the next line, the first one too. Raises SimulatorFailed."""
+        answer = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
+        sections, line = answer.parsed
         self.dialogue.append({"speaker": "me", "text": line})
         self.thoughts.append(sections["Thinking"])
         return line
 
     async def open(self):
-        """Begin the talk: with the profile's own first line, where it has one."""
+        """Begin the talk: with the profile's own first line if it has one. Returns the line."""
         if not self.profile.first_talk:
             return await self.answer()
         self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
         return self.profile.first_talk
 
     def copy(self, name=""):
-        """A user of its own, with the same past and first line, for a dialogue of a group."""
+        """Another user with the same past, for one dialogue of a group: all dialogues of the group
+        go on from the same first line."""
         return User(
             self.simulator,
             self.profile,
-            self.emotion,
-            name,
-            [dict(m) for m in self.dialogue],
-            dict(self.planning),
-            list(self.thoughts),
+            emotion=self.emotion,
+            name=name,
+            dialogue=[dict(message) for message in self.dialogue],
+            planning=dict(self.planning),
+            thoughts=list(self.thoughts),
         )
 
 
-async def replay(dialogue, user):
-    """Put a dialogue's replies (a line of dialogues.jsonl) to `user` again. Returns emotions."""
-    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
-    emotions = []
-    for turn in dialogue["turns"]:
-        if turn["emotion"] is None:  # a malformed reply: never sent
-            break
-        await user.feel(turn["reply"])
-        emotions.append(user.emotion)
-        if user.emotion in (0, 100):  # where this user ends it, whatever the recorded one did
-            break
-        if turn["user"]:
-            user.dialogue.append({"speaker": "me", "text": turn["user"]})
-    return emotions
+# ---------------------------------------------------------------------- which model plays the users
 
 
 def make_simulator(
@@ -503,7 +551,8 @@ def make_simulator(
     clock=None,
     flag="--simulator",
 ):
-    """`name`, as in --simulator: toy, toy-weak (can be hacked), openai:MODEL@URL or local:DIR."""
+    """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
+    local:DIR. flag: the flag that named it, for messages. Raises BadInput."""
     kind, model, url = split_name(name)
     if name in ("toy", "toy-weak"):
         if lang != "en":
@@ -518,23 +567,34 @@ def make_simulator(
             raise BadInput(
                 f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
             )
-        answering = ServerModel(model, url, temperature, timeout)
+        llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        answering = load_local(model, temperature, flag)
+        llm = load_local(model, temperature, flag)
         concurrency = None  # the engine has a queue of its own
     else:
         raise BadInput(
             f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR"
         )
-    return Simulator(answering, lang, difficulty, retries, 0.4, concurrency, log, clock)
+    return Simulator(
+        llm,
+        lang,
+        difficulty,
+        retries=retries,
+        wait=0.4,
+        concurrency=concurrency,
+        log=log,
+        clock=clock,
+    )
 
 
 def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path` as a LocalModel, served by the policy's own engine code."""
+    """The model in the directory `path` as a LocalModel, sampled by the same engine code as the
+    policy. Raises BadInput."""
+    # Imported here, because these modules load torch.
     from support.chat_format import ChatFormat
     from support.loading import best_device, load_model, stop_ids
 
-    import numpy as np  # here and not above: these imports load torch
+    import numpy as np
 
     from engine import TorchEngine
 
@@ -550,22 +610,37 @@ def load_local(path, temperature, flag="--simulator"):
     )
 
 
+def simulator_of_run(cfg, log, clock, name=None):
+    """The Simulator that a run's Settings `cfg` ask for. name: the model behind it, if it is not
+    cfg.simulator."""
+    return make_simulator(
+        name or cfg.simulator,
+        cfg.lang,
+        cfg.difficulty,
+        concurrency=cfg.simulator_concurrency or cfg.batch_size,
+        timeout=cfg.simulator_timeout,
+        retries=cfg.simulator_retries,
+        temperature=cfg.simulator_temperature,
+        log=log,
+        clock=clock,
+    )
+
+
 # ------------------------------------------------------------------------------- the users of a run
+
+# The fields of a Profile that allow only certain values.
+ALLOWED_VALUES = {"need": NEEDS, "target": PURPOSES}
 
 
 def load_profiles(path, flag="--profiles"):
-    """Read JSONL with released or English field names. Raises BadInput naming line and field."""
-    return read_profiles(path, Profile, known_values(), flag)
+    """The profiles of a JSONL file, with released or English field names. Raises BadInput, naming
+    the line and the field."""
+    return read_profiles(path, Profile, ALLOWED_VALUES, flag)
 
 
 def parse_profile(row, where):
-    """A line's object as a Profile. `where` names the line in a complaint."""
-    return check_profile(row, where, Profile, known_values())
-
-
-def known_values():
-    """The fields of a Profile that allow only certain values, and these values."""
-    return {"need": NEEDS, "target": PURPOSES}
+    """One line's object as a Profile. where: names the line in messages. Raises BadInput."""
+    return profile_of_row(row, where, Profile, ALLOWED_VALUES)
 
 
 def toy_profiles(split, count=None):
@@ -574,7 +649,8 @@ def toy_profiles(split, count=None):
 
 
 def people_of(names):
-    """Everybody in the files `names`; without any, whom the toy's recorded dialogues are with."""
+    """All profiles of the files `names`. Without any file: all users of the toy that a recorded
+    dialogue may be with."""
     people = [profile for name in names for profile in load_profiles(name)]
     if people:
         return people
@@ -582,12 +658,18 @@ def people_of(names):
 
 
 def users_of_run(names, held_out, simulator):
-    """The users to train on and those held out, at most `held_out`: of one file of profiles the
-    last fifth, of two files the second, of none the toy's. Raises BadInput, also for two files that
-    share users: a score on users of the training says nothing about others."""
+    """(the users to train on, the held-out users, at most `held_out` of them):
+
+        --profiles       to train on       held out
+        none             the toy's 500     the toy's held-out users
+        one file         the rest          its last fifth, at least one user
+        two files        the first file    the second file
+
+    Raises BadInput, also for two files that share users: a score on users that were trained on says
+    nothing about others."""
     if not names:
         need_profiles(simulator)
-        return toy_profiles("train"), toy_profiles("heldout", max(held_out, 128))[:held_out]
+        return toy_profiles("train"), toy_profiles("heldout", held_out)
     if len(names) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
     files = [load_profiles(name) for name in names]
@@ -618,8 +700,27 @@ def refuse_shared(names, train, test):
         )
 
 
+def profiles_of_step(people, count, seed, step):
+    """The `count` users of a training step (steps count from 1). Training goes over all people once
+    an epoch, in an order that depends on the seed and the epoch alone."""
+    chosen = []
+    order_of_epoch = {}
+    first = (step - 1) * count
+    for i in range(first, first + count):
+        epoch, place = divmod(i, len(people))
+        if epoch not in order_of_epoch:
+            rng = random.Random(f"{seed} {epoch}")
+            order_of_epoch[epoch] = rng.sample(range(len(people)), len(people))
+        chosen.append(people[order_of_epoch[epoch][place]])
+    return chosen
+
+
+# -------------------------------------------------------------------------------- who can play whom
+
+
 def need_profiles(simulator):
-    """The toy's users are for its scripted user alone. Raises BadInput for any other."""
+    """Raise BadInput if `simulator`, a name, needs files of profiles: the toy's users are for its
+    scripted user alone."""
     if not simulator.startswith("toy"):
         raise BadInput(
             f"--simulator {simulator}: name its users with --profiles; 40 people are in "
@@ -629,8 +730,8 @@ def need_profiles(simulator):
 
 
 def refuse_foreign(name, profiles):
-    """Raise BadInput if `profiles` hold somebody whom the simulator `name` cannot play: the
-    scripted user knows only its world."""
+    """Raise BadInput if the simulator `name` cannot play one of `profiles`: the toy's scripted user
+    can play only the users of its own world, and a model can play everybody."""
     if not name.startswith("toy"):
         return
     for profile in profiles:
@@ -645,37 +746,29 @@ def refuse_foreign(name, profiles):
             raise BadInput(f"profile {profile.id!r}: {error}") from None
 
 
-def profiles_of_step(people, count, seed, step):
-    """The `count` users of a training step, counted from 1: epoch after epoch over all people, each
-    epoch in an order of its own, which follows from the seed alone."""
-    chosen, order_of_epoch = [], {}
-    first = (step - 1) * count
-    for i in range(first, first + count):
-        epoch, place = divmod(i, len(people))
-        if epoch not in order_of_epoch:
-            rng = random.Random(f"{seed} {epoch}")
-            order_of_epoch[epoch] = rng.sample(range(len(people)), len(people))
-        chosen.append(people[order_of_epoch[epoch][place]])
-    return chosen
+# ----------------------------------------------------------------- a recorded dialogue, heard again
 
 
-def simulator_of_run(cfg, log, clock, name=None):
-    """The Simulator that a run's Settings ask for. name: of another model than the run's own."""
-    return make_simulator(
-        name or cfg.simulator,
-        cfg.lang,
-        cfg.difficulty,
-        concurrency=cfg.simulator_concurrency or cfg.batch_size,
-        timeout=cfg.simulator_timeout,
-        retries=cfg.simulator_retries,
-        temperature=cfg.simulator_temperature,
-        log=log,
-        clock=clock,
-    )
+async def replay(dialogue, user):
+    """Put the replies of a recorded dialogue (a line of dialogues.jsonl) to `user` again. Returns
+    the emotion after each of them."""
+    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
+    emotions = []
+    for turn in dialogue["turns"]:
+        if turn["emotion"] is None:  # a malformed reply: never sent
+            break
+        await user.feel(turn["reply"])
+        emotions.append(user.emotion)
+        if user.emotion in (0, 100):  # where this user ends it, whatever the recorded one did
+            break
+        if turn["user"]:
+            user.dialogue.append({"speaker": "me", "text": turn["user"]})
+    return emotions
 
 
 def watcher_of_run(cfg, people, log, clock):
-    """The second user of --watch. Raises BadInput if it cannot play `people`."""
+    """The Simulator of --watch: it plays the same users a second time, and its score is shown but
+    never trained on. Raises BadInput if it cannot play `people`."""
     try:
         refuse_foreign(cfg.watch, people)
     except BadInput as error:
@@ -684,9 +777,9 @@ def watcher_of_run(cfg, people, log, clock):
 
 
 async def watched(watcher, episodes, people, gather):
-    """Mean final emotion of `watcher` when it is told the replies of `episodes`; 0 for a malformed
-    one, as its reward. A dialogue in which it fails is left out; None if it failed in all. gather:
-    the lists of all ranks in one."""
+    """The mean final emotion of `watcher`, a Simulator, when it hears the replies of `episodes`. A
+    malformed episode counts 0, as its reward does. A dialogue in which the watcher fails is left
+    out; None if it fails in all. gather(list): the lists of all ranks as one."""
     profiles = {profile.id: profile for profile in people}
 
     async def final_emotion(episode):
@@ -701,16 +794,16 @@ async def watched(watcher, episodes, people, gather):
         return emotions[-1]
 
     finals_of_rank = await asyncio.gather(*map(final_emotion, episodes))
-    known = [final for final in gather(finals_of_rank) if final is not None]
-    return sum(known) / len(known) if known else None
+    finals = [final for final in gather(finals_of_rank) if final is not None]
+    return sum(finals) / len(finals) if finals else None
 
 
 # ------------------------------------------------------------------------------------- run it alone
 
 
 def play(user, max_turns):
-    """Be the assistant in the terminal. Returns the exit code."""
-    # input() stays outside of the loop, where Ctrl-C reaches it at once
+    """Let the person at the terminal be the assistant of `user`. Returns the exit code."""
+    # input() is called outside of the event loop, where Ctrl-C reaches it at once.
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
         print(
@@ -739,7 +832,7 @@ def play(user, max_turns):
 
 
 def print_grammar(profile):
-    """Say what a scripted user understands: a sentence of each kind that helps somebody."""
+    """Print what a scripted user understands: one sentence of each kind that helps somebody."""
     print(
         "This user understands only the sentences of a small grammar. One of each kind, "
         "of which one helps most:"

@@ -6,6 +6,10 @@ import importlib.util
 import os
 import signal
 import sys
+import time
+
+# A run counts its seconds from here, and not from after the imports, which take seconds themselves.
+STARTED = time.perf_counter()
 
 # If something is missing, say so in one line, and not by a traceback out of our imports.
 INSTALL = " -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"

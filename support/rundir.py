@@ -39,12 +39,6 @@ def write_json(path, value):
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def whole_letters(text):
-    """`text` with every half of a surrogate pair replaced by U+FFFD: JSON may hold one ("\\ud83d",
-    half an emoji), UTF-8 cannot, so the run would end where it is written to a log."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def append_line(path, value):
     """Append a line to a JSONL file. Raises an OSError that names the file, as that of a full disk
     does not."""

@@ -1,18 +1,24 @@
-"""support/users.py - users as files have them, and the scale of their emotion.
+"""support/users.py - reading files of user profiles, and the scale of a user's emotion.
 
-What a profile is (simulator.Profile) and what it may say is handed in: nothing here knows a
-chapter.
+The class of a profile (simulator.Profile) is passed in as an argument, because files in support/
+import no chapter.
 """
 
+from support.answers import without_surrogates
 from support.errors import BadInput
-from support.rundir import read_jsonl, whole_letters
+from support.rundir import read_jsonl
 
 import dataclasses
 from pathlib import Path
 
-INITIAL_EMOTION = {"training": 30, "benchmark": 40}  # RLVER trains from 30; SAGE's benchmark: 40
+# Every dialogue starts at this emotion: RLVER trains from 30, SAGE's benchmark starts at 40.
+INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 
-# The released files name a profile's fields so; the English names on the right mean the same.
+# The lowest emotion of each level of SAGE but the last, F, which is everything below 10.
+LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
+
+# A file may use either name for a field. Left: the field of the dataclass, as in the released
+# files (mixed Chinese pinyin and English). Right: a plain English name for the same field.
 ENGLISH_NAMES = {
     "player": "persona",
     "scene": "background",
@@ -24,24 +30,28 @@ ENGLISH_NAMES = {
 
 
 def emotion_level(emotion):
-    """The five levels of SAGE: S at 100, A from 70, B from 40, C from 10, F below. The reply hop is
-    told only this name."""
-    return "Emotion-" + "FCBAS"[sum(emotion >= bound for bound in (10, 40, 70, 100))]
+    """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
+    "Emotion-F". The reply hop is told this name only, not the number."""
+    for letter, lowest in LEVELS:
+        if emotion >= lowest:
+            return f"Emotion-{letter}"
+    return "Emotion-F"
 
 
-def read_profiles(path, profile_class, known, flag):
-    """The profiles of a JSONL file, each as a `profile_class`, which is a dataclass.
+def read_profiles(path, profile_class, allowed_values, flag):
+    """The profiles of a JSONL file, a list of `profile_class`, which is a dataclass.
 
-    known: {field: the values that it may have}. flag: what named the file, for complaints. Raises
-    BadInput naming line and field."""
+    allowed_values: {field: its allowed values}, for fields that do not allow every text. flag: the
+    flag that named the file, for messages. Raises BadInput, naming the line and the field."""
     if not Path(path).is_file():
         raise BadInput(f"{flag} {path}: no such file")
-    profiles, line_of_id = [], {}
+    profiles = []
+    line_of_id = {}
     for number, row, problem in read_jsonl(path):
         where = f"{flag} {path}, line {number}"
         if problem:
             raise BadInput(f"{where}: {problem}")
-        profile = check_profile(row, where, profile_class, known)
+        profile = profile_of_row(row, where, profile_class, allowed_values)
         if profile.id in line_of_id:
             first = line_of_id[profile.id]
             raise BadInput(f"{where}: id {profile.id!r} is used in line {first} already")
@@ -52,30 +62,32 @@ def read_profiles(path, profile_class, known, flag):
     return profiles
 
 
-def check_profile(row, where, profile_class, known):
-    """A line's object as a `profile_class`. `where` names the line in a complaint. Raises
-    BadInput."""
+def profile_of_row(row, where, profile_class, allowed_values):
+    """One line of the file, a parsed JSON value, as a `profile_class`. where: the file and the
+    line, for messages. Raises BadInput."""
     if not isinstance(row, dict):
         raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
     values = {}
     for field in dataclasses.fields(profile_class):
-        value = row.get(field.name, row.get(ENGLISH_NAMES.get(field.name)))
+        english_name = ENGLISH_NAMES.get(field.name)
+        value = row.get(field.name, row.get(english_name))
         check_field(field, value, where)
-        choices = known.get(field.name)
+        choices = allowed_values.get(field.name)
         if choices and value and value not in choices:
             raise BadInput(
                 f"{where}: {field.name} {value!r} is unknown; there are {', '.join(choices)}"
             )
         if value and field.type is str:
-            value = whole_letters(value)
-        # an optional field that is empty keeps its default; a list may be empty
+            value = without_surrogates(value)
+        # An optional text that is empty keeps the field's default. A list may be empty.
         if value or field.type is list:
             values[field.name] = value
     return profile_class(**values)
 
 
 def check_field(field, value, where):
-    """Raise BadInput if `value` is missing, empty or of another type than the dataclass's field."""
+    """Raise BadInput if the `value` of a dataclass's `field` is missing, empty or of another type.
+    Only a field with a default may be missing or empty."""
     name, kind = field.name, field.type
     is_optional = field.default is not dataclasses.MISSING
     if value is None:

@@ -40,11 +40,11 @@ class Recorder(TorchEngine):
         self.returned.append(await super().generate(*args, **kwargs))
         return self.returned[-1]
 
-    def forward(self, rows, slots, chunks):
-        # rows by number: newcomers and their prompts; else one token for each row of a slice
-        if torch.is_tensor(rows):
+    def forward(self, slots, chunks):
+        # a list of slots: newcomers and their prompts; else one token for each slot of a range
+        if isinstance(slots, list):
             self.read += map(len, chunks)
-        super().forward(rows, slots, chunks)
+        super().forward(slots, chunks)
 
 
 class LoadedDice:

@@ -160,7 +160,7 @@ def hold_dialogues(simulator, engine, chat, think, count, turns):
             engine, chat, think=think, max_tokens=DEFAULTS.max_tokens, context=1024, seed=seed
         )
 
-    people = toy_profiles("train", count)
+    people = dict(enumerate(toy_profiles("train", count)))
     episodes, _ = asyncio.run(rollout(simulator, people, 1, make_agent, turns))
     return episodes
 

@@ -51,7 +51,7 @@ class GenerateEngine(TorchEngine):
         while self.waiting:
             requests, self.waiting = self.waiting, []
             for request, ids in zip(requests, self.replies(requests)):
-                request.done.set_result((ids, [0.0] * len(ids)))
+                request.result.set_result((ids, [0.0] * len(ids)))
             await asyncio.sleep(0)  # the toy's users answer at once: all wait
 
     @torch.inference_mode()
@@ -60,9 +60,9 @@ class GenerateEngine(TorchEngine):
         ...", the padding masked; rows of dialogues that are over are dropped."""
         new = [request.prompt for request in requests]
         past = torch.zeros(2, len(new), 0, dtype=torch.long)  # ids and mask, [2, R, W]
-        known = [self.known.get(request.key, (0, [None])) for request in requests]
-        rows = [row for row, _ in known]  # of the cache
-        prefixes = [ids for _, ids in known]  # what these rows hold
+        in_slots = [self.ids_in_slot.get(request.key, (0, [None])) for request in requests]
+        rows = [row for row, _ in in_slots]  # of the cache
+        prefixes = [ids for _, ids in in_slots]  # what these rows hold
         if all(prompt[: len(ids)] == ids for ids, prompt in zip(prefixes, new)):
             self.cache.batch_select_indices(torch.tensor(rows))
             past = self.past[:, rows]
@@ -91,7 +91,7 @@ class GenerateEngine(TorchEngine):
         self.past = torch.stack([out, torch.cat([mask, in_reply], 1)])
         lengths = in_reply.sum(1).tolist()
         replies = [row[:length] for row, length in zip(sampled.tolist(), lengths)]
-        self.known = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
+        self.ids_in_slot = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
         return replies
 
 
@@ -111,10 +111,10 @@ def train_with_trl(trainer, steps, end_cycle):
         """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
         completion all that follows, env_mask says which of its tokens the policy sampled."""
         began, step = time.perf_counter(), trl_trainer.state.global_step // cfg.minibatches + 1
-        people = profiles_of_step(trainer.people, users, cfg.seed, step)
+        profiles = profiles_of_step(trainer.training_profiles, users, cfg.seed, step)
         m.engine = sampler
-        groups = dict(enumerate(people))
-        episodes, _ = trainer.hold_dialogues(groups, cfg.group_size, "training", step)
+        people = dict(enumerate(profiles))
+        episodes, _ = trainer.hold_dialogues(people, cfg.group_size, "training", step)
         m.engine = torch_engine
         clock.sampling = time.perf_counter() - began
         rest = [e.segments[1:] for e in episodes]

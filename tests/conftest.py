@@ -148,11 +148,11 @@ def half(tiny_dir, tmp_path_factory):
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
     """The first wait of a retry is 5 ms in here, not 400."""
-    from support import llm
+    from support import server
 
     from simulator import Simulator
 
-    monkeypatch.setattr(llm, "AWAY", 0.005)
+    monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
     init = Simulator.__init__
     monkeypatch.setattr(
         Simulator,

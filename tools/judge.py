@@ -112,16 +112,12 @@ class Judge(Simulator):
         """One question about an example before anything is paid for: can this judge keep the form?
         Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
         self.prompts[question.name] = question.template
-        await self.pass_check(self.unlogged().ask_once(question, example(), 0))
+        await self.pass_check(lambda judge: judge.ask_once(question, example(), 0))
 
     async def ask_once(self, question, slots, repeat):
         """What `question.read` makes of the answer to one question. Raises SimulatorFailed."""
-
-        def read(text, mark):
-            return (question.read(text, mark),)
-
-        _, _, values = await self.ask(question.name, slots, read, repeat)
-        return values
+        answer = await self.ask(question.name, slots, question.read, repeat)
+        return answer.parsed
 
     async def ask_all(self, question, cases):
         """Ask `question` about each of `cases`, as often as `repeats_of` says. Returns one answer a

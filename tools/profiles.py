@@ -37,6 +37,7 @@ from tqdm import tqdm
 import toy
 from simulator import (
     PROMPTS,
+    PreparedCall,
     Profile,
     Simulator,
     User,
@@ -315,33 +316,31 @@ class Writer:
     async def ask_sections(self, slot, kind, complaint, attempt):
         """A persona or a scene. Raises SimulatorFailed."""
 
-        def render(errors):  # no mark: no policy speaks in a persona or a scene
+        def prepare(errors):  # no mark: no policy speaks in a persona or a scene
             prompt = fill(self.prompts[kind], slot)
             last = str(errors[-1]) if errors else complaint
             if last:
                 prompt += "\n\n" + fill(self.prompts["again"], {"complaint": last})
-            return prompt, ""
+            key = self.simulator.key(prompt, slot["id"] + kind, [attempt, len(errors)])
+            return PreparedCall(prompt, "", key)
 
         def parse(text, mark):
-            return (read_parts(text, kind, self.lang, slot["task"]),)
+            return read_parts(text, kind, self.lang, slot["task"])
 
-        def key_of(prompt, unreadable):
-            return self.simulator.key(prompt, slot["id"] + kind, [attempt, unreadable])
-
-        _, _, parts = await self.simulator.put(f"the {kind}", render, parse, key_of)
-        return parts
+        answer = await self.simulator.put(f"the {kind}", prepare, parse)
+        return answer.parsed
 
     async def ask_first_line(self, slot):
         """The first line, by the simulator's own prompt, as in a dialogue. Raises
         SimulatorFailed."""
 
         def parse(text, mark):
-            return (read_first_line(text, mark, self.lang, slot["task"]),)
+            return read_first_line(text, mark, self.lang, slot["task"])
 
         user = User(self.simulator, Profile(**{name: slot.get(name, "") for name in FIELDS}))
         name = slot["id"] + "first line"
-        _, _, line = await self.simulator.ask("reply", user.values(), parse, name)
-        return line
+        answer = await self.simulator.ask("reply", user.values(), parse, name)
+        return answer.parsed
 
     async def accept(self, slot, kind, parts, accepted):
         """Put a persona or a scene into `slot`. One that is nearly that of somebody else is written

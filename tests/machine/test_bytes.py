@@ -2,11 +2,12 @@
 that loses all text, a file that does not say who played the user. Each ended a run with a
 traceback, or worse, did not end it."""
 
+from support.answers import without_surrogates
 from support.errors import BadInput, BadModel, CannotWrite
-from support.llm import ServerModel
 from support.loading import load_model
 from support.results import comparison_key, read_results
-from support.rundir import RunDir, read_jsonl, whole_letters
+from support.rundir import RunDir, read_jsonl
+from support.server import ServerModel
 from support.settings import resolve_settings
 
 import asyncio
@@ -32,7 +33,10 @@ SMALL = (
 
 def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
     """A cut emoji is good JSON and no UTF-8: the log could not be written, nor the run resumed."""
-    assert whole_letters("cut \ud83d here, whole \U0001f600") == "cut \ufffd here, whole \U0001f600"
+    assert (
+        without_surrogates("cut \ud83d here, whole \U0001f600")
+        == "cut \ufffd here, whole \U0001f600"
+    )
     body = json.dumps(completion("a cut smile \ud83d")).encode()
     with Loopback(reply=lambda request: (200, {}, body)) as server:
         text = asyncio.run(ServerModel("m", server.url)("Hello."))

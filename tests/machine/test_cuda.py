@@ -89,7 +89,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
             module = cast(Critic(model, share=True), place)
             torch.nn.init.ones_(module.head.weight)
         else:
-            module = Policy(model, logits=2**12)
+            module = Policy(model, max_logits=2**12)
         out = module(pack(make_episodes()).to(place))
         out = torch.stack(out) if kind == "policy" else out
         assert out.dtype == torch.float32
@@ -205,7 +205,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
         make_masters(module)
         module.to(DEVICE)
 
-    monkeypatch.setattr(rlver, "gpu_is_there", lambda: False)
+    monkeypatch.setattr(rlver.settings, "gpu_is_there", lambda: False)
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))

@@ -338,7 +338,7 @@ def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monke
 def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
     """The first refusal says that it waits, and for whom; a newcomer took the silence for a
     hang."""
-    monkeypatch.setattr("support.llm.AWAY", 0.01)
+    monkeypatch.setattr("support.server.WAIT_IF_UNREACHABLE", 0.01)
     monkeypatch.setattr("support.llm.backoff", lambda *_: 0.01)
     text = said(
         capfd,

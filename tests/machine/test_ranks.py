@@ -434,7 +434,7 @@ def test_ranks_that_were_built_in_the_wrong_order_are_caught(
     import rlver
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(rlver, "join_ranks", lambda cuda: None)
+    monkeypatch.setattr(rlver.ranks, "join_ranks", lambda cuda: None)
     assert rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", tmp_path / "out"])) == 1
     assert "torchrun started 2 processes, but this one is in a group of 1" in capfd.readouterr().err
 
@@ -447,7 +447,7 @@ def failing(tiny_dir, out):
     step = rlver.Trainer.train_step
 
     def ill(self, number):
-        if rlver.rank() == 1 and number == 2:
+        if rlver.ranks.rank() == 1 and number == 2:
             raise SelfCheckFailed("rank 1 fell ill")
         return step(self, number)
 

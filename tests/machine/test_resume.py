@@ -102,7 +102,7 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
 
         monkeypatch.setattr(owner, name, heard)
 
-    listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: args[3])
+    listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: more["max_tokens"])
     listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
     listen(rlver, "rollout", "rollout_timeout", lambda args, more: more["timeout"])
     listen(

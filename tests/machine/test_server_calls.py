@@ -316,7 +316,7 @@ def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
 
         async def check_and_talk():
             await chain.check()
-            return await rollout(chain, [ANN], 2, lambda n: Script(f"bomb-{n}."), 1)
+            return await rollout(chain, {0: ANN}, 2, lambda n: Script(f"bomb-{n}."), 1)
 
         words = CHECK
         with pytest.raises(SimulatorRefused):

@@ -5,7 +5,8 @@ Nothing here measures time but for one Retry-After, which is a promise about tim
 
 from support import llm
 from support.errors import SimulatorFailed
-from support.llm import CallLog, RetryableError, seconds_to_wait
+from support.llm import CallLog, RetryableError
+from support.server import seconds_to_wait
 from support.settings import GROUP_TIMEOUT, make_parser
 
 import asyncio
@@ -97,7 +98,7 @@ def test_calls_overlap_within_their_bound():
             episodes, dropped = asyncio.run(
                 rollout(
                     chain,
-                    toy_profiles("train", 16),
+                    dict(enumerate(toy_profiles("train", 16))),
                     1,
                     lambda n: Script("Go on, let it all out.", "Hm."),
                     2,
@@ -121,7 +122,7 @@ def test_a_rollout_has_a_deadline():
         def make_agent(number):
             return Script("slow" if number == 1 else "Hm.", "Hm.")
 
-        people = toy_profiles("train", 3)
+        people = dict(enumerate(toy_profiles("train", 3)))
         episodes, errors = asyncio.run(rollout(chain, people, 1, make_agent, 2, timeout=1.0))
     assert [e.number for e in episodes] == [0, 2]
     assert [lost["reason"] for lost in errors] == ["the rollout ran out of time"]
@@ -194,9 +195,7 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
 
     listening = Listening(make_simulator("toy").model)
     asyncio.run(
-        rollout(
-            listening, [ANN, ANN], 2, lambda n: Script("Hm."), 1, groups=[4, 7], name="training 3"
-        )
+        rollout(listening, {4: ANN, 7: ANN}, 2, lambda n: Script("Hm."), 1, name="training 3")
     )
     assert sorted(names) == [
         "training 3 14",

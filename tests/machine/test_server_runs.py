@@ -214,7 +214,9 @@ def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
 
     async def twice():
         return await asyncio.gather(
-            local("How are you?", room=4), local("How are you?", room=4), local("Why?")
+            local("How are you?", length_factor=4),
+            local("How are you?", length_factor=4),
+            local("Why?"),
         )
 
     one, two, other = asyncio.run(twice())

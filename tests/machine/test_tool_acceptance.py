@@ -63,7 +63,8 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
 
         async def ask(self, name, values, parse, dialogue):
             asked.append((values["emotion"], json.loads(values["dialogue"])))
-            return "", "", dict.fromkeys(("Activity", "Analyse", "TargetCompletion"), ""), -10
+            sections = dict.fromkeys(("Activity", "Analyse", "TargetCompletion"), "")
+            return simulator.ReadAnswer("", "", (sections, -10))
 
     d = load_dialogues(good)[0]
     changes = [

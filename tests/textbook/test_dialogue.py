@@ -231,7 +231,7 @@ def crowd(people, group_size, script, model=None, max_turns=8):
         agents[i] = Agent(script(i))
         return agents[i]
 
-    everybody = [person(k) for k in range(people)]
+    everybody = {k: person(k) for k in range(people)}
     episodes, errors = asyncio.run(
         rollout(Simulator(model), everybody, group_size, make_agent, max_turns)
     )
@@ -336,7 +336,7 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
         return agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
 
     episodes, dropped = asyncio.run(
-        rollout(Simulator(model), [person(k) for k in range(3)], 2, make_agent, 8, Bar())
+        rollout(Simulator(model), {k: person(k) for k in range(3)}, 2, make_agent, 8, Bar())
     )
     assert (
         not dropped
@@ -406,7 +406,7 @@ def test_the_scripted_user_in_whole_dialogues():
         return helpful[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
 
     episodes, dropped = asyncio.run(
-        rollout(make_simulator("toy"), people, 2, lambda i: Agent(comfort(i)), 8)
+        rollout(make_simulator("toy"), dict(enumerate(people)), 2, lambda i: Agent(comfort(i)), 8)
     )
     assert not dropped
     for i, e in enumerate(episodes):

@@ -86,7 +86,7 @@ def test_single_requests_share_slots(tiny_model, chat):
         asyncio.run(
             engine.generate(chat.first_prompt(f"{i}?"), 3, np.random.default_rng(i), key=None)
         )
-    assert engine.cache.keys[0].shape[0] == 1 and not engine.known
+    assert engine.cache.keys[0].shape[0] == 1 and not engine.ids_in_slot
 
 
 @pytest.mark.slow

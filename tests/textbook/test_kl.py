@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ppo import compute_log_probs, kl_penalty, optimize, ppo_update
+from ppo import kl_penalty, log_probs_of, optimize, ppo_update
 from tabular import INF, Notes, Table, Values, close, every_outcome, kl, normal, pack, talk
 
 
@@ -111,8 +111,8 @@ def test_k1_is_no_loss():
     that of the others is not."""
     policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
     old, ref, advantages = (
-        compute_log_probs(policy, [batch]),
-        compute_log_probs(Table(9), [batch]),
+        log_probs_of(policy, [batch]),
+        log_probs_of(Table(9), [batch]),
         [normal(*batch.ids.shape, seed=1)],
     )
 

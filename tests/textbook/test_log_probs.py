@@ -165,7 +165,7 @@ def test_chunks_of_logits_change_nothing_but_memory(model, tiny_tokenizer):
             widths.append(x.shape[-1])
             return x
 
-        policy = Policy(model, 0.7, logits=positions * vocab)
+        policy = Policy(model, 0.7, max_logits=positions * vocab)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
             scores = [x[batch.action_mask] for x in policy(batch)]
         return [*scores, *gradients(model, *scores)], vocab in widths

@@ -7,7 +7,7 @@ from support.errors import SelfCheckFailed
 import pytest
 import torch
 
-from ppo import compute_log_probs, logp_gap
+from ppo import log_probs_of, logp_gap
 from tabular import INF, NAN, Table, Values, close, pack, talk, untouched, update, weights
 
 
@@ -16,7 +16,7 @@ def test_engine_and_trainer_must_agree():
     not the trainer's. Mean and maximum are over the policy's tokens, each has its limit, and NaN,
     which an engine can return, passes none."""
     batches = [pack(talk(0, 2, 4, 3), talk(1, 1, 2)), pack(talk(2, 3, 3))]
-    old = compute_log_probs(Table(), batches)
+    old = log_probs_of(Table(), batches)
     assert logp_gap(batches, old, (1e-12, 1e-12)) == {"logp_gap": 0, "logp_gap_max": 0}
     for b in batches:
         # nobody's business

@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from ppo import CriticPart, compute_log_probs, masked_mean_std, optimize, ppo_update
+from ppo import CriticPart, log_probs_of, masked_mean_std, optimize, ppo_update
 from tabular import (
     INF,
     VOCAB,
@@ -42,9 +42,7 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
         pack(talk(1, 1, 1, 1, 3, policy=policy)),
         pack(talk(2, 3, 2, policy=policy)),
     ]
-    old = [
-        o - math.log(ratio) for o, ratio in zip(compute_log_probs(policy, batches), (1, 1.5, 0.5))
-    ]
+    old = [o - math.log(ratio) for o, ratio in zip(log_probs_of(policy, batches), (1, 1.5, 0.5))]
     for ranks in (1, 2):
         notes = Notes(policy)
         metrics = optimize(
@@ -84,7 +82,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
         advantages = [
             torch.tensor([[a] for _, a in part]) * b.action_mask for part, b in zip(cuts, batches)
         ]
-        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, batches)
+        notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, batches)
         metrics = optimize(
             policy,
             notes,
@@ -94,7 +92,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
             clip_eps=0.2,
             entropy_coef=0.01,
             max_grad_norm=INF,
-            ref=compute_log_probs(Table(9), batches),
+            ref=log_probs_of(Table(9), batches),
             kl_coef=0.1,
             critic=CriticPart(
                 critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF
@@ -120,7 +118,7 @@ def test_a_gradient_is_of_its_own_step():
     """Two mini-batches of the same dialogues, under weights that stand still: both steps see the
     same gradient. One that is not reset brings the first along into the second."""
     policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, [batch] * 2)
+    notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, [batch] * 2)
     optimize(
         policy,
         notes,
@@ -195,7 +193,7 @@ def test_what_sharding_divides_is_multiplied_back():
             policy,
             notes,
             [[batch]],
-            compute_log_probs(policy, [batch]),
+            log_probs_of(policy, [batch]),
             [normal(*batch.ids.shape, seed=1)],
             clip_eps=0.2,
             entropy_coef=0.1,
@@ -222,7 +220,7 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
 
     def step(*micros):
         policy, critic = Table(), Values()
-        notes, critic_notes, old = Notes(policy), Notes(critic), compute_log_probs(policy, micros)
+        notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, micros)
         metrics = optimize(
             policy,
             notes,
@@ -262,7 +260,7 @@ def test_importance_weights_are_in_the_policy_loss_only():
     exact, off = (
         pack(*(talk(s, 2, 5, 3, 4, policy=policy, gap=gap) for s in range(4))) for gap in (0.0, 1.5)
     )
-    old, ref = compute_log_probs(policy, [exact]), compute_log_probs(Table(9), [exact])
+    old, ref = log_probs_of(policy, [exact]), log_probs_of(Table(9), [exact])
     returns = [normal(*exact.ids.shape, seed=8)]
 
     def gradients(batch, advantages, **more):
@@ -306,7 +304,7 @@ def test_the_entropy_is_a_bonus():
         policy,
         notes,
         [[batch]],
-        compute_log_probs(policy, [batch]),
+        log_probs_of(policy, [batch]),
         [torch.zeros(batch.ids.shape)],
         clip_eps=0.2,
         entropy_coef=0.3,
@@ -328,7 +326,7 @@ def test_each_model_has_its_own_limit_and_a_frozen_policy_only_looks_on():
         before, critic_before, old = (
             weights(policy),
             weights(critic),
-            compute_log_probs(policy, [batch]),
+            log_probs_of(policy, [batch]),
         )
         metrics = optimize(
             policy,
@@ -374,7 +372,7 @@ def test_grad_norm_is_the_mean_over_all_mini_batches():
             policy,
             notes,
             [[batches[i]] for i in chosen],
-            compute_log_probs(policy, [batches[i] for i in chosen]),
+            log_probs_of(policy, [batches[i] for i in chosen]),
             [scale[i] * batches[i].action_mask for i in chosen],
             clip_eps=0.2,
             max_grad_norm=limit,
