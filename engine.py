@@ -29,6 +29,9 @@ import torch.nn.functional as F
 # --------------------------------------------------------------------------------- the torch engine
 
 
+MIN_SHARED = 64  # ids that must be common to all new dialogues before the engine shares them
+
+
 class SlotCache:
     """A KV cache whose rows (slots) grow at their own pace. transformers uses it like its own
     caches: it calls `update` in each layer, and `get_seq_length`.
@@ -64,21 +67,31 @@ class SlotCache:
 
     def extend(self, store, layer, new):
         """`update` for the keys or for the values."""
-        old = store.get(layer)
-        if old is None:
-            old = new[:0, :, :0]  # no slots and no columns
-
-        if old.shape[0] < self.min_slots or old.shape[2] < self.min_columns:
-            n_slots = max(self.min_slots, old.shape[0])
-            rounded_up = (self.min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
-            n_columns = max(rounded_up, old.shape[2])
-            store[layer] = new.new_zeros(n_slots, new.shape[1], n_columns, new.shape[3])
-            store[layer][: old.shape[0], :, : old.shape[2]] = old
-
+        if layer not in store:
+            store[layer] = new[:0, :, :0]  # no slots and no columns
+        self.grow(store, layer, self.min_slots, self.min_columns)
         # index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them, torch
         # puts these two dimensions in front of the others: [R, W, heads, size].
         store[layer][self.index, :, self.columns] = new.transpose(1, 2)
         return store[layer][self.rows, :, : self.min_columns]
+
+    def grow(self, store, layer, min_slots, min_columns):
+        """Make room for so many slots and columns, if there is less."""
+        old = store[layer]
+        if old.shape[0] >= min_slots and old.shape[2] >= min_columns:
+            return
+        n_slots = max(min_slots, old.shape[0])
+        rounded_up = (min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
+        n_columns = max(rounded_up, old.shape[2])
+        store[layer] = old.new_zeros(n_slots, old.shape[1], n_columns, old.shape[3])
+        store[layer][: old.shape[0], :, : old.shape[2]] = old
+
+    def copy_row(self, source, targets, length):
+        """Copy the first `length` keys and values of the slot `source` to the slots `targets`."""
+        for store in (self.keys, self.values):
+            for layer in store:
+                self.grow(store, layer, max(targets) + 1, length)
+                store[layer][targets, :, :length] = store[layer][source, :, :length]
 
     def get_seq_length(self, *args):
         """The number of columns that the pass uses. transformers asks for it."""
@@ -201,7 +214,40 @@ class TorchEngine:
             self.running[slot] = request
             request.uniform = iter(request.rng.random(request.max_tokens))
         if chunks:
+            self.share_prefixes(chunks)
             self.forward(list(chunks), list(chunks.values()))
+
+    def share_prefixes(self, chunks):
+        """Compute once what dialogues that begin now have in common, and copy it: the system prompt,
+        which is the same for all, then each group's first line. chunks: {slot: ids to be computed},
+        of which the shared beginnings are cut off.
+
+        Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
+        would cost more than they save. (So the toy, which has no system prompt, does without.)"""
+        beginning = [slot for slot in chunks if not self.ids_in_slot[slot]]
+        if len(common_prefix(beginning, chunks)) < MIN_SHARED:
+            return
+        self.compute_once([beginning], chunks)
+        groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
+        for slot in beginning:
+            groups.setdefault(tuple(chunks[slot]), []).append(slot)
+        self.compute_once([slots for slots in groups.values() if len(slots) > 1], chunks)
+
+    @torch.inference_mode()
+    def compute_once(self, groups, chunks):
+        """For each of `groups`, lists of slots: let the first slot compute what the chunks of all
+        have in common, and copy its keys and values to the others."""
+        prefixes = [common_prefix(slots, chunks) for slots in groups]
+        if not any(prefixes):
+            return
+        self.append_chunks([slots[0] for slots in groups], prefixes)
+        for slots, prefix in zip(groups, prefixes):
+            for slot in slots:
+                self.ids_in_slot[slot] += prefix
+                chunks[slot] = chunks[slot][len(prefix) :]
+            first, *others = slots
+            if others:
+                self.cache.copy_row(first, others, len(self.ids_in_slot[first]))
 
     def pick_slot(self, key):
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
@@ -307,6 +353,12 @@ class TorchEngine:
             del self.ids_in_slot[slot]
         if not request.result.cancelled():
             request.result.set_result((request.ids, request.log_probs))
+
+
+def common_prefix(slots, chunks):
+    """The ids with which the chunks of all `slots` begin. The last id of a chunk is never among
+    them: it must be computed for its logits."""
+    return os.path.commonprefix([chunks[slot][:-1] for slot in slots])
 
 
 def longest_common_prefix(a, b):
