@@ -17,7 +17,7 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
-from support.results import comparison_key, describe, parts_of, read_results
+from support.results import conditions_of, describe, parts_of, read_results
 from support.rundir import (
     append_line,
     checkpoints,
@@ -568,7 +568,7 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
     if ids is not None:
         finals = [final for row, final in zip(rows, finals) if row["id"] in ids]
         rows = [row for row in rows if row["id"] in ids]
-    users = sorted({comparison_key(row) for row in rows})
+    users = sorted({conditions_of(row) for row in rows})
     if len(users) > 1 and not anyway:
         raise BadInput(
             f"{path}: results of {len(users)} simulators or settings "
@@ -683,7 +683,7 @@ def compare(before, after, rule=None, draws=10_000):
     seeds as given."""
     files_before, files_after = ([read_scored(p, rule) for p in side] for side in (before, after))
     files = [*files_before, *files_after]
-    keys = {comparison_key(row) for file in files for row in file.rows}
+    keys = {conditions_of(row) for file in files for row in file.rows}
     if len(keys) > 1:
         raise BadInput(
             "--compare: results of different simulators or settings "
