@@ -27,13 +27,7 @@ from support.rundir import (
     refuse_overwriting,
     write_json,
 )
-from support.scores import (
-    compare,
-    files_of_side,
-    print_comparison,
-    print_score,
-    score,
-)
+from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import is_beside_us, split_name
 from support.users import INITIAL_EMOTION, emotion_level
@@ -327,11 +321,11 @@ def policy_in_process(name, flags):
     label, weights, run_settings = find_policy(name, flags.step)
     if flags.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
-    is_toy = run_settings.get("model", name) == "toy"  # trained or not
+    is_toy = run_settings.get("model", name) == "toy"  # trained by a run, or not yet
     settings = settings_of_policy(run_settings, flags, is_toy)
     think = settings["think"]
     mode = "think" if think else "direct"
-    if weights == "toy":  # not trained yet: the starting policy of the mode
+    if weights == "toy":  # not trained yet: load the starting policy of the mode
         weights = toy.base_policy(think)
         if not run_settings:
             label = f"toy, {mode}"
@@ -364,8 +358,10 @@ def policy_in_process(name, flags):
 
 def settings_of_policy(run_settings, flags, is_toy):
     """What a policy is measured with, as results remember it: as its run was made; where that does
-    not say it, as the flags say. A "context" of None stands for the longest that the model allows.
-    "template_args" and "history_thoughts" are there only if they are not the usual ones."""
+    not say it, as the flags say (--max-tokens and --context come before the run's own).
+
+    A "context" of None stands for the longest that the model allows. "template_args" and
+    "history_thoughts" are there only if they are not the usual ones."""
     settings = {
         "think": run_settings.get("think", flags.think),
         "policy_lang": run_settings.get("lang", flags.lang or "en"),
@@ -493,7 +489,7 @@ class ServerAgent:
         else:
             thought, visible = take_thoughts(text)
             malformed = False
-        # thoughts are not in the history that later turns see
+        # later turns see earlier thoughts only with --history-thoughts keep
         remembered = text if self.history == "keep" else visible
         self.messages.append({"role": "assistant", "content": remembered})
         return Reply(text, visible, thought, malformed)
@@ -543,7 +539,7 @@ def place_for_results(asked, setup):
 
 
 def results_of(policy):
-    """Where results of a policy go if no flag says it: into the directory of its run, else to
+    """Where results of a policy go without --out: into the directory of its run, else to
     results/, never into a model directory."""
     if policy.home and policy.home.is_dir():
         return policy.home / "benchmark.jsonl"

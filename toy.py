@@ -174,8 +174,8 @@ MEETS_NEED = 7  # a change of the emotion from which on the user says that its n
 
 def judge(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of a user with this need, person and feeling, and why:
-    (change, words). earlier: the friend's earlier replies. challenging: is the user a challenging
-    one? (of the two difficulties, vanilla and challenging)
+    (change, words). earlier: the friend's earlier replies. challenging: is the user's difficulty
+    "challenging", not "vanilla"?
 
     The first of these that fits decides: silence, not legible, the wrong person, repeated, too many
     kinds of sentences. A reply without such a fault is worth the mean payoff of its acts."""
@@ -270,7 +270,14 @@ def read_scene(scene, task):
             "the scripted user can only play the profiles of toy.py; for others, "
             "choose a real --simulator"
         )
-    return Scene(story.group(), story.group(1), story.group(2), details, cues, need)
+    return Scene(
+        story=story.group(),
+        person=story.group(1),
+        feeling=story.group(2),
+        details=details,
+        cues=cues,
+        need=need,
+    )
 
 
 def need_of(theme):

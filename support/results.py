@@ -21,7 +21,7 @@ class Intention(NamedTuple):
     """One of the eight hidden intentions (RLVER, Table 5)."""
 
     kind: str  # "rational" or "emotional"
-    words: str  # a regex that its hidden themes match: SAGE's in Chinese, ours in both languages
+    words: str  # a regex for its hidden themes: SAGE's, in Chinese, and ours, in both languages
 
 
 # They are tried in this order. "explain" comes before "analyse", because the released theme of
@@ -55,7 +55,6 @@ def intention_of(task, need=""):
 
 
 # ------------------------------------------------------------------------------------- result files
-
 
 SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
 # the groups of personas in the released files, and what ours call them
