@@ -35,8 +35,8 @@ import numpy as np
 from tqdm import tqdm
 
 import simulator
-import toy
 from simulator import CHECK, Simulator, as_json, fill
+from tools.scripted import ScriptedJudge
 
 # ----------------------------------------------------------------------------------- asking a judge
 
@@ -93,7 +93,7 @@ class Judge(Simulator):
     def __init__(self, args):
         """args: the flags of `add_judge_flags`. Without --judge, and for --plan, which asks nobody,
         the judge is the toy's scripted one. Raises BadInput."""
-        model, log = toy.ScriptedJudge(), None
+        model, log = ScriptedJudge(), None
         if args.judge and not args.plan:
             if not re.match(r"openai:.+@https?://\S|local:.", args.judge):
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")

@@ -22,6 +22,7 @@ from support.llm import CallLog
 from support.results import intention_of
 from support.rundir import write_file
 from support.signs import words_of
+from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -34,7 +35,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import toy
 from simulator import (
     PROMPTS,
     PreparedCall,
@@ -48,6 +48,7 @@ from simulator import (
     parse_reply,
     says_goodbye,
 )
+from tools.scripted import ScriptedWriter
 
 PARTS = {
     "persona": "Name Age Sex Job Hobbies Habits Style Talk".split(),
@@ -210,7 +211,7 @@ def open_writer(args, calls):
     calls.parent.mkdir(parents=True, exist_ok=True)
     log = CallLog(calls, calls if calls.exists() else None)
     if args.writer == "toy":
-        return Simulator(toy.ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
+        return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
     return make_simulator(
         args.writer,
         args.lang,
@@ -227,7 +228,7 @@ def draw_slots(count, topics, talk, groups, tasks, seed, split=0.0):
     of its traits, three utterances for the way of talking, topic uniform. Needs by quota: half
     rational, half emotional, the four of each equal to within one (RLVER's 500 were drawn: 57 to 66
     of each). `split`: the share of users, and of topics, for the test file. Raises BadInput."""
-    rng, names = random.Random(f"users {seed}"), list(toy.NEEDS)
+    rng, names = random.Random(f"users {seed}"), list(NEEDS)
     topics, topics_held_out = rng.sample(topics, len(topics)), round(len(topics) * split)
     tests = 2 * round(count * split / 2)
     if split and not (0 < topics_held_out < len(topics) and 0 < tests < count):

@@ -40,6 +40,7 @@ from tools.profiles import (
     read_parts,
     runs_of,
 )
+from tools.scripted import ScriptedWriter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = PROMPTS / "en" / "writer" / "by_rule.txt"
@@ -210,7 +211,7 @@ def test_near_duplicates_by_hand():
 
 def faulty(share=0.5, seed=0):
     """A writer by rule that makes every kind of fault, and mends what it is told of."""
-    writer, rng = toy.ScriptedWriter(RULE), random.Random(seed)
+    writer, rng = ScriptedWriter(RULE), random.Random(seed)
     first = {}
 
     def answer(prompt):
@@ -284,7 +285,7 @@ def test_every_fault_is_mended(tmp_path, capsys):
 def test_what_fails_for_good_is_counted(tmp_path, capfd):
     """A writer that refuses one topic for ever: the others are written, the exit code is 2, one
     line says how many are missing and why, and the released code would ask to this day."""
-    rule = toy.ScriptedWriter(RULE)
+    rule = ScriptedWriter(RULE)
     (tmp_path / "topics").write_text("a lost glove\na found glove\n")
 
     def answer(p):
@@ -388,8 +389,7 @@ def test_the_rule_writes_different_people():
     )
     bar = SimpleNamespace(update=lambda n: None)
     assert (
-        asyncio.run(profiles.write_users(drawn, Simulator(toy.ScriptedWriter(RULE)), "en", bar))
-        == {}
+        asyncio.run(profiles.write_users(drawn, Simulator(ScriptedWriter(RULE)), "en", bar)) == {}
     )
     people = [Profile(**{name: slot[name] for name in profiles.FIELDS}) for slot in drawn]
     refuse_foreign("toy", people)
