@@ -246,12 +246,12 @@ def count_equal(first, second):
 def differences_of(replayed):
     """What is not as recorded: at most one text for each dialogue, with the number of its line."""
     differences = []
-    for number, one in enumerate(replayed, 1):
-        problem = wrong_sum_in(one.dialogue, one.turns)
+    for number, entry in enumerate(replayed, 1):
+        problem = wrong_sum_in(entry.dialogue, entry.turns)
         if not problem:
-            problem = first_difference(one.recorded, one.replays)
+            problem = first_difference(entry.recorded, entry.replays)
         if problem:
-            differences.append(f"line {number}, {one.dialogue['profile_id']}, {problem}")
+            differences.append(f"line {number}, {entry.dialogue['profile_id']}, {problem}")
     return differences
 
 
@@ -283,13 +283,13 @@ def mean_scores(replayed):
     """{step: [mean score of the held-out users as recorded, the same again]} of the evaluations in
     a log. Of several replays the mean counts."""
     pairs_of_step = {}
-    for one in replayed:
-        if one.dialogue.get("split") != "heldout":
+    for entry in replayed:
+        if entry.dialogue.get("split") != "heldout":
             continue
-        score = final_score(one.recorded, one.is_malformed)
-        scores_again = [final_score(emotions, one.is_malformed) for emotions in one.replays]
+        score = final_score(entry.recorded, entry.is_malformed)
+        scores_again = [final_score(emotions, entry.is_malformed) for emotions in entry.replays]
         again = sum(scores_again) / len(scores_again)
-        pairs_of_step.setdefault(one.dialogue["step"], []).append((score, again))
+        pairs_of_step.setdefault(entry.dialogue["step"], []).append((score, again))
     means = {}
     for step, pairs in pairs_of_step.items():
         means[step] = [sum(column) / len(pairs) for column in zip(*pairs)]
@@ -307,9 +307,9 @@ def final_emotions(replayed):
     """[final emotion of each replay] of each dialogue that has one, for `reliability`. A malformed
     dialogue is left out: its reward is 0, whatever its user feels."""
     finals = []
-    for one in replayed:
-        if all(one.replays) and not one.is_malformed:
-            finals.append([emotions[-1] for emotions in one.replays])
+    for entry in replayed:
+        if all(entry.replays) and not entry.is_malformed:
+            finals.append([emotions[-1] for emotions in entry.replays])
     return finals
 
 
