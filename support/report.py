@@ -4,7 +4,13 @@ learning curve as a picture, and what goes into its page (support/page.py).
 
 from support import reference, strategies
 from support.page import TEXTS, panels, write_report
-from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
+from support.results import (
+    PERSONA_GROUPS,
+    intention_of,
+    parts_of,
+    recorded_dialogues,
+    world_of,
+)
 from support.rundir import read_json, read_jsonl, write_json
 from support.signs import hacking_warnings, score_summary
 from support.users import INITIAL_EMOTION
@@ -120,7 +126,7 @@ def page_dialogue(dialogue, profile):
         "intention": intention,
         "kind": kind,
         **world_of(profile.target),
-        "group": GROUPS.get(profile.main_cha, profile.main_cha),
+        "group": PERSONA_GROUPS.get(profile.main_cha, profile.main_cha),
         "start": INITIAL_EMOTION["training"],
         "persona": profile.player,
         "score": round(100 * dialogue["reward"]),

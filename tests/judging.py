@@ -55,7 +55,7 @@ def toy_result(number, acts, rng, start=40):
     scene = toy.read_scene(profile.scene, profile.task)
     history, emotion = [{"role": "user", "content": scene.story, "emotion-point": start}], start
     for k, act in enumerate(acts):
-        reply = toy.sentence(act, scene.person, scene.feeling, rng)
+        reply = toy.random_sentence(act, scene.person, scene.feeling, rng)
         change = 8 if act == scene.need else -6
         emotion = min(100, max(0, emotion + change))
         analysis = (

@@ -71,7 +71,7 @@ def chat(args):
     policy = open_policy(args.policy, PolicyFlags.of(args))
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
-    if policy.run.get("model", args.policy) == "toy":
+    if policy.run_settings.get("model", args.policy) == "toy":
         print(
             "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
             "Nobody knows how it feels."

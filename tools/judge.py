@@ -26,10 +26,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 import simulator
-import toy
 from simulator import CHECK, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import score_files, show_scores
+from tools.scripted import ScriptedJudge
 from tools.tables import check_files
 
 SERVER_TIMEOUT = 300  # seconds: a judge may think for longer than a simulated user
@@ -92,7 +92,7 @@ class Judge(Simulator):
             model = load_judge(args.judge, args.temperature)
             log = open_call_log("judge")
         else:
-            model = toy.ScriptedJudge()
+            model = ScriptedJudge()
             log = None
         super().__init__(model, args.lang, retries=args.retries, wait=0.4, concurrency=16, log=log)
         self.repeats = args.repeats

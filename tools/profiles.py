@@ -30,9 +30,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import toy
 from simulator import PROMPTS, Simulator, make_simulator
 from tools.checking_profiles import print_check
+from tools.scripted import ScriptedWriter
 from tools.writing import FIELD_OF_PART, PROFILE_FIELDS, write_users
 
 # --------------------------------------------------------------------------------------------- main
@@ -151,7 +151,7 @@ def open_writer(args, calls):
     calls.parent.mkdir(parents=True, exist_ok=True)
     log = CallLog(calls, calls if calls.exists() else None)
     if args.writer == "toy":
-        return Simulator(toy.ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
+        return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
     return make_simulator(
         args.writer,
         args.lang,

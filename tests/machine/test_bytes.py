@@ -5,7 +5,7 @@ traceback, or worse, did not end it."""
 from support.answers import without_surrogates
 from support.errors import BadInput, BadModel, CannotWrite
 from support.loading import load_model
-from support.results import comparison_key, read_results
+from support.results import conditions_of, read_results
 from support.rundir import RunDir, read_jsonl
 from support.server import ServerModel
 from support.settings import resolve_settings
@@ -136,7 +136,7 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
         place.parent.mkdir()
         write(place, *[sage_line(i, [40 + 15 * shift]) for i in range(4)])
     rows, _ = read_results(places[0])
-    assert comparison_key(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
+    assert conditions_of(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
     assert evaluate.main(["--compare", *map(str, places)]) == 2
     assert "do not compare" in capsys.readouterr().err
     plain = write(tmp_path / "r.jsonl", *[sage_line(i, [40]) for i in range(4)])

@@ -33,6 +33,7 @@ from simulator import (
 from tools import profiles
 from tools.checking_profiles import count_files
 from tools.profiles import draw_drafts, seed_lines
+from tools.scripted import ScriptedWriter
 from tools.writing import (
     PLACEHOLDERS,
     PROFILE_FIELDS,
@@ -215,7 +216,7 @@ def test_near_duplicates_by_hand():
 
 def faulty(share=0.5, seed=0):
     """A writer by rule that makes every kind of fault, and mends what it is told of."""
-    writer, rng = toy.ScriptedWriter(RULE), random.Random(seed)
+    writer, rng = ScriptedWriter(RULE), random.Random(seed)
     first = {}
 
     def answer(prompt):
@@ -289,7 +290,7 @@ def test_every_fault_is_mended(tmp_path, capsys):
 def test_what_fails_for_good_is_counted(tmp_path, capfd):
     """A writer that refuses one topic for ever: the others are written, the exit code is 2, one
     line says how many are missing and why, and the released code would ask to this day."""
-    rule = toy.ScriptedWriter(RULE)
+    rule = ScriptedWriter(RULE)
     (tmp_path / "topics").write_text("a lost glove\na found glove\n")
 
     def answer(p):
@@ -392,7 +393,7 @@ def test_the_rule_writes_different_people():
         0,
     )
     bar = SimpleNamespace(update=lambda n: None)
-    assert asyncio.run(write_users(drawn, Simulator(toy.ScriptedWriter(RULE)), "en", bar)) == {}
+    assert asyncio.run(write_users(drawn, Simulator(ScriptedWriter(RULE)), "en", bar)) == {}
     people = [Profile(**{name: slot[name] for name in PROFILE_FIELDS}) for slot in drawn]
     refuse_foreign("toy", people)
     (report,) = count_files([people])

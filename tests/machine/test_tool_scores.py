@@ -12,6 +12,7 @@ import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools.dialogues import load_dialogues
+from tools.scripted import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
 def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     """BLRI is asked with the user's record alone: no reply stands in it."""
     prompts = []
-    scripted = toy.ScriptedJudge()
+    scripted = ScriptedJudge()
 
     def answer(prompt):
         prompts.append(prompt)

@@ -17,6 +17,7 @@ import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools import coordinate
+from tools.scripted import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
 def test_coordinates_are_of_one_call(good, bad, capsys):
     """Both files in one prompt; an answer outside of the square, or without a number, is no point
     at (0, 0)."""
-    said, scripted = [], toy.ScriptedJudge()
+    said, scripted = [], ScriptedJudge()
 
     def answer(prompt):
         if "M1 X" not in prompt:

@@ -230,10 +230,10 @@ def test_tags_of_the_toy_are_exact():
     """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
     rng = random.Random(1)
     for act in toy.ACTS:
-        said = toy.sentence(act, "sister", "hurt", rng)
+        said = toy.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
         assert toy_codes(said, toy) == expected
-        assert toy_codes(f"{said} {toy.sentence('praise', 'boss', 'lost', rng)}", toy) == [
+        assert toy_codes(f"{said} {toy.random_sentence('praise', 'boss', 'lost', rng)}", toy) == [
             *expected,
             "E-1",
         ]
