@@ -73,11 +73,11 @@ def write_report(
     path,
     *,
     title,
-    settings,
-    curves,
-    evaluations,
-    dialogues,
-    tables,
+    settings=None,
+    curves=(),
+    evaluations=(),
+    dialogues=(),
+    tables=(),
     notes=(),
     limit=200,
     radar=(),
@@ -96,6 +96,7 @@ def write_report(
     warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]. never_trained_on:
     whether
     training is known to have left the evaluations' users out (of a foreign model nobody knows)."""
+    settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
     page = {

@@ -11,7 +11,7 @@ import random
 import toy
 from marks import sign
 from simulator import toy_profiles
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
 
 ANSWER = (
     "Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "

@@ -1,5 +1,5 @@
-"""Draw a run's report and learning curve once more, from its logs. The numbers are those that the
-run wrote down: nothing is measured again, and no model is needed.
+"""Draw the report and the learning curve of a run once more, from its logs. The numbers are those
+that the run wrote down: nothing is measured again, and no model is needed.
 
     python -m tools.report runs/NAME
 """
