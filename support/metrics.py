@@ -39,12 +39,15 @@ def batch_metrics(episodes, think):
     if group_count < len(episodes):
         flat_share = len(flat_groups(episodes)) / group_count
     turns = [turn for e in episodes for turn in e.turns]
-    # thoughts that direct mode took out of replies
-    stray_thoughts = 0 if think else sum(bool(turn["thought"]) for turn in turns)
+    stray_thoughts = 0  # thoughts that were taken out of replies in direct mode
+    if not think:
+        stray_thoughts = sum(bool(turn["thought"]) for turn in turns)
+    rewards = [e.reward for e in episodes]
+    emotions = [e.emotion for e in episodes]
     return {
-        "reward": float(np.mean([e.reward for e in episodes])),
+        "reward": float(np.mean(rewards)),
         "emotion": summary["score"],
-        "emotion_std": float(np.std([e.emotion for e in episodes])),
+        "emotion_std": float(np.std(emotions)),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),

@@ -88,8 +88,8 @@ def spearman(x, y):
 
 
 def doubled_ranks(values):
-    """The rank of each value, from 1 on, equal values sharing the mean of their ranks: 2 * rank - 1,
-    which is a whole number, and correlates as the rank itself does.
+    """2 * rank - 1 of each value. Ranks are counted from 1, and equal values share the mean of
+    their ranks. 2 * rank - 1 is a whole number, and correlates as the rank itself does.
 
     If k values are smaller and t are equal (the value itself is one of them), the ranks k + 1 to
     k + t have the mean k + (t + 1) / 2; so 2 * rank - 1 is k + (k + t)."""
