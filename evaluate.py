@@ -14,22 +14,15 @@ What else can be asked of a policy or of its dialogues are tools: `python -m too
 """
 
 from support.errors import BadInput, SimulatorFailed, TooManyLost
+from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
 from support.results import describe, read_results
-from support.rundir import (
-    append_line,
-    checkpoints,
-    lock_file,
-    profile_files,
-    read_json,
-    refuse_overwriting,
-    write_json,
-)
+from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import is_beside_us, split_name
+from support.settings import looks_like_a_path, split_name
 from support.users import INITIAL_EMOTION, emotion_level
 
 import asyncio
@@ -403,7 +396,7 @@ def find_policy(name, step=None):
     if (directory / "state.json").is_file():  # a checkpoint
         config = read_json(directory / "rlver.json") or read_json(directory.parent / "config.json")
         return str(directory), directory, config
-    if not directory.exists() and is_beside_us(name):
+    if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
             f"--policy {name}: no such run or directory; there are: "

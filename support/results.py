@@ -6,7 +6,7 @@ rlver.py, evaluate.py, the reports and the tools read them through this file.
 
 from support.answers import is_mark
 from support.errors import BadInput
-from support.rundir import read_jsonl
+from support.files import read_jsonl
 from support.users import INITIAL_EMOTION
 
 import functools

@@ -6,8 +6,9 @@ one file or of several seeds; the comparison on the terminal.
 """
 
 from support.errors import BadInput
+from support.metrics import score_summary
 from support.results import conditions_of, describe, parts_of, read_results
-from support.signs import score_summary, signs
+from support.signs import signs
 from support.stats import sign_flips
 
 import glob

@@ -2,7 +2,7 @@
 and a tool called by its name."""
 
 from support import llm
-from support.rundir import read_json
+from support.files import read_json
 
 import importlib
 import json

@@ -10,9 +10,9 @@ does not ask is not in the number.
 """
 
 from support.errors import BadInput
+from support.files import read_jsonl, write_json
 from support.flags import Parser
 from support.llm import digest
-from support.rundir import read_jsonl, write_json
 from support.stats import paired
 
 import re

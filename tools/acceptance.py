@@ -15,7 +15,7 @@ here does not say how a dialogue with them would have gone: nobody answers.
 """
 
 from support.errors import BadInput
-from support.strategies import GROUPS
+from support.strategies import RLVER_GROUPS
 
 import asyncio
 import sys
@@ -117,7 +117,7 @@ async def acceptance_by_user(args, tags, tables):
     rows = {}
     if answered:
         rows["all"] = accepted_shares([felt for felt, _ in answered])
-    for name, group in GROUPS.items():
+    for name, group in RLVER_GROUPS.items():
         of_group = [felt for felt, used in answered if is_mostly(used, group)]
         if of_group:
             rows[name] = accepted_shares(of_group)

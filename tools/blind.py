@@ -15,8 +15,8 @@ place.
 """
 
 from support.errors import BadInput
+from support.files import read_json, write_json
 from support.flags import natural, positive
-from support.rundir import read_json, write_json
 from support.stats import holm, interval, krippendorff, sign_flips
 
 import csv

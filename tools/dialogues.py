@@ -7,8 +7,9 @@ of each dialogue the values that stand in a prompt's placeholders.
 """
 
 from support.errors import BadInput
+from support.files import read_json
 from support.results import intention_of, recorded_dialogues
-from support.rundir import profile_files, read_json
+from support.rundir import profile_files
 from support.settings import split_name
 
 from dataclasses import dataclass

@@ -16,9 +16,9 @@ with the complaint. What is drawn hangs on the seed alone and every answer is lo
 """
 
 from support.errors import BadInput
+from support.files import write_file
 from support.flags import Parser, fraction, natural, not_negative, positive
 from support.llm import CallLog
-from support.rundir import write_file
 from support.toy_words import NEEDS
 
 import asyncio

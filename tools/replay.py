@@ -11,9 +11,10 @@ rewards' variance that the dialogues explain; it depends on how different the di
 """
 
 from support.errors import BadInput
+from support.files import read_json, read_jsonl, refuse_overwriting, write_json
 from support.flags import Parser, not_negative, positive
 from support.results import recorded_dialogues
-from support.rundir import profile_files, read_json, read_jsonl, refuse_overwriting, write_json
+from support.rundir import profile_files
 from support.stats import reliability
 
 import asyncio

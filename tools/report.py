@@ -5,9 +5,10 @@ that the run wrote down: nothing is measured again, and no model is needed.
 """
 
 from support.errors import BadInput
+from support.files import read_json
 from support.flags import Parser
 from support.report import draw_run
-from support.rundir import newest_state, read_json
+from support.rundir import newest_state
 
 import sys
 from pathlib import Path

@@ -15,7 +15,7 @@ SSRR is not SAGE's, whose scores and scale are not published.
 """
 
 from support.answers import Unreadable, before_end
-from support.strategies import CODES, GROUPS, steps_of, strategies_of, toy_codes
+from support.strategies import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
 
 import asyncio
 import re
@@ -103,8 +103,8 @@ def show_strategies(path, counts, answers, tables):
             rows = {}
             for step, counts_of_step in counts["steps"].items():
                 usage_of = counts_of_step["strategies"]
-                rows[step] = [usage_of[name][key] for name in GROUPS]
-            tables.show(f"{key}, steps up to", list(GROUPS), rows, "")
+                rows[step] = [usage_of[name][key] for name in RLVER_GROUPS]
+            tables.show(f"{key}, steps up to", list(RLVER_GROUPS), rows, "")
 
 
 def tagged_dialogues(path, answers):

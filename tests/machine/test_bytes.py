@@ -4,9 +4,10 @@ traceback, or worse, did not end it."""
 
 from support.answers import without_surrogates
 from support.errors import BadInput, BadModel, CannotWrite
+from support.files import read_jsonl
 from support.loading import load_model
 from support.results import conditions_of, read_results
-from support.rundir import RunDir, read_jsonl
+from support.rundir import RunDir
 from support.server import ServerModel
 from support.settings import resolve_settings
 
@@ -223,6 +224,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file, harm, stopped, tmp_pa
         ("model", 3),
         ("simulator", 3),
         ("lr", None),
+        ("think", 7),
     ],
 )
 def test_an_edited_config_is_refused_in_one_line(name, value, stopped, tmp_path, capfd):

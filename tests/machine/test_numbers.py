@@ -2,9 +2,10 @@
 that nobody overwrites."""
 
 from support.errors import BadInput
-from support.rundir import append_line
+from support.files import append_line
+from support.metrics import cut_replies
 from support.scores import compare
-from support.signs import cut_replies, hacking_warnings
+from support.signs import hacking_warnings
 
 import asyncio
 import fcntl

@@ -1,6 +1,6 @@
 """tools.blind: sheets for people who do not know which policy is which."""
 
-from support.rundir import read_json
+from support.files import read_json
 
 import csv
 from pathlib import Path
