@@ -14,27 +14,19 @@ What else can be asked of a policy or of its dialogues are tools: `python -m too
 """
 
 from support.errors import BadInput, SimulatorFailed, TooManyLost
+from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
-from support.results import comparison_key, describe, parts_of, read_results
-from support.rundir import (
-    append_line,
-    checkpoints,
-    lock_file,
-    profile_files,
-    read_json,
-    refuse_overwriting,
-    write_json,
-)
+from support.results import describe, read_results
+from support.rundir import checkpoints, profile_files
+from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import is_beside_us, split_name
-from support.signs import score_summary, signs
-from support.stats import sign_flips
-from support.users import emotion_level
+from support.settings import looks_like_a_path, split_name
+from support.users import INITIAL_EMOTION, emotion_level
 
 import asyncio
-import glob
+import itertools
 import os
 import re
 import sys
@@ -42,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-import numpy as np
 from tqdm import tqdm
 
 import toy
@@ -58,7 +49,7 @@ from simulator import (
     users_of_run,
 )
 
-FLOOR = 9  # the benchmark's: the highest emotion that ends a dialogue
+FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
 # what --simulator, --lang and --difficulty mean where neither a flag nor the run says it
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
 
@@ -66,12 +57,11 @@ USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
 
 
 def benchmark(args):
-    """Hold the dialogues that the results lack, appending each as it ends. Returns (path of the
-    results, ids of the users asked for, how many of their dialogues were lost)."""
+    """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
+    the file, ids of the users asked for, how many of their dialogues were lost)."""
     setup = who_talks(args, args.policy or newest_run())
     # a path that cannot be written must be refused before the first dialogue
-    default = results_of(setup.policy)
-    path, finished_ids, lock = place_for_results(args.out, default, setup.made_by)
+    path, finished_ids, lock = place_for_results(args.out, setup)
     try:
         refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
         lost = asyncio.run(hold_dialogues(setup, path, finished_ids))
@@ -89,15 +79,19 @@ def benchmark(args):
 async def hold_dialogues(setup, path, finished_ids):
     """All dialogues of a Setup at once, but for those of `finished_ids`; each is appended to the
     file `path` when it ends. Returns [(id of the user, error)] of those that were lost."""
+    # The imports of torch stand in the functions that need it: --score and --compare do not.
     from rlver import converse
 
     made_by, lost = setup.made_by, []
 
     async def hold_dialogue(index, profile):
         user = User(setup.simulator, profile, made_by["start"], f"benchmark {profile.id}")
+        # the second number is 0 or 1 in training (rlver.KINDS), so no random number is used twice
         agent = setup.policy.make_agent([made_by["seed"], 3, index])
         try:
             first_line = await user.open()
+            # The thought behind the first line is dropped: `result_of` pairs the others with the
+            # lines that follow a reply.
             user.thoughts.clear()
             episode = await converse(agent, user, first_line, made_by["max_turns"], floor=FLOOR)
             if not episode.turns:  # as in a rollout: nothing was said that could be scored
@@ -172,18 +166,20 @@ class Setup:
     policy: "Measured"
     simulator: Simulator  # the model behind all users
     users: list  # of Profile
-    made_by: dict  # what results remember of all this
+    made_by: dict  # the settings of this evaluation; each line of the results holds them
 
 
 def who_talks(args, name):
     """A Setup of the policy `name`: with what the flags say and, where they do not, what the
     policy's run says."""
     policy = open_policy(name, PolicyFlags.of(args))
-    run = policy.run
-    model, lang, difficulty = (
-        getattr(args, key) or run.get(key, usual) for key, usual in USUAL_USER.items()
-    )
-    everybody, held_out = users_to_measure_with(args, policy, model, lang)
+
+    def setting(key):
+        """What the flag says, else the policy's run, else the usual value."""
+        return getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
+
+    model, lang, difficulty = setting("simulator"), setting("lang"), setting("difficulty")
+    people, held_out = users_to_measure_with(args, policy, model, lang)
     simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
     made_by = {
         "policy": policy.label,
@@ -194,12 +190,13 @@ def who_talks(args, name):
         "start": args.start,
         "max_turns": args.max_turns,
         "seed": args.seed,
+        # None for heart-to-heart: results from before there were two worlds have no such key
         "world": args.world if args.world == "chit-chat" else None,
         "simulator_temperature": args.simulator_temperature,
-        "users": digest([vars(profile) for profile in everybody]),
+        "users": digest([vars(profile) for profile in people]),
         "held_out": held_out,
     }
-    return Setup(policy, simulator, everybody[: args.limit], made_by)
+    return Setup(policy, simulator, people[: args.limit], made_by)
 
 
 def user_label(name):
@@ -212,25 +209,29 @@ def users_to_measure_with(args, policy, simulator, lang):
     """(users, were they held out by the policy's run?): those of --profiles; else, for --world
     chit-chat, people of everyday talk; else those that the run held out; else the toy's. Raises
     BadInput."""
-    default_chat = args.world == "chit-chat" and not args.profiles
-    if default_chat and simulator.startswith("toy"):
+    wants_chat = args.world == "chit-chat"
+    if wants_chat and not args.profiles and simulator.startswith("toy"):
         raise BadInput(
             f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
             "choose a real --simulator, as openai:MODEL@URL"
         )
-    if default_chat or args.profiles:
-        people = load_profiles(args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl")
+    if wants_chat or args.profiles:
+        file = args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+        people = load_profiles(file)
         refuse_foreign(simulator, people)
-        if args.world == "chit-chat":
-            refuse_heart_to_heart(people, args.profiles)
+        if wants_chat:
+            refuse_heart_to_heart(people, file)
         return people, False
-    if policy.run.get("profiles"):
-        return heldout_of_run(policy.home, policy.run, simulator), True
-    return users_of_run(None, 128, simulator)[1], bool(policy.run)
+    if policy.run_settings.get("profiles"):
+        return heldout_of_run(policy.home, policy.run_settings, simulator), True
+    # The toy's users. A run without files of profiles was trained on the toy's and held these out;
+    # a policy that is no run (its settings are {}) held out nobody.
+    _, people = users_of_run(None, 128, simulator)
+    return people, bool(policy.run_settings)
 
 
 def refuse_heart_to_heart(people, file):
-    """Raise BadInput if one of `people`, who are from `file`, does not come to chat."""
+    """Raise BadInput if one of `people`, who are from `file`, comes for a heart-to-heart talk."""
     for profile in people:
         if profile.target == "eq":
             raise BadInput(
@@ -253,7 +254,8 @@ def heldout_of_run(home, config, simulator):
 
 @dataclass
 class PolicyFlags:
-    """What flags may say of a policy. They fill in what the policy's own run does not say."""
+    """The flags of `add_policy_flags`: what the user says of a policy. Most fill in what the
+    policy's own run does not say."""
 
     step: int = None
     think: bool = False
@@ -265,7 +267,7 @@ class PolicyFlags:
 
     @classmethod
     def of(cls, args):
-        """From the flags of `add_policy_flags`."""
+        """The PolicyFlags among parsed flags."""
         return cls(
             step=args.step,
             think=args.think,
@@ -279,11 +281,11 @@ class PolicyFlags:
 
 @dataclass
 class Measured:
-    """A policy as it is measured."""
+    """A policy that is ready to be measured."""
 
     label: str  # what results call it
     settings: dict  # what it is measured with, as results remember it
-    run: dict  # config.json of the run that made it, {} for a foreign one
+    run_settings: dict  # config.json of the run that made it; {} if it is no run of this project
     home: Path  # the directory of that run, or None
     make_agent: Callable  # seed -> Agent
 
@@ -300,26 +302,6 @@ def open_policy(name, flags=None):
     return policy_of_server(model_name, url, flags)
 
 
-def policy_of_server(model_name, url, flags):
-    """A policy behind an OpenAI-compatible server."""
-    settings = {
-        "think": flags.think,
-        "policy_lang": flags.lang or "en",
-        "temperature": 1.0,
-        "max_tokens": flags.max_tokens or 2048,
-    }
-    if flags.history_thoughts == "keep":
-        settings["history_thoughts"] = "keep"
-    server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
-    mode = "think" if flags.think else "direct"
-    system = load_prompt(f"policy_{mode}", settings["policy_lang"])
-
-    def make_agent(seed):
-        return ServerAgent(server, system, flags.think, flags.history_thoughts)
-
-    return Measured(f"openai:{model_name}", settings, {}, None, make_agent)
-
-
 def policy_in_process(name, flags):
     """A policy whose weights are loaded here: of a run, of a checkpoint, of a model directory, of
     the hub, or the toy's."""
@@ -329,24 +311,25 @@ def policy_in_process(name, flags):
     from engine import TorchEngine
     from policy import Agent
 
-    label, weights, run = find_policy(name, flags.step)
-    if flags.think and not run.get("think", True):
+    label, weights, run_settings = find_policy(name, flags.step)
+    if flags.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
-    think = run.get("think", flags.think)
+    is_toy = run_settings.get("model", name) == "toy"  # trained by a run, or not yet
+    settings = settings_of_policy(run_settings, flags, is_toy)
+    think = settings["think"]
     mode = "think" if think else "direct"
-    is_toy = run.get("model", name) == "toy"
-    if weights == "toy":
+    if weights == "toy":  # not trained yet: load the starting policy of the mode
         weights = toy.base_policy(think)
-        label = label if run else f"toy, {mode}"
+        if not run_settings:
+            label = f"toy, {mode}"
     model, tokenizer = load_model(weights, best_device(), flag="--policy")
-    settings = settings_of_policy(run, flags, is_toy, model.config.max_position_embeddings)
-    if not run and not is_toy:
+    settings["context"] = settings["context"] or model.config.max_position_embeddings
+    if not run_settings and not is_toy:
         print_assumptions(label, mode, settings)
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
-    template_args = run.get("template_args", flags.template_args)
-    chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(weights))
-    history_thoughts = run.get("history_thoughts", flags.history_thoughts)
+    chat = ChatFormat(tokenizer, system, think, settings.get("template_args"), stop_ids(weights))
+    history_thoughts = settings.get("history_thoughts", "strip")
     if history_thoughts == "keep":
         chat.refuse_to_keep()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
@@ -362,31 +345,33 @@ def policy_in_process(name, flags):
             context=settings["context"],
         )
 
-    home = Path(label).parent if run else None
-    return Measured(label, settings, run, home, make_agent)
+    home = Path(label).parent if run_settings else None
+    return Measured(label, settings, run_settings, home, make_agent)
 
 
-def settings_of_policy(run, flags, is_toy, longest_context):
-    """What a policy is measured with: as its run, {} for a foreign policy, was made; else as the
-    flags say. longest_context: of the model, in tokens."""
+def settings_of_policy(run_settings, flags, is_toy):
+    """What a policy is measured with, as results remember it: as its run was made; where that does
+    not say it, as the flags say (--max-tokens and --context come before the run's own).
+
+    A "context" of None stands for the longest that the model allows. "template_args" and
+    "history_thoughts" are there only if they are not the usual ones."""
     settings = {
-        "think": run.get("think", flags.think),
-        "policy_lang": run.get("lang", flags.lang or "en"),
-        "temperature": run.get("temperature", 1.0),
-        "max_tokens": flags.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
-        "context": flags.context or run.get("context") or longest_context,
+        "think": run_settings.get("think", flags.think),
+        "policy_lang": run_settings.get("lang", flags.lang or "en"),
+        "temperature": run_settings.get("temperature", 1.0),
+        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
+        "context": flags.context or run_settings.get("context"),
     }
-    template_args = run.get("template_args", flags.template_args)
+    template_args = run_settings.get("template_args", flags.template_args)
     if template_args:
         settings["template_args"] = template_args
-    if run.get("history_thoughts", flags.history_thoughts) == "keep":
+    if run_settings.get("history_thoughts", flags.history_thoughts) == "keep":
         settings["history_thoughts"] = "keep"
     return settings
 
 
 def print_assumptions(label, mode, settings):
-    """Say what is assumed of a policy that is no run of this project, and by which flags it may be
-    said otherwise."""
+    """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
     print(
         f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
         f"{settings['policy_lang']} (--lang), temperature 1, at most "
@@ -396,21 +381,22 @@ def print_assumptions(label, mode, settings):
 
 
 def find_policy(name, step=None):
-    """One rule for "what is this policy": (label, its weights, settings of its run). The weights
-    are a directory, a model's name, or "toy".
+    """What the name of a policy stands for: (label, its weights, the settings of its run). The
+    weights are a directory, a model's name, or "toy".
 
-    A run is its newest checkpoint, or that of `step`; step 0 is where it started. A checkpoint has
-    the settings of its run, in its rlver.json. All else has no settings: {}. Raises BadInput."""
-    place = Path(name)
-    config = read_json(place / "config.json")
-    if "algo" in config:  # a model directory has a config.json too
-        return checkpoint_of_run(place, config, step)
+    A run stands for its newest checkpoint, or for that of `step`; step 0 is where it started. A
+    checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
+    BadInput."""
+    directory = Path(name)
+    config = read_json(directory / "config.json")
+    if "algo" in config:  # a run; a model directory has a config.json too, without this key
+        return checkpoint_of_run(directory, config, step)
     if step is not None:
         raise BadInput(f"--step {step}: a run has steps, {name} is none")
-    if (place / "state.json").is_file():
-        config = read_json(place / "rlver.json") or read_json(place.parent / "config.json")
-        return str(place), place, config
-    if not place.exists() and is_beside_us(name):
+    if (directory / "state.json").is_file():  # a checkpoint
+        config = read_json(directory / "rlver.json") or read_json(directory.parent / "config.json")
+        return str(directory), directory, config
+    if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
             f"--policy {name}: no such run or directory; there are: "
@@ -420,7 +406,7 @@ def find_policy(name, step=None):
 
 
 def checkpoint_of_run(run, config, step):
-    """As `find_policy`, for the directory of a run with the settings `config`. step: of the
+    """As `find_policy`, for the directory `run` with the settings `config`. step: of the
     checkpoint, None for the newest."""
     by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(run)}
     if step == 0 and 0 not in by_step:  # the oldest checkpoints are not kept
@@ -446,13 +432,36 @@ def newest_run():
     return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
+def policy_of_server(model_name, url, flags):
+    """A policy behind an OpenAI-compatible server."""
+    settings = {
+        "think": flags.think,
+        "policy_lang": flags.lang or "en",
+        "temperature": 1.0,
+        "max_tokens": flags.max_tokens or 2048,
+    }
+    if flags.history_thoughts == "keep":
+        settings["history_thoughts"] = "keep"
+    server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
+    mode = "think" if flags.think else "direct"
+    system = load_prompt(f"policy_{mode}", settings["policy_lang"])
+
+    def make_agent(seed):
+        return ServerAgent(server, system, flags.think, flags.history_thoughts)
+
+    return Measured(
+        f"openai:{model_name}", settings, run_settings={}, home=None, make_agent=make_agent
+    )
+
+
 class ServerAgent:
     """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. A
     prompt that it refuses costs its dialogue alone."""
 
     def __init__(self, server, system, think, history="strip"):
-        self.server, self.think, self.history, self.segments = server, think, history, []
+        self.server, self.think, self.history = server, think, history
         self.messages = [{"role": "system", "content": system}]
+        self.segments = []  # `converse` files an agent's tokens with the episode: here are none
 
     async def reply(self, line):
         """As policy.Agent.reply, but for the tokens."""
@@ -473,7 +482,7 @@ class ServerAgent:
         else:
             thought, visible = take_thoughts(text)
             malformed = False
-        # thoughts are not in the history that later turns see
+        # later turns see earlier thoughts only with --history-thoughts keep
         remembered = text if self.history == "keep" else visible
         self.messages.append({"role": "assistant", "content": remembered})
         return Reply(text, visible, thought, malformed)
@@ -481,280 +490,89 @@ class ServerAgent:
 
 # --------------------------------------------------------------------------------- where results go
 
-# What a result file of an earlier version means where it lacks a key.
+# What it means that a result file of an earlier version lacks a key.
 USUAL_SETTINGS = {
     "simulator_temperature": 0.0,
     "history_thoughts": "strip",
     "world": None,
     "template_args": None,
-    "start": 40,
+    "start": INITIAL_EMOTION["benchmark"],
     "max_turns": 10,
     "seed": 0,
 }
-NO_SETTINGS = {"ended", "traits", "held_out"}  # of a dialogue, or told by another key
+# Keys that are no settings of an evaluation: "ended" and "traits" are of one dialogue, "held_out"
+# follows from the policy and its users.
+NO_SETTINGS = {"ended", "traits", "held_out"}
 
 
-def results_of(policy):
-    """Where results of a policy go if nobody says: into its run, else to results/, never into a
-    model directory."""
-    if policy.run and Path(policy.label).parent.is_dir():
-        return Path(policy.label).parent / "benchmark.jsonl"
-    return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
-
-
-def place_for_results(asked, default, made_by):
-    """The file that results go to, locked: (path, the ids that it holds already, the lock). A file
-    of other settings is refused if it was asked for; else the next free name is taken. Raises
-    BadInput."""
-    path, number = Path(asked or default), 1
-    if path.suffix == ".html":
+def place_for_results(asked, setup):
+    """The file that results go to, locked: (path, ids of the users whose results it holds already,
+    the lock). asked: --out, or None. A file with results of other settings is refused if it was
+    asked for; else the next free name is taken. Raises BadInput."""
+    first_path = Path(asked or results_of(setup.policy))
+    if first_path.suffix == ".html":
         raise BadInput(
-            f"--out {path}: the results' page goes to a file of that name; let the "
+            f"--out {first_path}: the results' page goes to a file of that name; let the "
             "results end in .jsonl"
         )
-    while True:
+    for path in numbered(first_path):
         lock = lock_file(path, "--out")
-        if not path.stat().st_size:
-            return path, set(), lock
-        rows, _ = read_results(path)
-        differences = dict.fromkeys(
-            difference for row in rows for difference in differing(row["made_by"], made_by)
-        )
+        rows = read_results(path)[0] if path.stat().st_size else []
+        differences = ", ".join(differences_of(rows, setup.made_by))
         if not differences:
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # half a line is done again
+            cut_half_a_line(path)
             return path, {row["id"] for row in rows}, lock
         os.close(lock)
-        differences = ", ".join(differences)
         if asked:
             raise BadInput(
                 f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
                 f"({differences}); choose another file, or remove it"
             )
-        number += 1
         print(f"{path} holds results of other settings ({differences})")
-        path = Path(default).with_name(f"{Path(default).stem}-{number}.jsonl")
+
+
+def results_of(policy):
+    """Where results of a policy go without --out: into the directory of its run, else to
+    results/, never into a model directory."""
+    if policy.home and policy.home.is_dir():
+        return policy.home / "benchmark.jsonl"
+    return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
+
+
+def numbered(path):
+    """Yield NAME.jsonl itself, then NAME-2.jsonl, NAME-3.jsonl, and so on."""
+    yield path
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.stem}-{number}.jsonl")
+
+
+def differences_of(rows, made_by):
+    """How the settings of results differ from `made_by`, in words, each difference once."""
+    differences = []
+    for row in rows:
+        for difference in differing(row["made_by"], made_by):
+            if difference not in differences:
+                differences.append(difference)
+    return differences
 
 
 def differing(there, here):
-    """What tells the settings of two results apart, in words. there, here: `made_by`. All keys
-    of either count, not only those that the new results have."""
+    """Yield what tells the settings of two results apart, in words. there, here: `made_by`. All
+    keys of either count, not only those that the new results have."""
     usual = {**USUAL_SETTINGS, "users": there.get("users", here.get("users"))}
     for key in dict.fromkeys([*here, *there]):
+        if key in NO_SETTINGS:
+            continue
         old = there.get(key, usual.get(key))
         new = here.get(key, usual.get(key))
-        if old != new and key not in NO_SETTINGS:
-            yield ("other users" if key == "users" else f"{key} {old} there, {new} here")
+        if old != new:
+            yield "other users" if key == "users" else f"{key} {old} there, {new} here"
 
 
-# --------------------------------------------------------------------------- scores of result files
-
-
-@dataclass
-class Scored:
-    """A result file, and the score of each of its dialogues."""
-
-    rows: list  # of read_results
-    finals: list  # the final emotion of each row
-    rule: str  # that they are scored by
-    problems: list  # what could not be used, in words
-
-
-def score(path, rule=None, anyway=False, ids=None, lost=0):
-    """Every table of one result file, as a dict. ids: of the users that count (default: all in the
-    file); lost: how many of them have no dialogue there. Raises BadInput for a file without a
-    usable line, or with several simulators in it."""
-    scored = read_scored(path, rule)
-    rows, finals = scored.rows, scored.finals
-    if ids is not None:
-        finals = [final for row, final in zip(rows, finals) if row["id"] in ids]
-        rows = [row for row in rows if row["id"] in ids]
-    users = sorted({comparison_key(row) for row in rows})
-    if len(users) > 1 and not anyway:
-        raise BadInput(
-            f"{path}: results of {len(users)} simulators or settings "
-            f"({'; '.join(users)}) cannot be averaged; their scores do not compare. "
-            "--anyway does it all the same"
-        )
-    replies = [reply for row in rows for reply in row["replies"]]
-    malformed = sum(row["ended"] == "malformed" for row in rows)
-    return {
-        "file": str(path),
-        "by_whom": describe(rows[0]["made_by"]),
-        "rule": scored.rule,
-        **score_summary(finals),
-        "malformed": 100 * malformed / len(rows),
-        "turns": len(replies) / len(rows),
-        "length": sum(map(len, replies)) / max(1, len(replies)),
-        "by": {name: scores_by(name, rows, finals) for name in parts_of(rows)},
-        "signs": signs([row["replies"] for row in rows]),
-        "asked": len(rows) + lost,
-        "lost": lost,
-        "unusable": len(scored.problems),
-        "problems": scored.problems,
-    }
-
-
-def scores_by(name, rows, finals):
-    """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
-    return {
-        value: score_summary([final for final, row in zip(finals, rows) if row[name] == value])
-        for value in sorted({row[name] for row in rows})
-    }
-
-
-def read_scored(path, rule=None):
-    """A result file as Scored. SAGE's own files know only the rule "sage". Raises BadInput for
-    another one, or for a file without a usable line."""
-    rows, problems = read_results(path)
-    if not rows:
-        raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
-    if not rows[0]["made_by"] and not rows[0]["simulator"]:  # foreign; its directory is silent
-        print(
-            f"{path} names no simulator: compare its scores only with files of which "
-            "you know that they have the same one"
-        )
-    by_sage = any(not row["made_by"] for row in rows)
-    if by_sage and rule == "every":
-        raise BadInput(
-            "--rule every: SAGE's files do not score a tenth reply; only --rule sage "
-            "can be had from them"
-        )
-    rule = "sage" if by_sage else rule or "every"
-    return Scored(rows, [final_of(row, rule) for row in rows], rule, problems)
-
-
-def final_of(row, rule):
-    """The final emotion by a rule: "every" scores every reply; "sage", as SAGE's own loop, leaves
-    the last of a full number of replies unscored (ten replies, nine of them scored). SAGE's files
-    hold only that; ours hold both."""
-    full_number = len(row["replies"]) == row["made_by"].get("max_turns")
-    ended_by_a_reply = row["ended"] in ("turn_limit", "emotion_max", "emotion_min")
-    if rule == "every" or not full_number or not ended_by_a_reply:
-        return row["final"]
-    if len(row["emotions"]) > 1:
-        return row["emotions"][-2]
-    return row["made_by"].get("start", row["final"])
-
-
-def print_score(result):
-    """One file's tables on the terminal."""
-    if result["rule"] == "every":
-        meaning = "every reply is scored"
-    else:
-        meaning = "as SAGE, the last of a full number of replies is not scored"
-    print(f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: {meaning}")
-    print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
-    print_score_line("all", result)
-    for name, values in result["by"].items():
-        for value, numbers in values.items():
-            print_score_line(f"{name}: {value}", numbers)
-    shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
-    print(
-        f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
-        f"{result['malformed']:.1f} % malformed\n{shown}"
-    )
-    if result["unusable"]:
-        print(
-            f"{result['unusable']} lines could not be used; they are named below and not in any "
-            "number above"
-        )
-
-
-def print_score_line(name, numbers):
-    """One line of the table. numbers: score_summary, and of all users perhaps how many are lost."""
-    asked = f" of {numbers['asked']}" if numbers.get("lost") else ""
-    print(
-        f"{name:<24}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
-        f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
-    )
-
-
-# -------------------------------------------------------------------------------------- comparisons
-
-
-def compare(before, after, rule=None, draws=10_000):
-    """How do the results `after` differ from `before`? Paired on the users that all files of both
-    sides hold; every difference is after minus before.
-
-    before, after: lists of result files, one per seed. The difference of a user is that of its
-    means over seeds. The interval is the 2.5 to 97.5 percentile of a bootstrap over users, and over
-    the seeds of each side where there are several (a difference between two single runs says
-    nothing about two methods). p: sign flips of the users' differences, two-sided; it takes the
-    seeds as given."""
-    files_before, files_after = ([read_scored(p, rule) for p in side] for side in (before, after))
-    files = [*files_before, *files_after]
-    keys = {comparison_key(row) for file in files for row in file.rows}
-    if len(keys) > 1:
-        raise BadInput(
-            "--compare: results of different simulators or settings "
-            f"({'; '.join(sorted(keys))}) do not compare"
-        )
-    common = sorted(set.intersection(*[{row["id"] for row in file.rows} for file in files]))
-    if len(common) < 2:
-        raise BadInput("--compare: the files have fewer than two users in common")
-    x, y = scores_of(files_before, common), scores_of(files_after, common)
-    difference = y.mean(0) - x.mean(0)  # [users]
-    mean, rng = float(difference.mean()), np.random.default_rng(0)
-    low, high = bootstrap_of_seeds(x, y, rng, draws)
-    return {
-        "a": before,
-        "b": after,
-        "a_by": describe(files_before[-1].rows[0]["made_by"]),
-        "b_by": describe(files_after[-1].rows[0]["made_by"]),
-        "score_a": float(x.mean()),
-        "score_b": float(y.mean()),
-        "difference": mean,
-        "interval": [low, high],
-        "p": sign_flips(difference, rng, draws),
-        "n": len(common),
-        "seeds": [len(x), len(y)],
-        "sentence": verdict(mean, low, high, len(common)),
-        "problems": [problem for file in files for problem in file.problems],
-    }
-
-
-def scores_of(files, ids):
-    """The final emotions of the users `ids` in several Scored files, [seeds, users]."""
-    finals_by_id = [
-        {row["id"]: final for row, final in zip(file.rows, file.finals)} for file in files
-    ]
-    return np.array([[finals[i] for i in ids] for finals in finals_by_id], dtype=float)
-
-
-def bootstrap_of_seeds(x, y, rng, draws):
-    """The 95 % interval (low, high) of mean(y) - mean(x), both [seeds, users]: each draw takes the
-    same users of both sides and, of a side with several seeds, seeds of its own."""
-
-    def draw_seeds(scores):
-        if len(scores) == 1:
-            return scores
-        return scores[rng.integers(len(scores), size=len(scores))]
-
-    differences, n = np.empty(draws), x.shape[1]
-    for k in range(draws):
-        users = rng.integers(n, size=n)
-        before, after = draw_seeds(x), draw_seeds(y)
-        differences[k] = after[:, users].mean() - before[:, users].mean()
-    low, high = np.percentile(differences, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def verdict(difference, low, high, n):
-    """What a difference with its interval says, in words."""
-    if low <= 0 <= high:
-        return f"no difference can be told at n = {n}"
-    if difference > 0:
-        return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
-    return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
-
-
-def seeds_of(name):
-    """The result files that a side of --compare names: a file, several with commas between, or a
-    pattern."""
-    paths = []
-    for part in name.split(","):
-        paths += sorted(glob.glob(part)) or [part]
-    return paths
+def cut_half_a_line(path):
+    """Cut off what stands behind the last newline: an evaluation that was stopped while it wrote
+    leaves half a line, and that dialogue is held again."""
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -770,24 +588,15 @@ def run(args):
     if args.score and args.compare:
         raise BadInput("--score and --compare: one of them at a time")
     if args.compare:
-        return print_comparison(args)
+        return run_comparison(args)
     if args.score:
-        return print_scores(args)
-    return print_benchmark(args)
+        return run_scores(args)
+    return run_benchmark(args)
 
 
-def print_scores(args):
-    """--score."""
-    refuse_overwriting({"--json": args.json}, args.score)
-    results = [score(path, args.rule, args.anyway) for path in args.score]
-    for result in results:
-        print_score(result)
-    problems = [problem for result in results for problem in result["problems"]]
-    return finish(args, results[0] if len(results) == 1 else results, problems)
-
-
-def print_benchmark(args):
-    """Without --score and --compare: the benchmark, its tables and its page."""
+def run_benchmark(args):
+    """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
+    exit code."""
     path, ids, lost = benchmark(args)
     if lost == len(ids):
         raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
@@ -806,23 +615,22 @@ def print_benchmark(args):
     return code
 
 
-def print_comparison(args):
-    """--compare."""
-    before, after = map(seeds_of, args.compare)
+def run_scores(args):
+    """Print the tables of the result files that --score names. Returns the exit code."""
+    refuse_overwriting({"--json": args.json}, args.score)
+    results = [score(path, args.rule, args.anyway) for path in args.score]
+    for result in results:
+        print_score(result)
+    problems = [problem for result in results for problem in result["problems"]]
+    return finish(args, results[0] if len(results) == 1 else results, problems)
+
+
+def run_comparison(args):
+    """Print how the result files of the two sides of --compare differ. Returns the exit code."""
+    before, after = map(files_of_side, args.compare)
     refuse_overwriting({"--json": args.json}, before + after)
     result = compare(before, after, rule=args.rule)
-    one, two = result["seeds"]
-    if one != two:
-        seeds = f"{one} and {two} seeds"
-    else:
-        seeds = "1 seed each" if one == 1 else f"{one} seeds each"
-    low, high = result["interval"]
-    print(f"before: {result['a_by']}\nafter:  {result['b_by']}")
-    print(
-        f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
-        f"{result['difference']:+.1f} (95 % {low:+.1f} to {high:+.1f}, p = {result['p']:.4f}, "
-        f"n = {result['n']}, {seeds}): {result['sentence']}"
-    )
+    print_comparison(result)
     return finish(args, result, result["problems"])
 
 
@@ -941,7 +749,7 @@ def add_user_flags(parser):
         "--start",
         help="emotion at the start (default: 40; RLVER trains from 30)",
         type=emotion,
-        default=40,
+        default=INITIAL_EMOTION["benchmark"],
     )
     parser.add_argument(
         "--max-turns", help="replies, at most (default: 10)", type=positive, default=10

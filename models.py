@@ -10,6 +10,7 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 
 from support.chat_format import ChatFormat
 from support.errors import BadInput
+from support.files import write_json
 from support.loading import best_device, load_model, stop_ids
 from support.ranks import (
     all_gather_list,
@@ -26,7 +27,6 @@ from support.ranks import (
     shard,
     world,
 )
-from support.rundir import write_json
 
 import json
 import math

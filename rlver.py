@@ -16,6 +16,8 @@ may skip.
 """
 
 from support import STARTED, errors, llm, plan, ranks, report, rundir, settings, signs
+from support.files import read_json
+from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.users import INITIAL_EMOTION
 
 import asyncio
@@ -319,7 +321,7 @@ class Trainer:
         tokens_wasted = 0
         for again in range(1, cfg.refill + 1):
             # the numbers of the zero-variance groups, the same on all ranks
-            flat = signs.flat_groups(ranks.gather_episodes(episodes))
+            flat = flat_groups(ranks.gather_episodes(episodes))
             if not flat:
                 break
             profiles = profiles_of_step(
@@ -415,7 +417,7 @@ class Trainer:
         n_dropped = drop_counts["dropped"]
         if n_dropped:
             self.tell(f"evaluation at step {step}: {n_dropped} dialogues failed and do not count")
-        scores = {"step": step, **signs.summarise(episodes_of_all), **drop_counts}
+        scores = {"step": step, **summarise(episodes_of_all), **drop_counts}
         self.state["evaluations"].append(scores)
         self.run.log_numbers("heldout", scores)
         return episodes_of_all
@@ -427,7 +429,7 @@ class Trainer:
     ):
         """The step's line of metrics.jsonl, but for its seconds. episodes: of this rank, with their
         tokens; drop_counts, tokens_wasted: as `refill` returned them."""
-        batch = signs.batch_metrics(episodes_of_all, self.cfg.think)
+        batch = batch_metrics(episodes_of_all, self.cfg.think)
         watched_emotion = self.watch(episodes, step)
         tokens_per_dialogue = update_metrics["tokens_trained"] / batch["episodes"]
         return {
@@ -445,7 +447,7 @@ class Trainer:
 
     def share_of_cut_replies(self, episodes):
         """The share of replies, over all ranks, that --max-tokens has cut."""
-        counts = signs.cut_replies(episodes, self.models.engine.stop_id)
+        counts = cut_replies(episodes, self.models.engine.stop_id)
         cut, replies = ranks.all_reduce_sum(torch.tensor(counts))
         return float(cut / max(1, replies))
 
@@ -587,7 +589,7 @@ class Trainer:
             self.run.write_config(cfg)
         self.models = Models(cfg, checkpoint, self.clock, self.runner)
         if checkpoint:
-            self.state = rundir.read_json(checkpoint / "state.json")
+            self.state = read_json(checkpoint / "state.json")
         self.count("toy_policy", self.models.toy_seconds)
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:

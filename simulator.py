@@ -840,7 +840,7 @@ def print_grammar(profile):
     scene = toy.read_scene(profile.scene, profile.task)
     for act in NEEDS:
         rng = random.Random(profile.id)
-        print(f"    {toy.sentence(act, scene.person, scene.feeling, rng)}")
+        print(f"    {toy.random_sentence(act, scene.person, scene.feeling, rng)}")
     print()
 
 

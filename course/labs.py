@@ -15,9 +15,9 @@ a lab that was stopped goes on, and labs share their healthy runs.
 
 from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 from support.errors import BadInput
+from support.files import read_jsonl
 from support.flags import Parser, natural, positive
 from support.results import read_dialogues
-from support.rundir import read_jsonl
 
 import asyncio
 import difflib

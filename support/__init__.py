@@ -1,6 +1,12 @@
-"""The machine room. Every program imports from it before it imports anything but the standard
-library, because what this file sets up must be there before torch is imported. The syntax is one
-that old versions of Python can parse, so that they reach the message below."""
+"""support/__init__.py - what every program sets up before it imports torch.
+
+Importing `support` starts the clock of a run, checks the versions and the packages, tells torch's
+threads not to spin for long, repairs the standard streams, and makes Ctrl-C work during the
+imports. All of that must happen before torch is imported: so every program imports from `support`
+before it imports anything but the standard library. This file is written in a syntax that old
+versions of Python can parse (no f-strings), so that they get as far as the message about their
+version.
+"""
 
 import importlib.util
 import os
@@ -8,15 +14,16 @@ import signal
 import sys
 import time
 
-# A run counts its seconds from here, and not from after the imports, which take seconds themselves.
+# ---- the clock: a run counts its seconds from here, and not from after the imports, which take
+# seconds themselves
 STARTED = time.perf_counter()
 
-# If something is missing, say so in one line, and not by a traceback out of our imports.
-INSTALL = " -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
+# ---- versions and packages: if something is missing, say so in one line, without a traceback
+INSTALL = "%s -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
 if sys.version_info[:2] < (3, 11):
     print(
-        "Python 3.11 or newer is needed, this is %d.%d; with a newer one: python3.11%s"
-        % (sys.version_info[0], sys.version_info[1], INSTALL),
+        "Python 3.11 or newer is needed, this is %d.%d; with a newer one: %s"
+        % (sys.version_info[0], sys.version_info[1], INSTALL % "python3.11"),
         file=sys.stderr,
     )
     sys.exit(2)
@@ -27,21 +34,21 @@ lacking = [
 ]
 if lacking:
     print(
-        "not installed: %s; what is needed is installed by: python3%s"
-        % (", ".join(lacking), INSTALL),
+        "not installed: %s; what is needed is installed by: %s"
+        % (", ".join(lacking), INSTALL % "python3"),
         file=sys.stderr,
     )
     sys.exit(2)
 
-# Torch's threads spin while they wait for one another. Two processes of two threads each on two
-# cores then come to a standstill: each spins on the core that the other's last thread needs. With
-# this setting they spin a little and then sleep. It is read when torch is imported. A user who sets
-# OMP_WAIT_POLICY has decided the same question already.
+# ---- threads: torch's threads spin while they wait for one another. Two processes of two threads
+# each on two cores then come to a standstill: each spins on the core that the other's last thread
+# needs. With this setting they spin a little and then sleep. It is read when torch is imported. A
+# user who sets OMP_WAIT_POLICY has already decided how threads wait.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# A standard stream that was closed (`<&-`) is None. Replace it by an empty one, because libraries
-# do not expect None.
+# ---- standard streams: one that was closed (`<&-`) is None. Replace it by an empty one, because
+# libraries do not expect None.
 for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
@@ -52,20 +59,24 @@ for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
 
 
-def stop(*_):
-    """Handle a Ctrl-C during the imports, which take seconds. An exception will not do: torch would
-    swallow it, or abort."""
+# ---- Ctrl-C
+def exit_at_once(*_):
+    """The signal handler for a Ctrl-C during the imports, which take seconds. It ends the process
+    itself, because torch, while it is being imported, would swallow a KeyboardInterrupt or abort.
+    It is called with the signal's number and the stack frame, and needs neither."""
     os.write(2, b"\nstopped\n")
     os._exit(130)
 
 
-# The handler is for our own programs only: not for a program that imports us, nor where Ctrl-C was
-# ignored or handled from the start.
+# The handler is for our own programs only, which are scripts in the project's directory or in its
+# tools/: not for a notebook or a foreign program that imports us.
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 script = getattr(sys.modules["__main__"], "__file__", None)
-if (
-    script
-    and os.path.dirname(os.path.abspath(script)) in (home, os.path.join(home, "tools"))
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, stop)  # until `Parser.run`, or rlver.py's own
+script_folder = os.path.dirname(os.path.abspath(script)) if script else None
+is_our_program = script_folder in (home, os.path.join(home, "tools"))
+# If Ctrl-C is ignored (`nohup`) or handled already, whoever started us wants it so.
+is_usual_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if is_our_program and is_usual_handler:
+    # It stays until the imports are over. Then `Parser.run` (support/flags.py) puts Python's usual
+    # handler back; rlver.py, which trains without it, installs its own by `interrupt_at_once`.
+    signal.signal(signal.SIGINT, exit_at_once)

@@ -6,24 +6,26 @@ import re
 
 
 class RunError(Exception):
-    """An error that ends a program with a message instead of a traceback.
+    """An error that ends a program with a message instead of a traceback. Its subclasses set these
+    attributes."""
 
-    exit_code: of the process. everywhere: all ranks raise it alike, so only the first rank prints
-    it. advice: what to do next, where {out} is the run's directory; advice_at_start: the same for a
-    run that cannot be resumed yet, because no file there matches the pattern `resumed_from`."""
-
+    # The exit code of the process.
     exit_code = 1
-    everywhere = False
-    advice = ""
-    advice_at_start = ""
-    resumed_from = ""
+    # Do all ranks raise this error together? Then only the first rank prints it.
+    on_all_ranks = False
+    # A run can be resumed once a file in its directory matches this pattern (a glob); "": never.
+    resumable_if = ""
+    # What to do next, appended to the message, if the run can be resumed. {out} is its directory.
+    advice_to_resume = ""
+    # The same if it cannot be resumed.
+    advice_to_restart = ""
 
 
 class BadInput(RunError, ValueError):
     """A user's mistake; the message is one line that says what, where, and what to do."""
 
     exit_code = 2
-    everywhere = True
+    on_all_ranks = True
 
 
 class BadModel(BadInput):
@@ -47,9 +49,9 @@ class SimulatorRefused(RunError):
     stops with the server's message."""
 
     exit_code = 2
-    advice = "; when that is mended: python rlver.py --resume {out}"
-    advice_at_start = "; when that is mended, start it again"
-    resumed_from = "metrics.jsonl"
+    resumable_if = "metrics.jsonl"
+    advice_to_resume = "; when that is mended: python rlver.py --resume {out}"
+    advice_to_restart = "; when that is mended, start it again"
 
 
 class TooManyLost(RunError):
@@ -57,19 +59,21 @@ class TooManyLost(RunError):
     simulator works again."""
 
     exit_code = 75  # EX_TEMPFAIL
-    everywhere = True
-    advice_at_start = "; nothing is saved yet: start the run again when the simulator is well"
-    resumed_from = "checkpoint-*"
-    advice = "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
+    on_all_ranks = True
+    resumable_if = "checkpoint-*"
+    advice_to_resume = (
+        "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
+    )
+    advice_to_restart = "; nothing is saved yet: start the run again when the simulator is well"
 
 
 class CannotWrite(RunError):
     """A checkpoint that could not be written, mostly because the disk is full."""
 
-    everywhere = True
-    resumed_from = "checkpoint-*"
-    advice_at_start = "; make room, and start the run again"
-    advice = "; make room, then: python rlver.py --resume {out}"
+    on_all_ranks = True
+    resumable_if = "checkpoint-*"
+    advice_to_resume = "; make room, then: python rlver.py --resume {out}"
+    advice_to_restart = "; make room, and start the run again"
 
 
 class SelfCheckFailed(RunError, RuntimeError):
@@ -78,30 +82,42 @@ class SelfCheckFailed(RunError, RuntimeError):
 
 
 def explain(error, out=None, rank=0, world=1):
-    """(exit code, message of this rank, perhaps empty) for an `error` that ended a run in the
-    directory `out`. Raises the error again if it is a bug of ours."""
+    """What rlver.py does about an `error` that ended a run in the directory `out` (None: it ended
+    before there was one).
+
+    Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
+    if it is a bug of ours."""
     name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
     if isinstance(error, SelfCheckFailed):
         return error.exit_code, f"{name}: stopped by a self-check: {error}"
     if isinstance(error, RunError):
-        if error.everywhere and rank > 0:
+        if error.on_all_ranks and rank > 0:
             return error.exit_code, ""
-        can_resume = out and error.resumed_from and any(out.glob(error.resumed_from))
-        advice = error.advice if can_resume else error.advice_at_start
-        return error.exit_code, f"rlver.py: {error}{advice.format(out=out)}"
+        return error.exit_code, f"rlver.py: {error}{advice_for(error, out)}"
     if isinstance(error, KeyboardInterrupt):
         message = "\nstopped"
         if out and (out / "config.json").exists():
             message += f"; go on with: python rlver.py --resume {out}"
         return 130, message
     if isinstance(error, OSError):
-        return 1, (
-            f"rlver.py: {error}; the run can be continued from its last checkpoint: "
-            f"python rlver.py --resume {out}"
-        )
+        message = f"rlver.py: {error}"
+        if out and any(out.glob("checkpoint-*")):
+            message += (
+                "; the run can be continued from its last checkpoint: "
+                f"python rlver.py --resume {out}"
+            )
+        return 1, message
     if is_lost_connection(error) and world > 1:
         return 1, f"{name}: another rank is gone"
     raise error
+
+
+def advice_for(error, out):
+    """What to do next after a RunError: how to resume the run in `out`, or how to start it again if
+    it cannot be resumed."""
+    can_resume = out and error.resumable_if and any(out.glob(error.resumable_if))
+    advice = error.advice_to_resume if can_resume else error.advice_to_restart
+    return advice.format(out=out)
 
 
 def is_lost_connection(error):

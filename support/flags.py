@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         one line is printed."""
         args = self.parse_intermixed_args(argv)
         # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
-        if signal.getsignal(signal.SIGINT) is support.stop:
+        if signal.getsignal(signal.SIGINT) is support.exit_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)

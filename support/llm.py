@@ -15,7 +15,7 @@ behind each header of its answer, so that the policy cannot forge one (support/a
 
 from support.answers import LONGEST_ANSWER
 from support.errors import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
-from support.rundir import read_jsonl
+from support.files import read_jsonl
 
 import asyncio
 import hashlib

@@ -13,7 +13,7 @@ The texts of models and users are hostile until shown to be harmless: a policy t
   nothing (`fill_template`).
 """
 
-from support.rundir import write_file
+from support.files import write_file
 
 import base64
 import hashlib
@@ -30,8 +30,9 @@ TEMPLATE = Path(__file__).parent / "report_template.html"
 LONGEST = 4000  # characters of one text; a longer one is shortened, and says so
 MAX_BYTES = 4_500_000  # of data; beyond it texts are cut at half the length, and again
 
-# The order in which the dialogues of one user stand beside each other.
-SIDES = {"before": 0, "": 1, "after": 2}
+# The side of a dialogue: it was held before the training, after it, or, "", by a policy whose
+# training the page does not show. In this order the dialogues of one user stand beside each other.
+ORDER_OF_SIDES = {"before": 0, "": 1, "after": 2}
 # What the page keeps of a user, of each of the user's dialogues, and of each turn.
 PERSON_FIELDS = ("id", "intention", "kind", "group", "persona")
 DIALOGUE_FIELDS = ("side", "step", "first_line", "start", "ended", "score")
@@ -45,6 +46,8 @@ class Series:
     key: str  # its column in metrics.jsonl
     label: str
     colour: str
+    spread: str | None = None  # the column of its standard deviation, drawn as a band
+    interpolate: bool = False  # it is measured every few steps: draw straight lines between them
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,15 @@ class Panel:
     series: list  # of Series
     reading: str  # how to read it
     span: list | None = None  # the usual range of the y-axis, [low, high]
+    shows_evaluations: bool = False  # whether the scores of the evaluations are drawn as points
+    hide_if_zero: bool = False  # leave it out where all its values are 0
 
 
 def read_panel(entry):
     """A Panel from its table in report_texts.toml."""
     series = [Series(**curve) for curve in entry["series"]]
-    return Panel(**{**entry, "series": series})
+    fields = entry | {"series": series}
+    return Panel(**fields)
 
 
 TEXTS = tomllib.loads(TEMPLATE.with_name("report_texts.toml").read_text("utf-8"))
@@ -73,29 +79,34 @@ def write_report(
     path,
     *,
     title,
-    settings,
-    curves,
-    evaluations,
-    dialogues,
-    tables,
+    settings=None,
+    curves=(),
+    evaluations=(),
+    dialogues=(),
+    tables=(),
     notes=(),
     limit=200,
     radar=(),
     never_trained_on=True,
 ):
-    """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Missing
-    numbers may be None or absent.
+    """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Numbers that
+    are missing may be None or absent.
 
-    title: str. settings: dict. curves: the lines of metrics.jsonl, [] for an evaluation.
-    evaluations: [{"step", "score", "stderr", "success", "failure", "malformed" (percent), "n"}], on
-    held-out users.
-    dialogues: [{"id", "side" ("before", "after" or ""), "step", "intention", "kind", "group",
-        "persona", "first_line", "start" (emotion), "ended", "score" (0..100), "turns": [{"reply",
-        "thought", "user", "analysis", "change", "emotion"}]}]; `limit` of them are shown.
-    tables: [{"title", "columns": [..], "rows": [[..]], "reading": how to read it}]. notes:
-    warnings, shown on top. radar: [{"label", "values": {capability: 1 to 5}}]. never_trained_on:
-    whether
-    training is known to have left the evaluations' users out (of a foreign model nobody knows)."""
+    title        str
+    settings     {name: value}
+    curves       the lines of metrics.jsonl; none for an evaluation
+    evaluations  on held-out users: [{"step", "score", "stderr", "n": how many dialogues, and in
+                 percent "success", "failure", "malformed"}]
+    dialogues    [{"id", "side": "before", "after" or "", "step", "intention", "kind", "group",
+                   "persona", "first_line", "start": emotion, "ended", "score": 0 to 100,
+                   "turns": [{"reply", "thought", "user", "analysis", "change", "emotion"}]}]
+    limit        how many of the dialogues are shown
+    tables       [{"title", "columns": [...], "rows": [[...]], "reading": how to read it}]
+    notes        warnings, shown on top
+    radar        [{"label", "values": {capability: 1 to 5}}]
+    never_trained_on  whether training is known to have left the evaluations' users out (of a
+                 foreign model nobody knows)"""
+    settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
     page = {
@@ -104,7 +115,7 @@ def write_report(
         "notes": list(notes),
         "steps": len(curves),
         "radar": list(radar),
-        "panels": [view for view in panels(curves, evaluations) if has_a_course(view)],
+        "panels": [view for view in panels(curves, evaluations) if is_worth_drawing(view)],
         "settings": {key: setting_text(value) for key, value in settings.items()},
         "tables": [table_view(table) for table in all_tables if table["rows"]],
         "count": count_line(shown=sum(map(len, users)), total=len(dialogues)),
@@ -127,25 +138,30 @@ def choose(dialogues, limit):
     for user_dialogues in by_user.values():
         user_dialogues.sort(key=place_in_time)
     users = sorted(by_user.values(), key=last_score)
-    # the most users that fit; the lowest and the highest score are among them
-    for count in range(min(len(users), limit), 0, -1):
-        gaps = max(1, count - 1)
-        picked = [users[i * (len(users) - 1) // gaps] for i in range(count)]
+    for count in range(min(len(users), limit), 0, -1):  # the most users that fit
+        picked = evenly(users, count)
         if sum(map(len, picked)) <= limit:
             return picked
     return []
 
 
+def evenly(items, count):
+    """`count` of a list of items at even distances; from 2 on, the first and the last among
+    them."""
+    gaps = max(1, count - 1)
+    return [items[i * (len(items) - 1) // gaps] for i in range(count)]
+
+
 def place_in_time(dialogue):
     """Sort key of one user's dialogues: before training, then after it, by the training step."""
     side = dialogue.get("side") or ""
-    return SIDES.get(side, SIDES[""]), dialogue.get("step") or 0
+    return ORDER_OF_SIDES.get(side, ORDER_OF_SIDES[""]), dialogue.get("step") or 0
 
 
 def last_score(user_dialogues):
     """Sort key of users: the score of the last dialogue; -1, below all, where it has none."""
-    score = user_dialogues[-1].get("score")
-    return -1 if clean(score) is None else score
+    score = number_or_none(user_dialogues[-1].get("score"))
+    return -1 if score is None else score
 
 
 def count_line(shown, total):
@@ -176,33 +192,38 @@ def dialogue_view(dialogue):
 
 
 def headline(curves, evaluations, steps=None):
-    """The answer in one line of plain words; in a second line, how many of its `steps` the run has
-    made."""
+    """The answer in one line of plain words and, for a run of ours, a second line that says how far
+    the run has come; no line if nothing was evaluated. steps: how many the run is to make; None:
+    not known."""
     if not evaluations:
         return []
-    evaluated_step = evaluations[-1].get("step")  # None: the policy is not from a run of ours
+    evaluated_step = evaluations[-1].get("step")
+    if evaluated_step is None:  # the policy is not from a run of ours
+        return [score_line(evaluations)]
     steps_done = curves[-1].get("step", len(curves)) if curves else 0
     steps_wanted = evaluated_step if steps is None else steps
-    finished = steps_done == evaluated_step == steps_wanted
-    before_training = evaluated_step == 0 and not finished
-    answer = score_line(evaluations, before_training)
-    if evaluated_step is None:
-        return [answer]
-    if finished and steps_done:
-        return [answer, f"Before and after {steps_done} training steps."]
-    if finished:
-        return [answer, "An evaluation alone: no training step was made."]
-    status = "Only the evaluation before training is there so far"
+    if not steps_done == evaluated_step == steps_wanted:
+        answer = score_line(evaluations, before_training=evaluated_step == 0)
+        return [answer, progress_line(curves, evaluations, steps_done, steps)]
+    if steps_done:
+        return [score_line(evaluations), f"Before and after {steps_done} training steps."]
+    return [score_line(evaluations), "An evaluation alone: no training step was made."]
+
+
+def progress_line(curves, evaluations, steps_done, steps):
+    """How far a run has come that is under way, and its newest numbers, in words. steps: how many
+    it is to make, or None."""
+    text = "Only the evaluation before training is there so far"
     if len(evaluations) > 1:
-        status = f"The last evaluation so far is that at step {evaluated_step}"
+        text = f"The last evaluation so far is that at step {evaluations[-1]['step']}"
     of_steps = f" of {steps}" if steps else ""
-    status += f"; {steps_done}{of_steps} training steps are done."
+    text += f"; {steps_done}{of_steps} training steps are done."
     if curves:
-        status += latest_numbers(curves[-1], steps_done)
-    return [answer, status]
+        text += latest_numbers(curves[-1], steps_done)
+    return text
 
 
-def score_line(evaluations, before_training):
+def score_line(evaluations, before_training=False):
     """The final emotion of the last evaluation, or from the first to the last one, in words."""
     first, last = evaluations[0], evaluations[-1]
     score, stderr, count, failure, success = (
@@ -242,14 +263,9 @@ def panels(curves, evaluations):
     views = []
     for panel in PANELS:
         lines = curves_of(panel, curves)
-        points = []
-        if panel.title == "Final emotion":
-            points = evaluation_points(evaluations)
-            spread = column(curves, "emotion_std")
-            if lines and has_numbers(spread):
-                lines[0]["spread"] = spread
-        if panel.title == "Dropped" and not any(any(line["values"]) for line in lines):
-            continue  # nobody was dropped
+        points = evaluation_points(evaluations) if panel.shows_evaluations else []
+        if panel.hide_if_zero and not any(any(line["values"]) for line in lines):
+            continue
         if not lines and not points:
             continue
         views.append(
@@ -267,34 +283,37 @@ def panels(curves, evaluations):
     return views
 
 
-def has_a_course(panel_view):
-    """Whether there is a course to draw: a curve, or more than one evaluation."""
+def is_worth_drawing(panel_view):
+    """Is there a course over the steps to draw: a curve, or more than one evaluation?"""
     return bool(panel_view["lines"]) or len(panel_view["points"]) > 1
 
 
 def curves_of(panel, curves):
-    """The curves of a panel that have any number, as [{"key", "label", "colour", "values"}]."""
+    """The curves of a panel that have any number, as [{"key", "label", "colour", "values"}], with
+    "spread" where its standard deviation is known."""
     lines = []
     for series in panel.series:
         values = column(curves, series.key)
-        # these are measured every few steps only
-        if panel.section == "Strategies" or series.key == "watched":
+        if series.interpolate:
             values = interpolate_missing(values)
-        if has_numbers(values):
-            lines.append(
-                {
-                    "key": series.key,
-                    "label": series.label,
-                    "colour": series.colour,
-                    "values": values,
-                }
-            )
+        if not has_numbers(values):
+            continue
+        line = {
+            "key": series.key,
+            "label": series.label,
+            "colour": series.colour,
+            "values": values,
+        }
+        spread = column(curves, series.spread) if series.spread else []
+        if has_numbers(spread):
+            line["spread"] = spread
+        lines.append(line)
     return lines
 
 
 def column(curves, key):
     """A column of metrics.jsonl, one value a step: a number with five digits, or None."""
-    values = [clean(row.get(key)) for row in curves]
+    values = [number_or_none(row.get(key)) for row in curves]
     return [None if value is None else float(f"{value:.5g}") for value in values]
 
 
@@ -310,17 +329,20 @@ def interpolate_missing(values):
         return values
     numbers = [values[i] for i in measured]
     steps = range(len(values))
-    return clean(np.interp(steps, measured, numbers, left=math.nan, right=math.nan).round(3))
+    values = np.interp(steps, measured, numbers, left=math.nan, right=math.nan).round(3)
+    return [number_or_none(value) for value in values]
 
 
 def evaluation_points(evaluations):
     """[[step, score, standard error]] of the evaluations that have a step and a score."""
-    points = [clean([e.get("step"), e.get("score"), e.get("stderr")]) for e in evaluations]
-    return [
-        [step, score, stderr]
-        for step, score, stderr in points
-        if step is not None and score is not None
-    ]
+    points = []
+    for evaluation in evaluations:
+        step, score, stderr = (
+            number_or_none(evaluation.get(key)) for key in ("step", "score", "stderr")
+        )
+        if step is not None and score is not None:
+            points.append([step, score, stderr])
+    return points
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -372,7 +394,7 @@ def is_number(value):
 
 def format_number(value):
     """A cell as text: a float with one decimal, "–" for a missing value, all else as it is."""
-    value = clean(value)
+    value = as_json(value)
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -385,7 +407,7 @@ def setting_text(value):
     """A setting as text: strings as they are, all else as JSON."""
     if isinstance(value, str):
         return value
-    return json.dumps(clean(value), ensure_ascii=False)
+    return json.dumps(as_json(value), ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------------ into the page
@@ -411,26 +433,35 @@ def embed(value, longest):
 
     A lone surrogate, from a model's broken bytes, cannot be written as UTF-8; its escape can, and
     is good JSON."""
-    cleaned = clean(value, longest)
-    text = json.dumps(cleaned, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    value = as_json(value, longest)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     escapes = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
     return text.translate(escapes).encode("utf-8", "backslashreplace")
 
 
-def clean(value, longest=math.inf):
+def as_json(value, longest=math.inf):
     """`value` as something that JSON can express: numpy's numbers as Python's, NaN and infinities
     as null, texts of at most `longest` characters, anything else as text."""
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # an array, or one of numpy's numbers
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): clean(item, longest) for key, item in value.items()}
+        return {str(key): as_json(item, longest) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [clean(item, longest) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return [as_json(item, longest) for item in value]
+    value = number_or_none(value)
     if value is None or isinstance(value, (int, float)):  # a bool is an int
         return value
     text = str(value)
     if len(text) <= longest:
         return text
     return f"{text[:longest]} [… shortened, {len(text):,} characters in all]"
+
+
+def number_or_none(value):
+    """A number as one of Python's, where it may be one of numpy's; None for NaN, infinities and a
+    number that is missing (None)."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -12,14 +12,16 @@ Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what 
 """
 
 from support.errors import BadInput
-from support.settings import is_beside_us, may_be_on_the_hub, resolve_settings
+from support.settings import looks_like_a_path, may_be_on_the_hub, resolve_settings
 
 import itertools
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 GB = 1e9
 GPUS = (1, 2, 4, 8)  # the columns of the report
+PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
 
 # Shapes of well-known models, from their published config.json, so that planning needs no network.
 SHAPE = (
@@ -38,9 +40,26 @@ KNOWN = {
     "Qwen/Qwen2.5-7B-Instruct": (3584, 18944, 28, 28, 4, 152064, False),
 }
 
-# The number of tokens to which a reply may be expected to grow; the paper's curves end at 235 with
-# thoughts and 140 without.
+# Tokens, on average, of what a dialogue consists of:
+# a reply, to which it may be expected to grow; the paper's curves end at 235 with thoughts and at
+# 140 without
 REPLY_TOKENS = {"think": 250, "direct": 120}
+PROMPT_TOKENS = 300  # the policy's instructions, with its chat template
+USER_TOKENS = 60  # a line of the user
+# and of what the simulator's model reads and writes in a call:
+PROFILE_TOKENS = 700  # a released profile
+ANSWER_TOKENS = 250  # an answer in its sections
+
+# Policy.forward computes logits in chunks of so many on a GPU.
+LOGITS_PER_CHUNK = 2**27
+# About how many tensors of a transformer block are alive at once in its backward pass: of the
+# hidden size (norms, queries, keys, values, attention's result, projections), and of the
+# intermediate size (the MLP's gate and up projection, and their product).
+HIDDEN_TENSORS = 8
+INTERMEDIATE_TENSORS = 3
+
+# The parts of `memory` that are estimates; the others are exact.
+ESTIMATES = {"engine cache", "activations"}
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -60,7 +79,7 @@ def report(cfg, given):
     lines = [
         headline(cfg, sizes),
         "",
-        *memory_table(cfg, config, share),
+        *memory_table(cfg, config, sizes, share),
         "",
         *lines_of_work(cfg, latency=given["latency"] or 6.0),
         calls_of(cfg, given["price"]),
@@ -71,7 +90,8 @@ def report(cfg, given):
 
 def share_of_vllm(cfg, card, sizes):
     """The bytes that vLLM takes of a card of `card` GB. Raises BadInput if they are too few."""
-    share, weights = cfg.engine_memory * card * GB, 2 * sizes["all"]
+    share = cfg.engine_memory * card * GB
+    weights = 2 * sizes["all"]  # in bf16
     if share <= weights:
         raise BadInput(
             f"--engine-memory {cfg.engine_memory}: {share / GB:.1f} GB of {card:g} "
@@ -90,16 +110,16 @@ def headline(cfg, sizes):
     return text
 
 
-def memory_table(cfg, config, share):
+def memory_table(cfg, config, sizes, share):
     """The lines of a table of GB: memory by part, the peak, the host; a column for each of GPUS.
-    share: as in `peak`."""
-    columns = [memory(cfg, config, gpus) for gpus in GPUS]
+    sizes: of `sizes_of`; share: as in `peak`."""
+    columns = [memory(cfg, config, sizes, gpus) for gpus in GPUS]
     heads = ["1 GPU", *[f"{gpus} GPUs" for gpus in GPUS[1:]]]
     lines = ["GB on each GPU".ljust(28) + "".join(f"{head:>9}" for head in heads)]
-    for part, (_, kind) in columns[0].items():
-        name = f"{part}  (estimate)" if kind == "estimate" else part
-        lines.append(table_row(name, [column[part][0] for column in columns]))
-    host_memory, disk = host(cfg, columns[0])
+    for part in columns[0]:
+        name = f"{part}  (estimate)" if part in ESTIMATES else part
+        lines.append(table_row(name, [column[part] for column in columns]))
+    host_memory, disk = host_and_disk(cfg, alone=columns[0])
     peaks = [peak(column, share)[0] for column in columns]
     lines.append(table_row("at the peak  (estimate)", peaks))
     lines.append(table_row("host memory  (estimate)", [host_memory] * len(GPUS)))
@@ -149,7 +169,7 @@ def config_of(name):
     is_directory = Path(name).is_dir()
     if name in KNOWN and not is_directory:
         return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)
-    if not is_directory and (not may_be_on_the_hub(name) or is_beside_us(name)):
+    if not is_directory and (not may_be_on_the_hub(name) or looks_like_a_path(name)):
         raise BadInput(
             f"--model {name}: no such directory; name one that holds a "
             f"config.json, or one of {', '.join(KNOWN)}"
@@ -189,10 +209,10 @@ def sizes_of(config, rank=0):
     }
 
 
-def memory(cfg, config, gpus, compute_bytes=2):
-    """Bytes on each of `gpus`, by part: {part: (bytes, "exact" | "estimate")}. compute_bytes: 2 for
-    bf16, 4 for fp32."""
-    sizes, lora = sizes_of(config, cfg.lora_rank), cfg.lora_rank > 0
+def memory(cfg, config, sizes, gpus, compute_bytes=2):
+    """Bytes on each of `gpus`: {part: bytes}; those of ESTIMATES are estimates. sizes: of
+    `sizes_of`; compute_bytes: 2 for bf16, 4 for fp32."""
+    lora = cfg.lora_rank > 0
     trained = sizes["adapters"] if lora else sizes["all"]
     if cfg.algo == "ppo":
         body = sizes["adapters"] if lora else sizes["all"] - sizes["head"]
@@ -200,14 +220,14 @@ def memory(cfg, config, gpus, compute_bytes=2):
     weights = compute_bytes * sizes["all"]
     has_reference = cfg.kl_coef and not lora
     return {
-        "frozen base": (weights / gpus if lora else 0, "exact"),
-        "masters": (4 * trained / gpus, "exact"),
-        "gradients": (4 * trained / gpus, "exact"),
-        "Adam": (8 * trained / gpus, "exact"),
-        "reference": (4 * sizes["all"] / gpus if has_reference else 0, "exact"),
-        "engine weights": (weights, "exact"),
-        "engine cache": (cache_bytes(cfg, config, gpus, compute_bytes), "estimate"),
-        "activations": (activation_bytes(cfg, config, sizes, compute_bytes), "estimate"),
+        "frozen base": weights / gpus if lora else 0,
+        "masters": 4 * trained / gpus,  # in fp32, like the gradients
+        "gradients": 4 * trained / gpus,
+        "Adam": 8 * trained / gpus,  # two moments, in fp32
+        "reference": 4 * sizes["all"] / gpus if has_reference else 0,
+        "engine weights": weights,
+        "engine cache": cache_bytes(cfg, config, gpus, compute_bytes),
+        "activations": activation_bytes(cfg, config, sizes, compute_bytes),
     }
 
 
@@ -215,10 +235,10 @@ def cache_bytes(cfg, config, gpus, compute_bytes):
     """The engine's keys and values of the dialogues of one GPU."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = config.num_key_value_heads * head_dim
-    per_token = 2 * config.num_hidden_layers * width * compute_bytes
+    per_token = 2 * config.num_hidden_layers * width * compute_bytes  # 2: keys and values
     # a dialogue as the engine holds it: a prompt, and for each turn a line of the user and a reply
     reply = min(cfg.max_tokens, REPLY_TOKENS[cfg.mode])
-    length = 300 + cfg.max_turns * (60 + reply)
+    length = PROMPT_TOKENS + cfg.max_turns * (USER_TOKENS + reply)
     return math.ceil(cfg.batch_size / gpus) * length * per_token
 
 
@@ -228,87 +248,104 @@ def activation_bytes(cfg, config, sizes, compute_bytes):
     # the inputs of all blocks, which are kept for the backward pass
     kept = config.num_hidden_layers * tokens * config.hidden_size * compute_bytes
     # one block, which is computed again
-    block = tokens * (8 * config.hidden_size + 3 * config.intermediate_size) * compute_bytes
+    width = HIDDEN_TENSORS * config.hidden_size + INTERMEDIATE_TENSORS * config.intermediate_size
+    block = tokens * width * compute_bytes
     # the gathered weights of this block and the next, and those of embedding and output layer,
     # which stay for the whole pass; and the gradients of all that, unless they are frozen
     gathered = 2 * sizes["block"] + sizes["embedding"] + sizes["head"]
     gradient_bytes = 0 if cfg.lora_rank else 4
-    # one chunk of logits, in fp32, about four times over
-    logits = 4 * 4 * 2**27
+    # one chunk of logits, in fp32 (4 bytes), and about four tensors of its size
+    logits = 4 * 4 * LOGITS_PER_CHUNK
     return kept + block + gathered * (compute_bytes + gradient_bytes) + logits
 
 
 def peak(parts, share=0):
-    """(bytes, the largest part) of the larger of the two peaks, rollout and update. share: the
-    bytes that vLLM takes of the card for weights and cache, whatever the model's size, and gives
-    back for the update; 0: the torch engine, which gives back only its cache."""
-    size_of = {name: size for name, (size, _) in parts.items()}
-    size_of["engine share"] = share
-    always = ["frozen base", "masters", "Adam", "reference"]
+    """(bytes, the largest part) of the larger of the two peaks, rollout and update. parts: of
+    `memory`.
+
+    share: the bytes that vLLM takes of the card for weights and cache, whatever the model's size,
+    and gives back for the update; 0: the torch engine, which gives back only its cache."""
+    always = {name: parts[name] for name in ("frozen base", "masters", "Adam", "reference")}
     if share:
-        rollout = [*always, "engine share"]
+        rollout = {**always, "engine share": share}
     else:
-        always.append("engine weights")
-        rollout = [*always, "engine cache"]
-    update = [*always, "gradients", "activations"]
+        always["engine weights"] = parts["engine weights"]
+        rollout = {**always, "engine cache": parts["engine cache"]}
+    update = {
+        **always,
+        "gradients": parts["gradients"],
+        "activations": parts["activations"],
+    }
+    larger = rollout
+    if sum(update.values()) > sum(rollout.values()):
+        larger = update
+    return sum(larger.values()), max(larger, key=larger.get)
 
-    def total(names):
-        return sum(size_of[name] for name in names)
 
-    larger = max(rollout, update, key=total)
-    return total(larger), max(larger, key=size_of.get)
-
-
-def host(cfg, alone):
+def host_and_disk(cfg, alone):
     """Bytes outside of the GPUs, (memory, disk). The first rank gathers a checkpoint in memory; the
     disk holds --keep of them and the one that is being written. Not counted: the torch engine's
     copy, which passes through the memory of each rank. alone: `memory` on one GPU."""
-    # frozen weights are merged in fp32
-    saved = alone["masters"][0] + alone["Adam"][0] + 2 * alone["frozen base"][0]
+    # frozen weights, in bf16 on the GPU, are merged in fp32: twice the bytes
+    saved = alone["masters"] + alone["Adam"] + 2 * alone["frozen base"]
     return saved, (cfg.keep + 1) * saved
 
 
 # ------------------------------------------------------------------------ calls to the user's model
 
-PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
-PROFILE_TOKENS = 700  # of a released profile
-ANSWER_TOKENS = 250  # of an answer in its sections
-
 
 def calls_of(cfg, price=None):
-    """How many calls the simulator's server gets and how many tokens, as text; "" for the toy's
-    scripted user.
-
-    At most: as if no user said goodbye. A dialogue of T turns is 2 T - 1 calls, and a group one
-    more for its first line; each evaluation is one dialogue a user. price: (of a million prompt
-    tokens, of a million answer tokens), or None."""
-    is_scripted = cfg.simulator.startswith("toy") and cfg.model == "toy"
-    is_watched = cfg.watch and not cfg.watch.startswith("toy")
-    if is_scripted and not is_watched:
+    """How many calls the simulator's server gets and how many tokens, as text; "" if it gets none.
+    price: (of a million prompt tokens, of a million answer tokens), or None."""
+    calls = count_calls(cfg)
+    if calls is None:
         return ""
-    turns, step, held_out, watcher = cfg.max_turns, 0, 0, 0
-    if not is_scripted:
-        groups = cfg.batch_size // cfg.group_size
-        # each round of --refill may replace every group
-        step = (groups + cfg.batch_size * (2 * turns - 1)) * (1 + cfg.refill)
-        held_out = evaluations_of(cfg) * cfg.eval_size * 2 * turns
-    if is_watched:  # the watcher is asked once a reply
-        watcher = cfg.steps // cfg.watch_every * cfg.batch_size * turns
-    calls = cfg.steps * step + held_out + watcher
     prompt = prompt_tokens(cfg)
-    watching = f" and {watcher:,} of --watch" if watcher else ""
+    watching = f" and {calls.of_watcher:,} of --watch" if calls.of_watcher else ""
     text = (
-        f"calls to the simulator, at most: {step:,} a step, {calls:,} in all, with "
-        f"evaluations{watching}; about {calls * prompt / 1e6:,.1f} million tokens to it and "
-        f"{calls * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)"
+        f"calls to the simulator, at most: {calls.of_step:,} a step, {calls.total:,} in all, with "
+        f"evaluations{watching}; about {calls.total * prompt / 1e6:,.1f} million tokens to it and "
+        f"{calls.total * ANSWER_TOKENS / 1e6:,.1f} from it  (estimate)"
     )
     if price:
-        cost = calls * (prompt * price[0] + ANSWER_TOKENS * price[1]) / 1e6
+        prompt_price, answer_price = price
+        cost = calls.total * (prompt * prompt_price + ANSWER_TOKENS * answer_price) / 1e6
         text += f"; at the given price {cost:,.2f}"
     return text
 
 
-def evaluations_of(cfg):
+@dataclass
+class Calls:
+    """How many calls the models behind the users get."""
+
+    of_step: int  # in one training step
+    of_watcher: int  # in the whole run, to the second user (--watch)
+    total: int  # in the whole run, with the evaluations and the watcher
+
+
+def count_calls(cfg):
+    """The Calls of a run; None if all its users are scripted.
+
+    At most: as if no user said goodbye. A dialogue of T turns is 2 T - 1 calls, and a group one
+    more for its first line; each evaluation is one dialogue a user."""
+    # A real model learns little from the toy's user: if no simulator was named, this is a plan for
+    # a server that comes later, and so its calls are counted.
+    is_scripted = cfg.simulator.startswith("toy") and cfg.model == "toy"
+    is_watched = cfg.watch and not cfg.watch.startswith("toy")
+    if is_scripted and not is_watched:
+        return None
+    turns, of_step, of_evaluations, of_watcher = cfg.max_turns, 0, 0, 0
+    if not is_scripted:
+        groups = cfg.batch_size // cfg.group_size
+        # each round of --refill may replace every group
+        of_step = (groups + cfg.batch_size * (2 * turns - 1)) * (1 + cfg.refill)
+        of_evaluations = count_evaluations(cfg) * cfg.eval_size * 2 * turns
+    if is_watched:  # the watcher is asked once a reply
+        of_watcher = cfg.steps // cfg.watch_every * cfg.batch_size * turns
+    return Calls(of_step, of_watcher, total=cfg.steps * of_step + of_evaluations + of_watcher)
+
+
+def count_evaluations(cfg):
     """The number of evaluations in a run: before, after, and every --eval-every steps between."""
     if not cfg.steps:
         return 1
@@ -322,36 +359,36 @@ def prompt_tokens(cfg):
     folder = PROMPTS / cfg.lang / cfg.difficulty
     texts = [(folder / f"{name}.txt").read_text(encoding="utf-8") for name in ("emotion", "reply")]
     letters_a_token = 4 if cfg.lang == "en" else 1.5
-    fixed = sum(map(len, texts)) / 2 / letters_a_token
+    fixed = sum(map(len, texts)) / 2 / letters_a_token  # the mean of the two prompts
     reply = min(cfg.max_tokens, REPLY_TOKENS["direct"])  # thoughts are never sent
-    return fixed + PROFILE_TOKENS + cfg.max_turns / 2 * (reply + 60)
+    return fixed + PROFILE_TOKENS + cfg.max_turns / 2 * (reply + USER_TOKENS)
 
 
 # -------------------------------------------------------------------------- what fits on which GPUs
 
 
-def table():
+def gpu_table():
     """The table of docs/gpus.md: what fits, by the estimate of the peak and a tenth to spare."""
-    gpus = [("24 GB", 1, 24), ("48 GB", 1, 48), ("80 GB", 1, 80), ("8 x 80 GB", 8, 80)]
+    machines = {"24 GB": (1, 24), "48 GB": (1, 48), "80 GB": (1, 80), "8 x 80 GB": (8, 80)}
     lines = [
-        "| model | algorithm | " + " | ".join(name for name, *_ in gpus) + " |",
-        "|---|---|" + "---|" * len(gpus),
+        "| model | algorithm | " + " | ".join(machines) + " |",
+        "|---|---|" + "---|" * len(machines),
     ]
     for model in KNOWN:
         config = config_of(model)
         for algo, rank in itertools.product(("grpo", "ppo"), (0, 32)):
             cfg = resolve_settings({"algo": algo, "think": True, "model": model, "lora_rank": rank})
             name = f"{algo} --think" if rank == 0 else f"{algo} --think --lora-rank {rank}"
-            cells = [does_it_fit(cfg, config, count, card) for _, count, card in gpus]
+            cells = [does_it_fit(cfg, config, gpus, card) for gpus, card in machines.values()]
             lines.append("| " + " | ".join([model.split("/")[1], name, *cells]) + " |")
     return "\n".join(lines)
 
 
 def does_it_fit(cfg, config, gpus, card):
     """A cell of the table: whether a run fits on `gpus` of `card` GB, and what it needs."""
-    parts = memory(cfg, config, gpus)
+    parts = memory(cfg, config, sizes_of(config, cfg.lora_rank), gpus)
     share = cfg.engine_memory * card * GB
-    if share < parts["engine weights"][0]:
+    if share < parts["engine weights"]:
         return "no: engine weights"
     need, largest_part = peak(parts, share)
     if need < 0.9 * card * GB:
@@ -360,4 +397,4 @@ def does_it_fit(cfg, config, gpus, card):
 
 
 if __name__ == "__main__":
-    print(table())
+    print(gpu_table())

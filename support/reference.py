@@ -25,7 +25,10 @@ PLACE = Path(__file__).parent.parent / "docs" / "reference"
 VARIANTS = ("grpo-think", "grpo-direct", "ppo-think", "ppo-direct")
 SMOOTH = 5  # steps of the moving average
 WIDTH = 4  # standard deviations on either side of the mean
-STRETCH = 1 / 3  # share of the run's steps, in a row, for which a metric must lie outside
+# The same, of the band that the learning curve shows. It is narrower: most healthy runs stay in it
+# most of the time, so that one sees where a run is unusual before it is out.
+SHOWN_WIDTH = 2
+STRETCH = 1 / 3  # share of the variant's steps, in a row, for which a metric must lie outside
 # The metrics that have no band.
 NO_BAND = {
     "step",
@@ -40,9 +43,9 @@ NO_BAND = {
     "gap",
     "watched",
 }
-# Settings that change no step of training, or only its random draws: a run with other values of
-# them can still be compared. The same holds for settings that may change when a run is resumed.
-FREE = {"seed", "eval_size", "eval_every"}
+# Settings in which a run may differ from the reference runs: they change no step of training, or
+# only its random draws. The same holds for settings that may change when a run is resumed.
+NOT_COMPARED = {"seed", "eval_size", "eval_every"}
 
 
 def variant_of(cfg):
@@ -51,8 +54,9 @@ def variant_of(cfg):
     usual = resolve_settings({"algo": cfg.algo, "think": cfg.think})
     for setting in dataclasses.fields(Settings):
         name = setting.name
-        is_free = name in FREE or setting.metadata["resumable"]
-        if not is_free and getattr(cfg, name) != getattr(usual, name):
+        if name in NOT_COMPARED or setting.metadata["resumable"]:
+            continue
+        if getattr(cfg, name) != getattr(usual, name):
             return None
     return f"{cfg.algo}-{cfg.mode}"
 
@@ -93,15 +97,22 @@ def bands_of(runs):
     s is at least 1 % of the metric's range over all runs and steps: ten runs may agree by chance. A
     metric that never varies has no band."""
     bands = {}
-    steps = min(len(next(iter(run.values()))) for run in runs)
+    steps = min(map(steps_of_run, runs))
     for metric in runs[0]:
         if not all(metric in run for run in runs):
             continue
         curves = np.array([smoothed(run[metric][:steps]) for run in runs])  # [runs, steps]
         span = curves.max() - curves.min()
         if span > 0:
-            bands[metric] = curves.mean(0), np.maximum(curves.std(0, ddof=1), 0.01 * span)
+            s = np.maximum(curves.std(0, ddof=1), 0.01 * span)
+            bands[metric] = curves.mean(0), s
     return bands
+
+
+def steps_of_run(columns):
+    """The number of steps of a run, as `columns_of` has it: all its columns are equally long."""
+    first_column = next(iter(columns.values()))
+    return len(first_column)
 
 
 def write_bands(variant, bands):
@@ -158,13 +169,15 @@ def outside(columns, bands):
         steps = min(len(mean), len(columns[metric]))
         curve = smoothed(columns[metric])[:steps]
         is_out = np.abs(curve - mean[:steps]) > WIDTH * s[:steps]
-        first, last = longest_stretch(is_out)
-        if last - first >= stretch_of(len(mean)):
-            stretches.append(Stretch(metric, first + 1, last, curve[last - 1], mean[last - 1]))
+        begin, end = longest_stretch(is_out)  # a slice: index i is step i + 1
+        if end - begin >= shortest_stretch(len(mean)):
+            stretches.append(
+                Stretch(metric, first=begin + 1, last=end, value=curve[end - 1], mean=mean[end - 1])
+            )
     return stretches
 
 
-def stretch_of(steps):
+def shortest_stretch(steps):
     """For how many steps in a row a metric must lie outside, where the variant has `steps`."""
     return max(1, round(STRETCH * steps))
 

@@ -1,12 +1,21 @@
-"""support/report.py - what a run shows of itself: tables and dialogues on the terminal, the
-learning curve as a picture, and what goes into its page (support/page.py).
+"""support/report.py - what a run shows of itself: tables and dialogues on the terminal, and what
+goes into its page (support/page.py) and its picture (support/picture.py).
 """
 
-from support import reference, strategies
-from support.page import TEXTS, panels, write_report
-from support.results import GROUPS, intention_of, parts_of, recorded_dialogues, world_of
-from support.rundir import read_json, read_jsonl, write_json
-from support.signs import hacking_warnings, score_summary
+from support import reference
+from support.files import read_json, read_jsonl, write_json
+from support.judged import (
+    capabilities_table,
+    radar_of_run,
+    strategies_by_step,
+    strategy_tables,
+    with_strategies,
+)
+from support.metrics import score_summary
+from support.page import TEXTS, write_report
+from support.picture import learning_curve
+from support.results import PERSONA_GROUPS, intention_of, parts_of, recorded_dialogues, world_of
+from support.signs import hacking_warnings
 from support.users import INITIAL_EMOTION
 
 import resource
@@ -14,15 +23,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-# ------------------------------------------------------------------------------ the end of a run
+# --------------------------------------------------------------------------------- the end of a run
 
 
-def finish(out, state, people, grammar=None):
+def finish(out, state, heldout, toy=None):
     """What a run leaves when it is over: summary.json, the picture, the report, a table on the
-    terminal. state: as in state.json; the others: see `report_of_run`. Returns the summary."""
+    terminal. state: as in state.json; heldout and toy: see `draw_run`. Returns the summary."""
     evaluations = state["evaluations"]
     unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
@@ -33,7 +41,7 @@ def finish(out, state, people, grammar=None):
         "seconds": state["seconds"],
         "tokens": state["tokens"],
         "peak_rss_mb": round(peak, 1),
-        "warnings": draw_run(out, state, people, grammar),
+        "warnings": draw_run(out, state, heldout, toy),
         "evaluations": evaluations,
     }
     write_json(out / "summary.json", summary)
@@ -42,26 +50,31 @@ def finish(out, state, people, grammar=None):
 
 
 def without_step(evaluation):
+    """The scores of an evaluation alone: in the summary "before" and "after" tell the step."""
     return {key: value for key, value in evaluation.items() if key != "step"}
 
 
-def draw_run(out, state, people, grammar=None):
-    """Write the picture and the report of a run as far as it is. Returns its warnings. grammar: the
-    toy, whose kinds of sentences are strategies; these are counted only at a run's end."""
+def draw_run(out, state, heldout, toy=None):
+    """Write the picture and the report of a run as far as it is. Returns its warnings.
+
+    heldout: the profiles of its held-out users. toy: the module toy.py, if the policy speaks its
+    language, so that the kinds of its sentences can be counted as strategies; else None. (It is
+    handed in, because support/ imports no chapter.)"""
     path = out / "metrics.jsonl"
     rows = metrics_of(out) if path.exists() else []
     evaluations = state["evaluations"]
     warnings = hacking_warnings(rows, evaluations)
     bands = reference.bands_of_config(read_json(out / "config.json"))
     learning_curve(out, rows, evaluations, bands)
-    report_of_run(out, people, rows, evaluations, warnings, grammar)
+    report_of_run(out, heldout, rows, evaluations, warnings, toy)
     return warnings
 
 
-def draw_while_running(out, state, people):
-    """The same at a checkpoint, where a picture that fails is no reason to end a run of days."""
+def draw_while_running(out, state, heldout):
+    """`draw_run` at a checkpoint, without the toy's strategies, which take time to count. A report
+    that cannot be written is no reason to end a run of days: the error is printed, not raised."""
     try:
-        draw_run(out, state, people)
+        draw_run(out, state, heldout)
     except Exception as error:
         tqdm.write(f"the report could not be written: {error!r}")
 
@@ -74,35 +87,40 @@ def metrics_of(out):
 # ---------------------------------------------------------------------- reports of runs and results
 
 
-def report_of_run(out, people, rows, evaluations, warnings, grammar=None):
-    """Write report.html of a run from its log. people: its held-out profiles; rows: metrics.jsonl;
-    warnings: of `hacking_warnings`; grammar: the toy, if the policy speaks its language."""
+def report_of_run(out, heldout, rows, evaluations, warnings, toy=None):
+    """Write report.html of a run from its log. rows: the lines of metrics.jsonl; warnings: of
+    `hacking_warnings`; heldout and toy: see `draw_run`."""
     out = Path(out)
     last_step = evaluations[-1]["step"]
-    dialogues = held_out_dialogues(out, people, steps=(0, last_step))
-    sides = {"before": [d for d in dialogues if d["side"] == "before"]}
-    if last_step:
-        sides["after"] = [d for d in dialogues if d["side"] == "after"]
-    rows, tables, radar = judged_tables(out, rows, grammar)
+    dialogues = held_out_dialogues(out, heldout, steps=(0, last_step))
+    dialogues_of_side = {"before": [d for d in dialogues if d["side"] == "before"]}
+    if last_step > 0:  # else the only evaluation so far is the one before training
+        dialogues_of_side["after"] = [d for d in dialogues if d["side"] == "after"]
+    by_step = strategies_by_step(out, toy)
+    radar = radar_of_run(out)
     write_report(
         out / "report.html",
         title=out.name,
         settings=read_json(out / "config.json"),
-        curves=rows,
+        curves=with_strategies(rows, by_step),
         evaluations=evaluations,
         dialogues=dialogues,
-        tables=tables_by_part(sides) + tables,
+        tables=[
+            *tables_by_part(dialogues_of_side),
+            *strategy_tables(by_step),
+            capabilities_table(radar),
+        ],
         notes=warnings,
         radar=radar,
     )
 
 
-def held_out_dialogues(out, people, steps):
-    """The dialogues of these steps with these held-out profiles, as the page wants them."""
-    profiles = {profile.id: profile for profile in people}
+def held_out_dialogues(out, heldout, steps):
+    """The dialogues of these steps with the held-out profiles, as the page wants them."""
+    profiles = {profile.id: profile for profile in heldout}
     dialogues = []
-    # most lines are dialogues of training; `only` skips them unread
-    for _, dialogue, _ in read_jsonl(out / "dialogues.jsonl", only=b'"heldout"'):
+    # most lines are dialogues of training: `containing` skips them unread
+    for _, dialogue, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
         if not dialogue or dialogue["split"] != "heldout":
             continue
         if dialogue["step"] in steps and dialogue["profile_id"] in profiles:
@@ -120,7 +138,7 @@ def page_dialogue(dialogue, profile):
         "intention": intention,
         "kind": kind,
         **world_of(profile.target),
-        "group": GROUPS.get(profile.main_cha, profile.main_cha),
+        "group": PERSONA_GROUPS.get(profile.main_cha, profile.main_cha),
         "start": INITIAL_EMOTION["training"],
         "persona": profile.player,
         "score": round(100 * dialogue["reward"]),
@@ -156,131 +174,42 @@ def report_of_results(path, result, ids=None):
     return page_path
 
 
-def tables_by_part(sides):
-    """Scores by each of `parts_of`. sides: {"before" | "after" | "score": [page's dialogues]}."""
-    everything = [dialogue for dialogues in sides.values() for dialogue in dialogues]
+def tables_by_part(dialogues_of_side):
+    """Tables of scores for the page: by world, by hidden intention ..., each of the `parts_of` the
+    dialogues.
+
+    dialogues_of_side: {"before" | "after" | "score": the page's dialogues}, a column for each."""
+    everything = [dialogue for dialogues in dialogues_of_side.values() for dialogue in dialogues]
     parts = parts_of(everything)
     tables = []
     for text in TEXTS["part"]:
-        name = text["name"]
-        if name not in parts:
+        part = text["name"]  # a field of the dialogues, such as "intention"
+        if part not in parts:
             continue
-        values = sorted({dialogue[name] for dialogue in everything})
+        values = sorted({dialogue[part] for dialogue in everything})
         tables.append(
             {
                 "title": text["title"],
-                "columns": [name, *sides, "n"],
+                "columns": [part, *dialogues_of_side, "n"],
                 "reading": text["reading"],
-                "rows": [part_row(sides, name, value) for value in values],
+                "rows": [part_row(dialogues_of_side, part, value) for value in values],
             }
         )
     return tables
 
 
-def part_row(sides, name, value):
-    """The row of the dialogues whose field `name` is `value`: the mean score of each side, and how
-    many dialogues the last side has."""
-    row = [value]
-    scores = []
-    for dialogues in sides.values():
-        scores = [dialogue["score"] for dialogue in dialogues if dialogue[name] == value]
-        row.append(score_summary(scores)["score"] if scores else None)
-    return [*row, len(scores)]
+def part_row(dialogues_of_side, part, value):
+    """The row of a table for the dialogues whose field `part` is `value`: the mean score of each
+    side, and how many dialogues the last side has."""
+    means = []
+    for dialogues in dialogues_of_side.values():
+        scores = [dialogue["score"] for dialogue in dialogues if dialogue[part] == value]
+        means.append(score_summary(scores)["score"] if scores else None)
+    n_of_last_side = len(scores)
+    return [value, *means, n_of_last_side]
 
 
-# ------------------------------------------------------------------------------- judged strategies
-
-
-def judged_tables(out, rows, grammar):
-    """What a judge left in a run's directory (strategies.json, capabilities.json), or else
-    strategies by the toy's `grammar`: (`rows` with their uses and gains, tables, radar)."""
-    dialogues = judged_dialogues(out) or toy_dialogues(out, grammar)
-    used_any = any(codes for dialogue in dialogues for codes, _ in dialogue["replies"])
-    by_step = strategies.steps_of(dialogues) if used_any else {}
-    radar = radar_of(read_json(out / "capabilities.json"))
-    tables = [
-        strategy_table("uses", by_step, ["variety", "support"]),
-        strategy_table("gain", by_step, []),
-        capabilities_table(radar),
-    ]
-    return [with_strategies(row, by_step) for row in rows], tables, radar
-
-
-def judged_dialogues(out):
-    """The training dialogues whose replies a judge has tagged, in strategies.json; [] if none."""
-    results = list(read_json(out / "strategies.json").get("files", {}).values())
-    if not results:
-        return []
-    return [d for d in results[0].get("tagged", ()) if d["split"] == "train"]
-
-
-def toy_dialogues(out, grammar):
-    """The training dialogues of a run of the toy, with the strategies that its `grammar` reads from
-    the replies; [] without a grammar."""
-    if not grammar:
-        return []
-    dialogues = []
-    for _, dialogue, _ in read_jsonl(out / "dialogues.jsonl", only=b'"train"'):
-        if not dialogue:
-            continue
-        replies = [
-            [strategies.toy_codes(turn["reply"], grammar), turn["change"]]
-            for turn in dialogue["turns"]
-            if turn["emotion"] is not None
-        ]
-        dialogues.append({**dialogue, "intention": "", "replies": replies})
-    return dialogues
-
-
-def with_strategies(row, by_step):
-    """A row of metrics.jsonl with the uses and gains of each group of strategies, where its step
-    has them."""
-    row = dict(row)
-    if row["step"] in by_step:
-        groups = by_step[row["step"]]["strategies"]
-        for name in strategies.GROUPS:
-            row[f"uses {name}"] = groups[name]["uses"]
-            row[f"gain {name}"] = groups[name]["gain"]
-    return row
-
-
-def strategy_table(number, by_step, further):
-    """A table of one number ("uses" or "gain") of each group of strategies, over the steps.
-    further: numbers that are no group's, each a column."""
-    rows = []
-    for step, numbers in by_step.items():
-        of_groups = [numbers["strategies"][name][number] for name in strategies.GROUPS]
-        rows.append([step, *of_groups, *[numbers[name] for name in further]])
-    return {
-        "title": f"Strategies: {number}",
-        "columns": ["steps up to", *strategies.GROUPS, *further],
-        "rows": rows,
-        "reading": TEXTS["strategies"][number],
-    }
-
-
-def radar_of(judgements):
-    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5}}]."""
-    tables = judgements.get("capabilities", {}).get("tables", {})
-    radar = []
-    for file, table in tables.items():
-        means = {capability: numbers["mean"] for capability, numbers in table.items()}
-        radar.append({"label": file, "values": means})
-    return radar
-
-
-def capabilities_table(radar):
-    """The radar's numbers as a table."""
-    capabilities = list(radar[0]["values"]) if radar else []
-    return {
-        "title": "Five capabilities, judged",
-        "columns": ["results", *capabilities],
-        "rows": [[entry["label"], *entry["values"].values()] for entry in radar],
-        "reading": TEXTS["strategies"]["radar"],
-    }
-
-
-# ------------------------------------------------------------------------------------ the terminal
+# ------------------------------------------------------------------------------------- the terminal
 
 
 def progress(metrics):
@@ -376,102 +305,3 @@ def print_deviations(out):
     deviations = reference.outside(reference.columns_of(rows), bands)
     if deviations:
         print(reference.sentence(deviations))
-
-
-# ------------------------------------------------------------------------------------- the picture
-
-
-def learning_curve(out, rows, evaluations, bands=()):
-    """Draw `rows`, the lines of metrics.jsonl, and the evaluations on held-out users: the panels of
-    the page's section "Learning", behind each curve its band of `bands` (support/reference.py).
-    Each axis holds all that is drawn on it, whatever it is.
-
-    The Figure is made without pyplot, which would keep it in memory; its margins are set by hand,
-    because an automatic layout draws everything twice."""
-    from matplotlib.figure import Figure
-
-    learning = [panel for panel in panels(rows, evaluations) if panel["section"] == "Learning"]
-    columns = min(3, len(learning))
-    lines = -(-len(learning) // 3)  # rounded up
-    width, height = 4 * columns + 0.4, 3 * lines + 0.7  # inches
-    figure = Figure(figsize=(width, height))
-    for number, panel in enumerate(learning, 1):
-        draw_panel(figure.add_subplot(lines, columns, number), panel, bands)
-    figure.suptitle(f"{out.name}, over the training steps", fontsize=11)
-    figure.subplots_adjust(
-        left=0.6 / width,
-        right=1 - 0.2 / width,
-        bottom=0.35 / height,
-        top=1 - 0.75 / height,
-        wspace=0.2,
-        hspace=0.28,
-    )
-    figure.savefig(out / "learning_curve.png", dpi=90, pil_kwargs={"compress_level": 1})
-
-
-def draw_panel(axis, panel, bands):
-    """One panel: its curves, its evaluations, its axes and its legend."""
-    for line in panel["lines"]:
-        draw_line(axis, panel["steps"], line, bands)
-    if panel["points"]:
-        draw_evaluations(axis, panel["points"])
-    low, top = axis.get_ylim()  # fitted to the data, with a margin
-    usual_top = panel["span"][1] if panel["span"] else 0
-    axis.set_ylim(min(low, 0), max(top, usual_top))
-    axis.set_title(f"{panel['title']}, {panel['unit']}", fontsize=10)
-    axis.grid(alpha=0.3, axis="y")
-    axis.tick_params(labelsize=8)
-    # steps are whole numbers; ticks with their labels take most of the time of drawing
-    axis.locator_params("x", nbins=4, integer=True)
-    axis.locator_params("y", nbins=5)
-    if axis.dataLim.width == 0:  # one step alone stands in the middle
-        step = axis.dataLim.x0
-        axis.set(xticks=[step], xlim=step + np.array([-1, 1]))
-    if len(panel["lines"]) > 1 or panel["points"]:
-        handles, labels = axis.get_legend_handles_labels()
-        by_label = dict(zip(labels, handles))  # several bands have one label
-        axis.legend(by_label.values(), by_label.keys(), fontsize=7)
-
-
-def draw_line(axis, steps, line, bands):
-    """One curve, on the band of the reference runs, or in its standard deviation without one."""
-    values = np.array(line["values"], dtype=float)
-    colour = f"tab:{line['colour']}"
-    if line["key"] in bands:
-        mean, s = bands[line["key"]]
-        axis.fill_between(
-            range(1, len(mean) + 1),
-            mean - 2 * s,
-            mean + 2 * s,
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-            label="ten reference runs, ± 2 s",
-        )
-    marker = "." if len(values) == 1 else None  # one step makes no line
-    axis.plot(steps, values, color=colour, label=line["label"], marker=marker)
-    if "spread" in line and line["key"] not in bands:
-        spread = np.array(line["spread"], dtype=float)
-        axis.fill_between(
-            steps,
-            values - spread,
-            values + spread,
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-            label="± 1 standard deviation",
-        )
-
-
-def draw_evaluations(axis, points):
-    """The scores on held-out users. points: [[step, score, standard error or None]]."""
-    steps, scores, errors = np.nan_to_num(np.array(points, dtype=float)).T
-    axis.errorbar(
-        steps,
-        scores,
-        errors,
-        fmt="o",
-        color="black",
-        capsize=3,
-        label="held-out users, ± standard error",
-    )

@@ -6,68 +6,76 @@ rlver.py, evaluate.py, the reports and the tools read them through this file.
 
 from support.answers import is_mark
 from support.errors import BadInput
-from support.rundir import read_jsonl
+from support.files import read_jsonl
 from support.users import INITIAL_EMOTION
 
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-# The hidden intentions (RLVER Table 5) by the words that tell them from each other, in the order in
-# which they are tried.
+# --------------------------------------------------------------------------------------- intentions
+
+
+class Intention(NamedTuple):
+    """One of the eight hidden intentions (RLVER, Table 5)."""
+
+    kind: str  # "rational" or "emotional"
+    words: str  # a regex for its hidden themes: SAGE's, in Chinese, and ours, in both languages
+
+
+# They are tried in this order. "explain" comes before "analyse", because the released theme of
+# "explain" is to analyse (分析) why the others (其他人物) acted so, which matches both.
 INTENTIONS = {
-    "explain": (
+    "explain": Intention(
         "rational",
         r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
     ),
-    "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
-    "advise": ("rational", r"advice|建议"),
-    "reflect": ("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
-    "praise": ("emotional", r"praise|夸|赞"),
-    "listen": ("emotional", r"listen|倾听"),
-    "empathise": ("emotional", r"empath|felt deeply|共情"),
-    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
+    "analyse": Intention("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
+    "advise": Intention("rational", r"advice|建议"),
+    "reflect": Intention("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
+    "praise": Intention("emotional", r"praise|夸|赞"),
+    "listen": Intention("emotional", r"listen|倾听"),
+    "empathise": Intention("emotional", r"empath|felt deeply|共情"),
+    "side": Intention("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
 }
-SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
-GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
 
 
 @functools.cache
 def intention_of(task, need=""):
-    """(intention, "rational" | "emotional") of a profile: its `need`, which our profiles carry,
-    else by the words of its `task`; both "other" where that is none of SAGE's eight."""
+    """(name of the intention, "rational" | "emotional") of a profile: by its `need`, if that names
+    one, as in our profiles; else by the words of its hidden theme, `task`. ("other", "other") where
+    it is none of the eight."""
     if need in INTENTIONS:
-        return need, INTENTIONS[need][0]
-    for name, (kind, words) in INTENTIONS.items():
-        if re.search(words, task or "", re.IGNORECASE):
-            return name, kind
+        return need, INTENTIONS[need].kind
+    for name, intention in INTENTIONS.items():
+        if re.search(intention.words, task or "", re.IGNORECASE):
+            return name, intention.kind
     return "other", "other"
 
 
 # ------------------------------------------------------------------------------------- result files
 
+SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
+# the groups of personas in the released files, and what ours call them
+PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
+
 
 def read_results(path):
-    """Read a result file, ours or SAGE's. Returns (rows, problems): what could not be used is named
-    with file and line, and counted.
-
-    Row: as `parse_result` has it, and "simulator": who played the user in a SAGE file, else ""."""
-    rows, problems, line_of = [], [], {}
+    """Read a result file, ours or SAGE's. Returns (rows, problems). rows: one for each usable line,
+    as `parse_result` has it, and "simulator": who played the user in a SAGE file, else "".
+    problems: a sentence for each other line, with file and line number. Raises BadInput."""
+    rows, problems, line_of_id = [], [], {}
     simulator = simulator_by_directory(path)
     try:
         for number, raw, problem in read_jsonl(path):
             try:
-                if problem:
-                    raise ValueError(problem)
-                row = {**parse_result(raw), "simulator": simulator}
-                if row["id"] in line_of:
-                    raise ValueError(
-                        f"id {row['id']!r} stands in line {line_of[row['id']]} already"
-                    )
-                line_of[row["id"]] = number
-                rows.append(row)
+                row = parse_line(raw, problem, line_of_id)
             except ValueError as error:
                 problems.append(f"{path}, line {number}: {error}")
+                continue
+            line_of_id[row["id"]] = number
+            rows.append({**row, "simulator": simulator})
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from None
     if not rows and not problems:
@@ -75,9 +83,20 @@ def read_results(path):
     return rows, problems
 
 
+def parse_line(raw, problem, line_of_id):
+    """A line of a result file as a row. raw, problem: as `read_jsonl` yields them; line_of_id: the
+    lines of the ids that were read before. Raises ValueError if the line cannot be used."""
+    if problem:
+        raise ValueError(problem)
+    row = parse_result(raw)
+    if row["id"] in line_of_id:
+        raise ValueError(f"id {row['id']!r} stands in line {line_of_id[row['id']]} already")
+    return row
+
+
 def simulator_by_directory(path):
-    """Who played the user, "" if nothing says so: SAGE's released files tell it only by their
-    directory."""
+    """Who played the user in a SAGE file: the name of its directory, because the released files do
+    not say it. "" if the directory has no such name."""
     for part in Path(path).resolve().parts:
         if part.endswith("_based_simulator"):
             return part
@@ -85,10 +104,24 @@ def simulator_by_directory(path):
 
 
 def parse_result(raw):
-    """A line's object as a row: {"id", "final", "emotions" (after each scored reply), "replies"
-    (texts), "turns" (see `turns_of`), "start", "intention", "kind", "world", "purpose" (the
-    profile's target), "group", "made_by", "ended", "raw"}. Raises ValueError saying what is wrong
-    with it."""
+    """A line's object as a row:
+
+        id          of the user
+        final       the final emotion
+        emotions    after each reply that was scored
+        replies     the policy's replies, texts
+        turns       see `turns_of`
+        start       the emotion at the start
+        intention   see `intention_of`
+        kind        "rational", "emotional" or "other"
+        purpose     what the user comes for, see `world_of`
+        world       "heart-to-heart" or "chit-chat"
+        group       of the persona: "negative", "passive", "avoidant" or another
+        made_by     the settings of the evaluation, {} in a SAGE file
+        ended       what ended the dialogue, "" in a SAGE file
+        raw         the object itself
+
+    Raises ValueError saying what is wrong with it."""
     refuse_malformed(raw)
     turns = turns_of(raw["history"])
     scored = [turn for turn in turns if turn["emotion"] is not None]
@@ -98,9 +131,7 @@ def parse_result(raw):
             raise ValueError(f"emotion {value!r} is not in 0..100")
     made_by = raw["rlver"] if isinstance(raw.get("rlver"), dict) else {}
     start = made_by.get("start", INITIAL_EMOTION["benchmark"])
-    for before, turn in zip([start, *emotions], scored):
-        if turn["change"] is None:
-            turn["change"] = turn["emotion"] - before
+    fill_in_changes(scored, start)
     need = raw.get("need")
     intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
     group = raw.get("character") or raw.get("main_cha") or "other"
@@ -114,7 +145,7 @@ def parse_result(raw):
         "intention": intention,
         "kind": kind,
         **world_of(raw.get("target")),
-        "group": GROUPS.get(group, group) if isinstance(group, str) else "other",
+        "group": PERSONA_GROUPS.get(group, group) if isinstance(group, str) else "other",
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
         "raw": raw,
@@ -139,49 +170,68 @@ def refuse_malformed(raw):
             raise ValueError("field 'history' holds something that is no message")
 
 
+def fill_in_changes(scored, start):
+    """Set the "change" of scored turns that have none, as in a SAGE file, from their emotions."""
+    before = start
+    for turn in scored:
+        if turn["change"] is None:
+            turn["change"] = turn["emotion"] - before
+        before = turn["emotion"]
+
+
 def turns_of(history):
-    """The policy's replies in a result's messages: [{"reply", "user" (the line after it, or None),
-    "thought", "analysis", "change", "mark", "emotion"}], None where the file does not say it."""
+    """The policy's turns in the messages of a result, a list of dicts: "reply", "user" (the line
+    after it, None at the end), "thought", "analysis", "change", "mark", "emotion". A value that the
+    file does not hold is None.
+
+    Ours stand in the policy's message, under "rlver". SAGE's emotion and analysis stand in the
+    user's message that follows."""
     turns = []
-    for message, after in zip(history, [*history[1:], {}]):
+    followers = [*history[1:], {}]  # the message after each; {} after the last
+    for message, follower in zip(history, followers):
         if message["role"] != "assistant":
             continue
         ours = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
-        turn = {"reply": message["content"], "user": after.get("content")}
+        turn = {"reply": message["content"], "user": follower.get("content")}
         for key in ("thought", "analysis", "change", "mark", "emotion"):
             turn[key] = ours.get(key)
         if not is_mark(turn["mark"]):
             turn["mark"] = None
-        if turn["emotion"] is None and "emotion-point" in after:  # SAGE's stands a line later
-            turn["emotion"] = after["emotion-point"]
-            turn["analysis"] = analysis_by_sage(after)
+        if turn["emotion"] is None and "emotion-point" in follower:
+            turn["emotion"] = follower["emotion-point"]
+            turn["analysis"] = analysis_by_sage(follower)
         turns.append(turn)
     return turns
 
 
 def analysis_by_sage(message):
-    """What the user felt about a reply, from the message that followed it in a SAGE file."""
+    """What the user felt about a reply, in named sections, from the message that follows the reply
+    in a SAGE file."""
     planning = message["planning"] if isinstance(message.get("planning"), dict) else {}
     sections = [(key, planning.get(key) or planning.get(key.lower())) for key in SAGE_SECTIONS]
     return "\n".join(f"{key}: {text}" for key, text in sections)
 
 
 def world_of(target):
-    """What a profile's `target` says, as columns of the tables."""
-    target = target if isinstance(target, str) and target else "eq"
-    return {"purpose": target, "world": "heart-to-heart" if target == "eq" else "chit-chat"}
+    """The columns "purpose" and "world" of the tables, by the `target` of a profile: what the user
+    comes for. "eq" (also where a profile says nothing) is to confide a trouble: heart-to-heart.
+    "target" and "no-target" are small talk, with and without an aim: chit-chat."""
+    purpose = target if isinstance(target, str) and target else "eq"
+    return {"purpose": purpose, "world": "heart-to-heart" if purpose == "eq" else "chit-chat"}
 
 
 def parts_of(rows):
-    """What tables tell apart: who chats has no hidden need, and most files hold no chit-chat."""
+    """The columns by which tables part these rows. World and purpose are among them only if some
+    user chats, because in most files nobody does."""
     parts = ["kind", "intention", "group"]
     if any(row["purpose"] != "eq" for row in rows):
         return ["world", "purpose", *parts]
     return parts
 
 
-def comparison_key(row):
-    """What a score is measured with: only scores of the same compare."""
+def conditions_of(row):
+    """The conditions of a dialogue, in words: who played the user, and the rules of the benchmark.
+    Scores compare only if their conditions are the same."""
     made_by = row["made_by"]
     if not made_by:
         return f"simulator {row['simulator']}, by SAGE" if row["simulator"] else "SAGE's own"
@@ -194,7 +244,8 @@ def comparison_key(row):
 
 
 def describe(made_by):
-    """Who made a result, with all that tells it from another one of the same weights."""
+    """The policy and the user of a result, in words. The policy's settings are told as well,
+    because the same weights may have been measured with several."""
     if not made_by:
         return "a SAGE result file"
     settings = []
@@ -209,6 +260,31 @@ def describe(made_by):
 
 
 # -------------------------------------------------------------------------------- logs of dialogues
+
+
+def recorded_dialogues(path):
+    """Yield the dialogues of a log (a run's dialogues.jsonl) or of a result file, all of them in
+    the log's form, with the emotion that they started from. Raises BadInput."""
+    if is_result_file(path):
+        yield from dialogues_of_results(path)
+    else:
+        yield from logged_dialogues(path)
+
+
+def is_result_file(path):
+    """Is it a result file, not a log of dialogues? A line of a result file has the key "history",
+    a line of a log has not. The key cannot be a part of a text, where its quotes would be escaped;
+    so the line need not be parsed."""
+    with open(path, "rb") as file:
+        first_line = file.readline()
+    return b'"history"' in first_line
+
+
+def logged_dialogues(path):
+    """`recorded_dialogues` of a log. A run starts at the training's initial emotion, if its log
+    does not say it."""
+    for dialogue in read_dialogues(path):
+        yield {**dialogue, "start": dialogue.get("start", INITIAL_EMOTION["training"])}
 
 
 def read_dialogues(path):
@@ -229,24 +305,22 @@ def read_dialogues(path):
     return dialogues
 
 
-def recorded_dialogues(path):
-    """The dialogues of a log or of a result file, in the log's form, with the emotion that they
-    started from."""
-    with open(path, "rb") as file:
-        first = file.readline()
-    if b'"history"' not in first:
-        for dialogue in read_dialogues(path):
-            yield {**dialogue, "start": dialogue.get("start", INITIAL_EMOTION["training"])}
-        return
+def dialogues_of_results(path):
+    """`recorded_dialogues` of a result file, all of whose lines must be usable."""
     rows, problems = read_results(path)
     if problems:
         raise BadInput(problems[0])
     for row in rows:
-        yield {
-            **row,
-            "profile_id": row["id"],
-            "reward": row["final"] / 100,
-            "first_line": row["raw"]["history"][0]["content"],
-            "user": comparison_key(row),
-            "task": row["raw"]["task"],
-        }
+        yield dialogue_of_result(row)
+
+
+def dialogue_of_result(row):
+    """A row of `read_results` with the keys of a line of dialogues.jsonl."""
+    return {
+        **row,
+        "profile_id": row["id"],
+        "reward": row["final"] / 100,
+        "first_line": row["raw"]["history"][0]["content"],
+        "user": conditions_of(row),
+        "task": row["raw"]["task"],
+    }

@@ -36,7 +36,15 @@ rollout_seconds = checked(
 
 
 def flag(
-    text, default=None, *, toy=None, real=None, algo=None, group=None, resumable=False, **kind
+    text,
+    default=None,
+    *,
+    toy=None,
+    real=None,
+    algo=None,
+    group=None,
+    resumable=False,
+    **argparse_options,
 ):
     """A field of Settings.
 
@@ -47,17 +55,19 @@ def flag(
     algo: "ppo" or "grpo" if the flag is for one algorithm only; None: for both.
     group: the title of a group of --help that begins with this flag.
     resumable: whether a resumed run may change it, because it changes no result.
-    kind: what argparse's add_argument needs besides (type, choices, metavar ...)."""
+    argparse_options: what argparse's add_argument needs besides (type, choices, metavar ...)."""
+    two_defaults = toy is not None or real is not None
     return field(
         default=default,
         metadata=dict(
             text=text,
-            toy=default if toy is None else toy,
-            real=default if real is None else real,
+            two_defaults=two_defaults,
+            toy=toy if two_defaults else default,
+            real=real if two_defaults else default,
             algo=algo,
             group=group,
             resumable=resumable,
-            kind=kind,
+            argparse_options=argparse_options,
         ),
     )
 
@@ -68,6 +78,7 @@ class Settings:
 
     # ---- what to train, on whom
     algo: str = flag("algorithm", "grpo", choices=["ppo", "grpo"], group="what to train, on whom")
+    # store_const and not store_true: a flag that was not given must be None, as in `make_parser`
     think: bool = flag(
         "think before speaking: <think>...</think>, then the reply",
         action="store_const",
@@ -146,9 +157,7 @@ class Settings:
         type=positive,
         algo="grpo",
     )
-    max_turns: int = flag(
-        "replies of the policy in a dialogue, at most", toy=8, real=8, type=positive
-    )
+    max_turns: int = flag("replies of the policy in a dialogue, at most", 8, type=positive)
     max_tokens: int = flag(
         "tokens of a reply, thought included, at most", toy=48, real=5000, type=positive
     )
@@ -260,12 +269,10 @@ class Settings:
     eval_size: int = flag(
         "dialogues", toy=128, real=100, type=positive, group="evaluation on held-out users"
     )
-    eval_every: int = flag(
-        "steps between evaluations; 0: only before and after", toy=0, real=0, type=natural
-    )
+    eval_every: int = flag("steps between evaluations; 0: only before and after", 0, type=natural)
 
-    # ---- not a flag: the most tokens of a dialogue, where that is not the model's own limit
-    context: int = flag(None, toy=1024)
+    # ---- not a flag: the most tokens of a dialogue. None: the model's own limit.
+    context: int = flag(None, toy=1024, real=None)
 
     @property
     def toy(self):
@@ -276,9 +283,13 @@ class Settings:
         return "think" if self.think else "direct"
 
 
+# The settings that a resumed run may change.
+RESUMABLE = [s.name for s in dataclasses.fields(Settings) if s.metadata["resumable"]]
+
+
 def make_parser():
-    """The flags of rlver.py. A flag that was not given is None, so that --resume can tell which
-    settings are to change."""
+    """The flags of rlver.py. A flag that was not given is None, so that `resolve_settings` knows
+    where a default is wanted, and `resumed_settings` which settings are to change."""
     parser = Parser(
         prog="rlver.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -290,10 +301,12 @@ def make_parser():
     for setting in dataclasses.fields(Settings):
         if setting.metadata["text"] is None:  # a setting without a flag
             continue
+        # A title begins a new group of --help. It holds this flag and all those after it, up to the
+        # next title; the first setting has one.
         if setting.metadata["group"]:
             group = parser.add_argument_group(setting.metadata["group"])
         group.add_argument(
-            flag_name(setting.name), help=help_of(setting), **setting.metadata["kind"]
+            flag_name(setting.name), help=help_of(setting), **setting.metadata["argparse_options"]
         )
         if setting.name == "seed":
             add_run_flags(group)
@@ -310,9 +323,10 @@ def help_of(setting):
     text = setting.metadata["text"]
     if setting.metadata["algo"]:
         text = f"{setting.metadata['algo'].upper()}: {text}"
-    toy, real = setting.metadata["toy"], setting.metadata["real"]
-    if toy is not setting.default:
-        return f"{text} (default: {default_in_words(toy)} / {default_in_words(real)})"
+    if setting.metadata["two_defaults"]:
+        toy = default_in_words(setting.metadata["toy"])
+        real = default_in_words(setting.metadata["real"])
+        return f"{text} (default: {toy} / {real})"
     if setting.default is not None:
         return f"{text} (default: {setting.default})"
     return text
@@ -321,7 +335,7 @@ def help_of(setting):
 def default_in_words(default):
     """A default as --help prints it: "32 for ppo, 128 for grpo" where it depends on something."""
     if isinstance(default, dict):
-        return ", ".join(f"{value} for {kind}" for kind, value in default.items())
+        return ", ".join(f"{value} for {case}" for case, value in default.items())
     return str(default)
 
 
@@ -378,22 +392,17 @@ def resolve_settings(given):
     """Fill in the defaults, and check that the flags fit together.
 
     given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    kind = dict(
-        toy=given.get("model") in (None, "toy"),
-        algo=given.get("algo") or "grpo",
-        think=bool(given.get("think")),
-        lora=bool(given.get("lora_rank")),
-    )
     values = {}
     for setting in dataclasses.fields(Settings):
         value = given.get(setting.name)
-        values[setting.name] = default_for(setting, **kind) if value is None else value
+        values[setting.name] = default_for(setting, given) if value is None else value
     cfg = Settings(**values)
     cfg.think = bool(cfg.think)
     refuse_what_grpo_cannot_do(cfg)
     refuse_flags_of_the_other_algorithm(cfg, given)
     refuse_flags_without_effect(cfg, given)
-    refuse_what_cannot_be_done(cfg)
+    refuse_contradictions(cfg)
+    refuse_missing_tensorboard(cfg)
     refuse_price(cfg, given.get("price"))
     if cfg.algo == "ppo":
         cfg.group_size = 1
@@ -403,16 +412,17 @@ def resolve_settings(given):
     return cfg
 
 
-def default_for(setting, toy, algo, think, lora):
-    """The default of a setting in a run of this kind. algo: "ppo" or "grpo"; the rest: booleans."""
-    default = setting.metadata["toy" if toy else "real"]
+def default_for(setting, given):
+    """The default of a setting in a run with the flags `given`."""
+    is_toy = given.get("model") in (None, "toy")
+    default = setting.metadata["toy" if is_toy else "real"]
     if not isinstance(default, dict):
         return default
     if "ppo" in default:
-        return default[algo]
+        return default[given.get("algo") or "grpo"]
     if "think" in default:
-        return default["think" if think else "direct"]
-    return default["lora" if lora else "full"]
+        return default["think" if given.get("think") else "direct"]
+    return default["lora" if given.get("lora_rank") else "full"]
 
 
 def refuse_what_grpo_cannot_do(cfg):
@@ -473,15 +483,13 @@ def refuse_flags_without_effect(cfg, given):
         raise BadInput("--history-thoughts keep: there are no thoughts without --think")
 
 
-def refuse_what_cannot_be_done(cfg):
-    """Raise BadInput for settings that contradict each other, or need a package that is missing."""
+def refuse_contradictions(cfg):
+    """Raise BadInput for settings that contradict each other."""
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(
             f"--gamma {cfg.gamma}: with --reward delta "
             "it must be 1, or the deltas no longer add up to how far the emotion came"
         )
-    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
-        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
     if cfg.batch_size < cfg.minibatches:
         raise BadInput(
             f"--minibatches {cfg.minibatches} cannot be cut from --batch-size {cfg.batch_size}"
@@ -496,6 +504,12 @@ def refuse_price(cfg, price):
             f"--price {price[0]:g},{price[1]:g}: neither --simulator nor --watch is a "
             "server, so nothing is paid; name one by openai:MODEL@URL, or leave it out"
         )
+
+
+def refuse_missing_tensorboard(cfg):
+    """Raise BadInput for --tensorboard where its package is not installed."""
+    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
+        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
 
 
 def refuse_missing_vllm(engine):
@@ -525,22 +539,27 @@ def gpu_is_there():
 
 
 def resumed_settings(config, given):
-    """The settings of a resumed run. config: its config.json; given: as in `resolve_settings`.
+    """The settings of a resumed run: those of its config.json, `config`, with the changes that the
+    flags `given` ask for ({name: value}, None where a flag was not given).
 
-    Raises ValueError if `config` was not written by this version, BadInput for a flag that would
-    change the results."""
+    Raises BadInput if `config` was not written by this version or was edited, and for a flag that
+    would change the results."""
     settings = {setting.name: setting for setting in dataclasses.fields(Settings)}
     if not isinstance(config, dict) or set(config) != set(settings):
-        raise ValueError
+        raise BadInput(
+            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing or "
+            "unreadable)"
+        )
     for name, setting in settings.items():
         problem = problem_with(setting, config[name])
         if problem:
             raise BadInput(f"config.json: {name}: {problem}; put the file back as it was")
-    not_settings = ("resume", "plan", "price", "card", "latency")
+    if given.get("out") is not None:
+        raise BadInput(cannot_change("out", None))
     changes = {
-        name: value
-        for name, value in given.items()
-        if value is not None and value != config.get(name) and name not in not_settings
+        name: given[name]
+        for name in settings
+        if given.get(name) is not None and given[name] != config[name]
     }
     refuse_other_results(config, changes)
     refuse_missing_vllm(config["engine"])
@@ -552,39 +571,47 @@ def resumed_settings(config, given):
 def problem_with(setting, value):
     """What is wrong with `value`, which may be of an edited config.json, in words; None if the flag
     could have given it."""
-    kind = setting.metadata["kind"]
+    options = setting.metadata["argparse_options"]
     no_value = f"{value!r} is no value of it"
     if value in (setting.metadata["toy"], setting.metadata["real"]):
         return None
-    if "choices" in kind:
-        return None if value in kind["choices"] else no_value
-    if isinstance(value, list) != (setting.type is list):
+    if "choices" in options:
+        return None if value in options["choices"] else no_value
+    if setting.type in (bool, str, list):
+        return None if isinstance(value, setting.type) else no_value
+    # What is left are numbers and JSON objects. "8" in quotation marks is neither, and would pass
+    # the test below.
+    if isinstance(value, (str, list)):
         return no_value
-    if isinstance(value, str) != (setting.type is str):
-        return no_value
-    if "type" not in kind:
+    if "type" not in options:  # `context`, which has no flag
         return None
-    text = json.dumps(value) if isinstance(value, dict) else str(value)  # as one would type it
+    # Write the value as one would type it, and read it as the flag does: out of bounds, the flag
+    # complains; if another value comes back, the flag cannot give this one.
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
     try:
-        return None if kind["type"](text) == value else no_value
+        read_back = options["type"](text)
     except argparse.ArgumentTypeError as error:
         return str(error)
+    return None if read_back == value else no_value
 
 
 def refuse_other_results(config, changes):
     """Raise BadInput if `changes`, {name: new value}, would change the results of the run. The
     address of the simulator's server may change, but not its model."""
-    resumable = [s.name for s in dataclasses.fields(Settings) if s.metadata["resumable"]]
     for name, value in changes.items():
-        if name in resumable:
+        if name in RESUMABLE:
             continue
-        if name == "simulator" and split_name(value)[:2] == split_name(config[name])[:2]:
+        if name == "simulator" and is_same_simulator(value, config[name]):
             continue
-        raise BadInput(
-            f"{flag_name(name)} cannot change in a resumed run (it has "
-            f"{config.get(name)!r}); only {', '.join(map(flag_name, resumable))} "
-            "and the simulator's address can"
-        )
+        raise BadInput(cannot_change(name, config[name]))
+
+
+def cannot_change(name, value):
+    """The message for a flag that may not be given with --resume; `value`: what the run has."""
+    return (
+        f"{flag_name(name)} cannot change in a resumed run (it has {value!r}); only "
+        f"{', '.join(map(flag_name, RESUMABLE))} and the simulator's address can"
+    )
 
 
 # ------------------------------------------------------------------------------- names of models
@@ -600,14 +627,20 @@ def split_name(name):
     return kind, model, url
 
 
+def is_same_simulator(name, other_name):
+    """Are two --simulator values the same model, perhaps at another address?"""
+    return split_name(name)[:2] == split_name(other_name)[:2]
+
+
 def may_be_on_the_hub(name):
     """Could `name` be a model on the hub: OWNER/NAME, or for the oldest models NAME alone?"""
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) and not Path(name).exists()
 
 
-def is_beside_us(name):
-    """Is `name`, which is not there, meant as a path here? It is in runs/, and where its parent is
-    a directory: then it is a typing error, and the hub need not be asked for it."""
+def looks_like_a_path(name):
+    """Is `name`, which does not exist here, meant as a path and not as a model on the hub? It is if
+    it begins with runs/, or if its parent is a directory. Then it is a typing error, and the hub
+    need not be asked for it."""
     if Path(name).parts[0] == "runs":
         return True
     parent = Path(name).parent

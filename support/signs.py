@@ -1,5 +1,5 @@
-"""support/signs.py - signs that a policy learns the reward and not the task, counted in its own
-words (RLVER 3.7; Gao 2022 on overoptimisation).
+"""support/signs.py - signs that a policy learns the reward and not the task, counted in the words
+of its replies (RLVER 3.7; Gao 2022 on overoptimisation).
 
 A reward that climbs says nothing about why. These numbers look at the replies instead, in every
 batch of training and in every evaluation: does the policy repeat itself, does everybody hear the
@@ -15,84 +15,81 @@ from collections import Counter
 
 import numpy as np
 
+# What a reply says that talks about its own reward.
 REWARD_TALK = re.compile(
-    r"\b(reward|emotion (?:score|value|level|point)s?|Emotion-[SABCF]\b|change\s*:\s*[+-]?\d|"
-    r"rate (?:me|this)|\d+ points)"
-    r"|\d+\s*/\s*100|情绪值|情绪分|打分|评分|奖励|分数",
-    re.IGNORECASE,
+    r"""
+    \b(
+        reward
+        | emotion[ ](?:score|value|level|point)s?
+        | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
+        | change\s*:\s*[+-]?\d        # the line that decides the emotion in its answers
+        | rate[ ](?:me|this)
+        | \d+[ ]points
+    )
+    | \d+\s*/\s*100                  # 90/100
+    | 情绪值 | 情绪分                   # value and score of the emotion
+    | 打分 | 评分 | 奖励 | 分数         # give a score, rating, reward, score
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
+# A word. In a script without spaces each character is one.
+WORD = re.compile(
+    r"""
+    [\u3040-\u30ff\u3400-\u9fff]             # one Japanese kana, or one Chinese character
+    | [^\W\d_\u3040-\u30ff\u3400-\u9fff]+    # letters of any other script
+    | \d+                                     # a number
+    """,
+    re.VERBOSE,
+)
+SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 # The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
 # have learned to bring them about.
 MOST_UNREADABLE = 0.01
-SENTENCE_END = re.compile(r"[.!?。！？\n]+")
-
-
-def score_summary(finals):
-    """The numbers that sum up final emotions everywhere: mean, standard error, success (100) and
-    failure (below 10) in percent, n."""
-    emotions = np.array(finals, dtype=float)
-    n = len(emotions)
-    return {
-        "score": float(emotions.mean()),
-        "stderr": float(emotions.std(ddof=1) / n**0.5) if n > 1 else 0.0,
-        "success": 100 * float((emotions >= 100).mean()),
-        "failure": 100 * float((emotions < 10).mean()),
-        "n": n,
-    }
-
-
-def summarise(episodes):
-    """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
-    malformed = sum(e.ended == "malformed" for e in episodes)
-    return {
-        **score_summary([e.emotion for e in episodes]),
-        "malformed": 100 * malformed / len(episodes),
-    }
-
-
-def flat_groups(episodes):
-    """The ids of the zero-variance groups, whose dialogues all have the same reward: GRPO's
-    advantages are 0 there, and nothing is learned. (PPO's groups of one need no spread.)"""
-    rewards = {}
-    for episode in episodes:
-        rewards.setdefault(episode.group, set()).add(episode.reward)
-    return sorted(group for group, different in rewards.items() if len(different) == 1)
-
-
-def cut_replies(episodes, stop_id):
-    """[number of replies that the token limit cut, so that they lack a stop token; replies]."""
-    segments = [segment for episode in episodes for segment in episode.segments]
-    # the policy sampled those segments that have log-probs
-    last_ids = [segment.ids[-1] for segment in segments if segment.log_probs is not None]
-    cut = sum(last_id != stop_id for last_id in last_ids)
-    return [cut, len(last_ids)]
-
-
-def batch_metrics(episodes, think):
-    """The metrics of the dialogues of a training step (docs/metrics.md)."""
-    summary = summarise(episodes)
-    group_count = len({e.group for e in episodes})
-    flat_share = None  # where each dialogue is a group of its own, as for PPO
-    if group_count < len(episodes):
-        flat_share = len(flat_groups(episodes)) / group_count
-    turns = [turn for e in episodes for turn in e.turns]
-    # thoughts that direct mode took out of replies
-    stray_thoughts = 0 if think else sum(bool(turn["thought"]) for turn in turns)
-    return {
-        "reward": float(np.mean([e.reward for e in episodes])),
-        "emotion": summary["score"],
-        "emotion_std": float(np.std([e.emotion for e in episodes])),
-        **{key: summary[key] for key in ("success", "failure", "malformed")},
-        "episodes": len(episodes),
-        "turns": len(turns) / len(episodes),
-        "stray_thoughts": stray_thoughts,
-        "flat_groups": flat_share,
-        **signs([e.delivered_replies for e in episodes]),
-    }
-
+# A warning tells of replies that have grown, or shrunk, by more than this factor.
+LENGTH_CHANGE = 1.75
 
 # ----------------------------------------------------------------------------- counted in the words
+
+
+def signs(dialogues, word_limit=4000):
+    """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
+
+    repeat_within   replies that hold a sentence, of three words or more, that the same user was
+                    told before
+    repeat_across   replies that another user was told too, word for word
+    distinct_1..3   different n-grams per n-gram (Li 2016). It falls as the text gets longer, so it
+                    is always counted over the first `word_limit` words
+    reply_words     words per reply
+    reward_talk     replies that name their own reward
+    """
+    texts = [reply for dialogue in dialogues for reply in dialogue]
+    if not texts:
+        return {}
+    repeating = 0  # replies that repeat a sentence
+    replies = []  # each as a tuple of its words
+    users_told = Counter()  # reply: how many users were told it
+    for dialogue in dialogues:
+        earlier_sentences, different_replies = set(), set()
+        for text in dialogue:
+            sentences = sentences_of(text)
+            long_sentences = {sentence for sentence in sentences if len(sentence) >= 3}
+            if long_sentences & earlier_sentences:
+                repeating += 1
+            earlier_sentences |= long_sentences
+            reply = tuple(itertools.chain(*sentences))
+            replies.append(reply)
+            different_replies.add(reply)
+        users_told.update(different_replies)
+    result = {
+        "repeat_within": repeating / len(texts),
+        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
+        "reply_words": sum(map(len, replies)) / len(texts),
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
+    }
+    first_replies = first_words(replies, word_limit)
+    for n in (1, 2, 3):
+        result[f"distinct_{n}"] = distinct(first_replies, n)
+    return result
 
 
 def words_of(text):
@@ -106,50 +103,11 @@ def sentences_of(text):
     return [words for words in sentences if words]
 
 
-def signs(dialogues, words=4000):
-    """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
-
-    repeat_within   replies that hold a sentence, of three words or more, that the same user was
-                    told before
-    repeat_across   replies that another user was told too, word for word
-    distinct_1..3   different n-grams per n-gram (Li 2016), over the first `words` words: the
-                    number depends on how many
-    reply_words     words per reply
-    reward_talk     replies that name their own reward
-    """
-    texts = [reply for dialogue in dialogues for reply in dialogue]
-    if not texts:
-        return {}
-    repeating = 0
-    replies = []  # each as a tuple of its words
-    users_told = Counter()  # reply: how many users were told it
-    for dialogue in dialogues:
-        earlier_sentences, different_replies = set(), set()
-        for text in dialogue:
-            sentences = sentences_of(text)
-            long_sentences = {sentence for sentence in sentences if len(sentence) >= 3}
-            repeating += bool(long_sentences & earlier_sentences)
-            earlier_sentences |= long_sentences
-            reply = sum(sentences, ())
-            replies.append(reply)
-            different_replies.add(reply)
-        users_told.update(different_replies)
-    result = {
-        "repeat_within": repeating / len(texts),
-        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
-        "reply_words": sum(map(len, replies)) / len(texts),
-        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
-    }
-    first_replies = within_words(replies, words)
-    for n in (1, 2, 3):
-        result[f"distinct_{n}"] = distinct(first_replies, n)
-    return result
-
-
-def within_words(replies, words):
-    """The first of the replies (tuples of words): those that begin within so many words."""
+def first_words(replies, word_limit):
+    """The first of the replies (tuples of words): those that begin within the first `word_limit`
+    words of all."""
     begins = itertools.accumulate(map(len, replies), initial=0)
-    return [reply for reply, begin in zip(replies, begins) if begin < words]
+    return [reply for reply, begin in zip(replies, begins) if begin < word_limit]
 
 
 def distinct(replies, n):
@@ -194,18 +152,20 @@ class Tenths:
         return self.mean(self.rows[-self.size :], metric)
 
     def mean(self, rows, metric):
-        """The mean of a metric over rows; a step without it counts as 0."""
+        """The mean of a metric over `rows`; NaN if the run's last step does not log it. A step in
+        which it is missing or None (nobody heard a reply, say) counts as 0."""
         if metric not in self.rows[-1]:
             return math.nan
         return sum(row.get(metric) or 0 for row in rows) / len(rows)
 
 
-# Each check returns its warning, or None.
+# What follows are the checks, each a function of the run's Tenths: it returns a warning, or None.
+# CHECKS, at the end of this file, lists them in the order in which warnings are printed.
 
 
 def replies_grew(run):
     first, last = run.first("reply_words"), run.last("reply_words")
-    if first and last > 1.75 * first:
+    if first and last > LENGTH_CHANGE * first:
         return (
             f"replies are {last / first:.1f} times as long as at the start "
             f"({first:.0f} to {last:.0f} words)"
@@ -214,7 +174,7 @@ def replies_grew(run):
 
 def replies_shrank(run):
     first, last = run.first("reply_words"), run.last("reply_words")
-    if last < first / 1.75:
+    if last < first / LENGTH_CHANGE:
         return f"replies have shrunk from {first:.0f} to {last:.0f} words"
 
 

@@ -15,7 +15,9 @@ def sign_flips(differences, rng, draws):
     n = len(differences)
     signs = rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1  # -1 or 1
     means = signs @ differences / n
+    # A mean that is equal but for rounding counts as far: hence the 1e-9.
     far = np.abs(means) >= abs(differences.mean()) - 1e-9
+    # The differences as they are were one of the draws: so p is never 0.
     return float((1 + far.sum()) / (1 + draws))
 
 
@@ -24,22 +26,27 @@ def paired(before, after, draws=10_000):
     "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
     over 16 samples) by sign flips of the differences. The interval is the 2.5 to 97.5 percentile of
     a bootstrap over problems."""
-    x, y, rng = np.array(before), np.array(after), np.random.default_rng(0)
-    differences, n = y - x, len(x)
-    if np.isin([x, y], [0, 1]).all():
+    before, after = np.array(before), np.array(after)
+    differences = after - before
+    n = len(differences)
+    rng = np.random.default_rng(0)
+    if np.isin([before, after], [0, 1]).all():
         to_right, to_wrong = int((differences > 0).sum()), int((differences < 0).sum())
         p, test = mcnemar(to_right, to_wrong), f"McNemar, +{to_right} -{to_wrong}"
     else:
         p, test = sign_flips(differences, rng, draws), "sign flips"
-    boot = [differences[rng.integers(n, size=n)].mean() for _ in range(draws)]
+    resampled_means = []
+    for _ in range(draws):
+        sample = rng.integers(n, size=n)  # indices of problems, drawn with replacement
+        resampled_means.append(differences[sample].mean())
     return {
         "n": n,
-        "before": float(x.mean()),
-        "after": float(y.mean()),
+        "before": float(before.mean()),
+        "after": float(after.mean()),
         "p": p,
         "test": test,
         "difference": float(differences.mean()),
-        "interval": np.percentile(boot, [2.5, 97.5]).tolist(),
+        "interval": np.percentile(resampled_means, [2.5, 97.5]).tolist(),
     }
 
 
@@ -81,17 +88,25 @@ def spearman(x, y):
 
 
 def doubled_ranks(values):
-    """Twice the rank of each value, counted from 0.5: how many are smaller, and how many are not
-    larger, added up."""
+    """2 * rank - 1 of each value. Ranks are counted from 1, and equal values share the mean of
+    their ranks. 2 * rank - 1 is a whole number, and correlates as the rank itself does.
+
+    If k values are smaller and t are equal (the value itself is one of them), the ranks k + 1 to
+    k + t have the mean k + (t + 1) / 2; so 2 * rank - 1 is k + (k + t)."""
     ordered = np.sort(values)
-    return ordered.searchsorted(values) + ordered.searchsorted(values, "right")
+    smaller = ordered.searchsorted(values)  # k
+    not_larger = ordered.searchsorted(values, "right")  # k + t
+    return smaller + not_larger
 
 
 def interval(statistic, *columns, draws=1000):
-    """[value, low, high, n] of statistic(*columns), n units in a row each, with its 95 % bootstrap
-    interval over units; None for what cannot be computed. (Fewer than five units have no interval:
-    most draws would be of one or two of them.)"""
-    columns = np.array(columns, float)
+    """[value, low, high, n] of statistic(*columns), with its 95 % bootstrap interval over units;
+    None for what cannot be computed. (Fewer than five units have no interval: most draws would be
+    of one or two of them.)
+
+    columns: one or several lists of n numbers, one number for each of n units (dialogues, say): two
+    of them for a correlation."""
+    columns = np.array(columns, float)  # [columns, n]
     rng = np.random.default_rng(0)
     n = columns.shape[1]
     if n < 2:
@@ -99,7 +114,7 @@ def interval(statistic, *columns, draws=1000):
     value, low, high = None, None, None
     with np.errstate(all="ignore"):  # the correlation of a constant is NaN
         estimate = float(statistic(*columns))
-        samples = rng.integers(n, size=(draws, n))
+        samples = rng.integers(n, size=(draws, n))  # indices of units
         estimates = [float(statistic(*columns[:, sample])) for sample in samples]
     if np.isfinite(estimate):
         value = estimate
@@ -111,8 +126,9 @@ def interval(statistic, *columns, draws=1000):
 
 def krippendorff(units):
     """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
-    each unit the list of its ratings; a unit with one rating is left out. None if nothing
-    differs."""
+    each unit the list of its ratings; a unit with one rating is left out. None if nothing differs.
+
+    Both disagreements are means over all n ratings; their common factor 1 / n is left out."""
     units = [unit for unit in units if len(unit) > 1]
     ratings = [rating for unit in units for rating in unit]
     expected = disagreements(ratings) / (len(ratings) - 1) if ratings else 0

@@ -14,8 +14,8 @@ reply got no emotion.
 from functools import cache
 from itertools import pairwise
 
-# SAGE Table 5: seven groups of strategies and how many each has.
-GROUP_SIZES = {
+# SAGE Table 5: seven groups of strategies and how many each has. CODES lists all: "A-1", "A-2" ...
+SAGE_GROUP_SIZES = {
     "A": 5,  # asks
     "B": 3,  # empathises: restates, or goes deeper
     "C": 2,  # tells of itself
@@ -24,10 +24,10 @@ GROUP_SIZES = {
     "F": 5,  # suggests, from its own view
     "G": 2,  # informs, objectively
 }
-CODES = [f"{letter}-{i}" for letter, size in GROUP_SIZES.items() for i in range(1, size + 1)]
+CODES = [f"{letter}-{i}" for letter, size in SAGE_GROUP_SIZES.items() for i in range(1, size + 1)]
 
 # The five groups that RLVER plots (its Table 4), in the codes of SAGE.
-GROUPS = {
+RLVER_GROUPS = {
     "Praise": ["E-1", "E-2", "E-3"],
     "Deep Empathy": ["B-2", "B-3", "C-1", "C-2"],
     "Emotional Venting": ["D-2", "D-3"],
@@ -84,11 +84,19 @@ def gain(replies, codes):
 
 
 def similarity(a, b):
-    """How alike two sequences are, 0 to 1: (s + n) / 2n of the longer length n and the best global
-    alignment s (Needleman-Wunsch; match +1, mismatch and gap -1: SAGE gives no scores)."""
-    row = [-j for j in range(len(b) + 1)]
+    """How alike two sequences are, 0 to 1: (s + n) / 2n, where n is the length of the longer one
+    and s the score of their best global alignment, from -n to n (Needleman-Wunsch: match +1,
+    mismatch and gap -1; SAGE gives no scores).
+
+    Let S(i, j) be the best score of the first i items of a and the first j of b. Their last two
+    items stand under each other, or one of them stands at a gap:
+
+        S(i, j) = max(S(i-1, j-1) + (1 if a_i == b_j else -1), S(i-1, j) - 1, S(i, j-1) - 1)
+        S(i, 0) = -i,  S(0, j) = -j
+    """
+    row = [-j for j in range(len(b) + 1)]  # S(0, j) for all j; in the loop S(i, j)
     for i, x in enumerate(a, 1):
-        above, row = row, [-i]
+        above, row = row, [-i]  # S(i-1, j) for all j; S(i, 0)
         for j, y in enumerate(b, 1):
             diagonal = above[j - 1] + (1 if x == y else -1)
             row.append(max(diagonal, above[j] - 1, row[-1] - 1))
@@ -121,38 +129,42 @@ def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
     "dialogues": their number, "ssrr", "variety", "support"}.
 
-    The last two are the counted coordinate, whose numbers are no judge's: variety is 1 - SSRR, and
-    support the share of strategies of groups B to E less that of F and G."""
-    codes_of = GROUPS | {code: [code] for code in CODES}
-    repeated = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
-    letters = [code[0] for d in dialogues for used, _ in d["replies"] for code in used or ()]
+    The last two are the "counted coordinate". SAGE places a policy in a plane, structured to
+    creative and solution to empathy, as a judge sees it (tools/coordinate.py); these two numbers
+    are counted instead, so no judge has a say in them. variety: 1 - SSRR. support: the share of
+    strategies of groups B to E, which turn to the feeling, less that of F and G, which turn to the
+    solution."""
+    codes_of = RLVER_GROUPS | {code: [code] for code in CODES}
+    usages = {name: usage_of(name, codes, dialogues) for name, codes in codes_of.items()}
+    repetition = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
+    letters = [code[0] for used, _ in replies_of(dialogues) for code in used or ()]
     return {
-        "strategies": {name: usage_of(name, codes, dialogues) for name, codes in codes_of.items()},
+        "strategies": usages,
         "dialogues": len(dialogues),
-        "ssrr": repeated,
-        "variety": None if repeated is None else 1 - repeated,
-        "support": share_of(letters, "BCDE") - share_of(letters, "FG"),
+        "ssrr": repetition,
+        "variety": None if repetition is None else 1 - repetition,
+        "support": share_in(letters, "BCDE") - share_in(letters, "FG"),
     }
 
 
+def replies_of(dialogues):
+    """All replies of tagged dialogues, as [codes, change]."""
+    return [reply for dialogue in dialogues for reply in dialogue["replies"]]
+
+
 def usage_of(name, codes, dialogues):
-    """{"uses": replies per dialogue that use any of `codes`, "gain", "n", "asked", "asked_n": gain
-    and n where the hidden intention asks for the group `name`}."""
-    replies = [reply for d in dialogues for reply in d["replies"]]
-    # A reply whose tags could not be read is in no numerator; so it is in no denominator either.
-    readable = sum(used is not None for used, _ in replies) / max(1, len(replies))
-    uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies)
-    intention = INTENTION_OF_GROUP.get(name)
-    asking = [
-        reply
-        for d in dialogues
-        if intention and d["intention"] == intention
-        for reply in d["replies"]
-    ]
+    """{"uses": replies per dialogue that use any of `codes`, "gain", "n": the `gain` of these
+    replies and their number, "asked", "asked_n": the same in the dialogues whose user's hidden
+    intention asks for the group `name`}."""
+    replies = replies_of(dialogues)
     mean, n = gain(replies, codes)
-    mean_asked, n_asked = gain(asking, codes)
+    asking = []
+    if name in INTENTION_OF_GROUP:
+        intention = INTENTION_OF_GROUP[name]
+        asking = [d for d in dialogues if d["intention"] == intention]
+    mean_asked, n_asked = gain(replies_of(asking), codes)
     return {
-        "uses": uses / readable / len(dialogues) if readable else None,
+        "uses": uses_per_dialogue(replies, codes, len(dialogues)),
         "gain": mean,
         "n": n,
         "asked": mean_asked,
@@ -160,23 +172,37 @@ def usage_of(name, codes, dialogues):
     }
 
 
-def share_of(letters, wanted):
-    """Which share of a list of letters are among those `wanted`; 0 of an empty list."""
-    return sum(map(wanted.count, letters)) / max(1, len(letters))
+def uses_per_dialogue(replies, codes, dialogue_count):
+    """Replies per dialogue that use any of `codes`; None if no reply could be tagged.
+
+    A reply whose tags could not be read (None) is in no numerator. So it is in no denominator
+    either: a dialogue counts only as much as the share of readable replies."""
+    readable = sum(used is not None for used, _ in replies) / max(1, len(replies))
+    if not readable:
+        return None
+    uses = sum(not set(codes).isdisjoint(used or ()) for used, _ in replies)
+    return uses / readable / dialogue_count
 
 
-def steps_of(dialogues, most=10):
-    """`strategies_of` the training dialogues of a log, a tenth of its steps at a time (a step has
-    few users, and what they need decides what is used): {last step of the tenth: ...}."""
+def share_in(letters, groups):
+    """The share of a list of letters that are among those of `groups`, such as "BCDE"; 0 of an
+    empty list."""
+    return sum(letter in groups for letter in letters) / max(1, len(letters))
+
+
+def steps_of(dialogues, parts=10):
+    """`strategies_of` the training dialogues of a log, in `parts` parts of its steps, because a
+    single step has few users, and what they need decides what is used: {last step of the part:
+    its counts}."""
     dialogues_of_step = {}
     for d in dialogues:
         if d["split"] == "train":
             dialogues_of_step.setdefault(d["step"], []).append(d)
     steps = sorted(dialogues_of_step)
-    size = max(1, -(-len(steps) // most))  # rounded up
+    size = max(1, -(-len(steps) // parts))  # steps of a part, rounded up
     result = {}
     for start in range(0, len(steps), size):
-        tenth = steps[start : start + size]
-        together = [d for step in tenth for d in dialogues_of_step[step]]
-        result[tenth[-1]] = strategies_of(together)
+        steps_of_part = steps[start : start + size]
+        dialogues_of_part = [d for step in steps_of_part for d in dialogues_of_step[step]]
+        result[steps_of_part[-1]] = strategies_of(dialogues_of_part)
     return result

@@ -1,10 +1,12 @@
 """support/toy_words.py - the words of the toy's world (toy.py): who its people are, what troubles
 them, what they say, and what can be said to them.
 
-Of most lists there are two, "train" for the training users and "heldout" for the held-out ones.
-Nobody in the held-out set shares a person, an event, a feeling or a wording of a need with anybody
-in training. An edit of any word makes a new starting policy at the next start, and so does another
-order: words are drawn from these lists by their place.
+Most lists exist twice: "train" for the training users, "heldout" for the held-out users. The two
+share no person, no event, no feeling and no wording of a need.
+
+The starting policy is trained on sentences made of these words. After an edit of any word, the next
+run trains a new starting policy first (a minute or two). The order of a list counts as well,
+because words are drawn by their place in it.
 """
 
 from dataclasses import dataclass
@@ -12,13 +14,13 @@ from itertools import product
 
 
 def lines(text):
-    """The lines of a block of text, without the blanks around them and without empty ones."""
+    """The lines of a block of text, without indentation and without empty lines."""
     stripped = [line.strip() for line in text.split("\n")]
     return [line for line in stripped if line]
 
 
 def splits(train, heldout):
-    """A list for each split of the users."""
+    """{"train": list of lines, "heldout": list of lines}, of two blocks of text."""
     return {"train": lines(train), "heldout": lines(heldout)}
 
 
@@ -99,7 +101,7 @@ FEELINGS = splits(
     """,
 )
 
-# Further facts of the story. A guarded user tells these before it opens up.
+# Further facts of the story. A guarded user tells these before it shows its need.
 DETAILS = splits(
     train="""
         It was last Monday.
@@ -160,8 +162,8 @@ class Need:
     """One of the eight hidden needs of SAGE (RLVER, Table 5)."""
 
     theme: str  # the hidden theme of the profile, word for word
-    name: str  # what the policy's thoughts call it
-    cues: dict  # {"train": [...], "heldout": [...]}: how users word it when they open up
+    word_in_thought: str  # the policy's thoughts say "wants " and this word
+    cues: dict  # {"train": [...], "heldout": [...]}: lines in which users show the need
 
 
 # The first four needs are rational, the others emotional.
@@ -169,7 +171,7 @@ NEEDS = {}
 
 NEEDS["analyse"] = Need(
     theme="You want the problem weighed critically, from all its sides.",
-    name="analysis",
+    word_in_thought="analysis",
     cues=splits(
         train="""
             I want to see the whole picture.
@@ -188,7 +190,7 @@ NEEDS["analyse"] = Need(
 
 NEEDS["advise"] = Need(
     theme="You want advice that really helps with the present trouble.",
-    name="advice",
+    word_in_thought="advice",
     cues=splits(
         train="""
             I do not know what to do next.
@@ -207,7 +209,7 @@ NEEDS["advise"] = Need(
 
 NEEDS["explain"] = Need(
     theme="You want to understand why the other person acted so.",
-    name="reasons",
+    word_in_thought="reasons",
     cues=splits(
         train="""
             Why would anyone act like that?
@@ -226,7 +228,7 @@ NEEDS["explain"] = Need(
 
 NEEDS["reflect"] = Need(
     theme="You want to be guided to look at yourself and to grow.",
-    name="growth",
+    word_in_thought="growth",
     cues=splits(
         train="""
             Maybe I should learn from this.
@@ -245,7 +247,7 @@ NEEDS["reflect"] = Need(
 
 NEEDS["praise"] = Need(
     theme="You want sincere praise for what you did.",
-    name="praise",
+    word_in_thought="praise",
     cues=splits(
         train="""
             I tried so hard.
@@ -264,7 +266,7 @@ NEEDS["praise"] = Need(
 
 NEEDS["listen"] = Need(
     theme="You want somebody to listen while you let it out.",
-    name="ears",
+    word_in_thought="ears",
     cues=splits(
         train="""
             I just need to let it out.
@@ -283,7 +285,7 @@ NEEDS["listen"] = Need(
 
 NEEDS["empathise"] = Need(
     theme="You want your feeling to be felt deeply, not simply soothed.",
-    name="empathy",
+    word_in_thought="empathy",
     cues=splits(
         train="""
             Nobody knows how it feels.
@@ -302,7 +304,7 @@ NEEDS["empathise"] = Need(
 
 NEEDS["side"] = Need(
     theme="You did nothing wrong, and you want that to be said.",
-    name="support",
+    word_in_thought="support",
     cues=splits(
         train="""
             They say it was my fault.
@@ -325,12 +327,12 @@ NEEDS["side"] = Need(
 
 @dataclass(frozen=True)
 class Act:
-    """A kind of reply. Each of its sentences is an opening, a space, a body and an ending, in which
-    <P> and <F> stand for the person and the feeling."""
+    """A kind of reply, and all of its sentences: "OPENING BODYENDING" for each opening, body and
+    ending. In all three, <P> stands for the person and <F> for the feeling."""
 
     openings: list
     bodies: list
-    endings: list  # with the space in front, where there is one
+    endings: list
 
     def all_parts(self):
         """The (opening, body, ending) of every sentence."""
@@ -344,6 +346,12 @@ class Act:
         return opening, body, ending
 
 
+def make_act(openings, bodies, endings):
+    """An Act. openings, bodies: blocks of lines. endings: a list, because an ending may begin with
+    a space (" here."), which `lines` would strip."""
+    return Act(lines(openings), lines(bodies), endings)
+
+
 def join_parts(parts, person, feeling):
     """The sentence of (opening, body, ending), about this person and this feeling."""
     opening, body, ending = parts
@@ -352,15 +360,10 @@ def join_parts(parts, person, feeling):
     return sentence.replace("<F>", feeling)
 
 
-def act(openings, bodies, endings):
-    """An Act, its openings and bodies as blocks of lines."""
-    return Act(lines(openings), lines(bodies), endings)
-
-
-# An act that helps is called like the need that it serves.
+# Eight acts serve a need each, and have its name.
 ACTS = {}
 
-ACTS["analyse"] = act(
+ACTS["analyse"] = make_act(
     openings="""
         Looking at it calmly,
         Taking it apart,
@@ -379,7 +382,7 @@ ACTS["analyse"] = act(
     endings=[".", " here.", " as I see it."],
 )
 
-ACTS["advise"] = act(
+ACTS["advise"] = make_act(
     openings="""
         Maybe you could
         Next you can
@@ -398,7 +401,7 @@ ACTS["advise"] = act(
     endings=[".", " first.", " before you decide."],
 )
 
-ACTS["explain"] = act(
+ACTS["explain"] = make_act(
     openings="""
         Perhaps your <P>
         I guess your <P>
@@ -417,7 +420,7 @@ ACTS["explain"] = act(
     endings=[".", " back then.", " and left you <F>."],
 )
 
-ACTS["reflect"] = act(
+ACTS["reflect"] = make_act(
     openings="""
         What could this teach you about
         What do you notice about
@@ -436,7 +439,7 @@ ACTS["reflect"] = act(
     endings=["?", " these days?", " over time?"],
 )
 
-ACTS["praise"] = act(
+ACTS["praise"] = make_act(
     openings="""
         It took courage to
         I admire how you could
@@ -455,7 +458,7 @@ ACTS["praise"] = act(
     endings=[".", " through all that.", " without help."],
 )
 
-ACTS["listen"] = act(
+ACTS["listen"] = make_act(
     openings="""
         I am here,
         Take your time,
@@ -474,7 +477,7 @@ ACTS["listen"] = act(
     endings=[".", " right now.", " at your own pace."],
 )
 
-ACTS["empathise"] = act(
+ACTS["empathise"] = make_act(
     openings="""
         You must be so <F>
         No wonder you are <F>
@@ -493,7 +496,7 @@ ACTS["empathise"] = act(
     endings=[".", " and it aches.", " for so long."],
 )
 
-ACTS["side"] = act(
+ACTS["side"] = make_act(
     openings="""
         You did nothing wrong
         None of this is your fault
@@ -512,10 +515,10 @@ ACTS["side"] = act(
     endings=[".", " no doubt.", ", I mean it."],
 )
 
-# The three bad habits: nobody here is helped by them.
+# The other three acts are bad habits, which help nobody here.
 HABITS = ["cheer", "dismiss", "topic"]
 
-ACTS["cheer"] = act(
+ACTS["cheer"] = make_act(
     openings="""
         Cheer up,
         Come on,
@@ -529,7 +532,7 @@ ACTS["cheer"] = act(
     endings=[".", " you will see."],
 )
 
-ACTS["dismiss"] = act(
+ACTS["dismiss"] = make_act(
     openings="""
         You think too much
         Just forget it
@@ -543,7 +546,7 @@ ACTS["dismiss"] = act(
     endings=[".", " for once."],
 )
 
-ACTS["topic"] = act(
+ACTS["topic"] = make_act(
     openings="""
         By the way,
         Anyway,

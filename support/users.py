@@ -6,7 +6,7 @@ import no chapter.
 
 from support.answers import without_surrogates
 from support.errors import BadInput
-from support.rundir import read_jsonl
+from support.files import read_jsonl
 
 import dataclasses
 from pathlib import Path

@@ -42,8 +42,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.chat_format import ChatFormat
+from support.files import append_line, read_jsonl
 from support.loading import load_model
-from support.rundir import append_line, read_jsonl
 from support.settings import resolve_settings
 
 import numpy as np

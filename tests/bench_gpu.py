@@ -134,7 +134,8 @@ def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100))
     models.engine.sleep()
     for length in lengths:
         result["updates"] += update_speeds(models, rank, length, tokens)
-    parts = plan.memory(cfg, models.engine.model.config, 1)
+    config = models.engine.model.config
+    parts = plan.memory(cfg, config, plan.sizes_of(config, cfg.lora_rank), 1)
     result["memory"] = torch.cuda.max_memory_allocated() if cuda else None
     result["planned"] = plan.peak(parts)[0]
     return result

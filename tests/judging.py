@@ -2,7 +2,7 @@
 and a tool called by its name."""
 
 from support import llm
-from support.rundir import read_json
+from support.files import read_json
 
 import importlib
 import json
@@ -11,7 +11,7 @@ import random
 import toy
 from marks import sign
 from simulator import toy_profiles
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
 
 ANSWER = (
     "Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "
@@ -55,7 +55,7 @@ def toy_result(number, acts, rng, start=40):
     scene = toy.read_scene(profile.scene, profile.task)
     history, emotion = [{"role": "user", "content": scene.story, "emotion-point": start}], start
     for k, act in enumerate(acts):
-        reply = toy.sentence(act, scene.person, scene.feeling, rng)
+        reply = toy.random_sentence(act, scene.person, scene.feeling, rng)
         change = 8 if act == scene.need else -6
         emotion = min(100, max(0, emotion + change))
         analysis = (

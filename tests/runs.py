@@ -8,7 +8,7 @@ reply decides how it feels (`mood`, and conftest.py's fixture `moods`); the prom
 answers, the clamp and the log are the real ones.
 """
 
-from support import report, rundir
+from support import picture, report, rundir
 
 import json
 import zlib
@@ -21,7 +21,7 @@ import rlver
 import toy
 from conftest import suited
 
-DRAW = report.learning_curve
+DRAW = picture.learning_curve
 SMALL = (
     "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
     "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "

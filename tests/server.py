@@ -23,6 +23,7 @@ sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).
 import toy
 from marks import signed
 from simulator import CHECK
+from tools.scripted import ScriptedJudge
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
 
@@ -185,7 +186,7 @@ def toy_people(directory):
 
 async def answer_check(prompt):
     """What a program asks first, of a user or of a judge, answered in its form."""
-    model = toy.ScriptedModel() if "<hidden_theme>" in prompt else toy.ScriptedJudge()
+    model = toy.ScriptedModel() if "<hidden_theme>" in prompt else ScriptedJudge()
     return await model(prompt)
 
 

@@ -1,10 +1,12 @@
 """python -m tools - which tools there are, one line each.
 
-A tool is a file of this folder that defines `main`. Its line is the first sentence of its
-docstring, which is read without importing the file: nothing heavy is loaded for a list.
+A tool is a file of this folder that defines `main`; the other files are what several tools share.
+Its line is the first sentence of its docstring, which is read without importing the file: nothing
+heavy is loaded for a list.
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -25,9 +27,8 @@ def tools():
 def first_sentence(docstring):
     """The first sentence of a docstring, in one line, without the "tools/NAME.py - " before it."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
-    _, dash, text = paragraph.partition(".py - ")
-    sentence, stop, _ = (text if dash else paragraph).partition(". ")
-    return sentence + stop.strip()
+    paragraph = re.sub(r"^tools/\w+\.py - ", "", paragraph)
+    return re.split(r"(?<=[.?!]) ", paragraph, maxsplit=1)[0]
 
 
 def print_list():

@@ -1,5 +1,6 @@
-"""Can the model still do what it could? Compares logs of the same benchmarks before and after
-training, problem by problem, as lm-eval or lighteval wrote them (docs/ability.md has the recipe).
+"""Can the model still do what it could before training? Logs of the same benchmarks, before and
+after it, are compared problem by problem, as lm-eval or lighteval wrote them (docs/ability.md has
+the recipe).
 
 A small p says that training changed the score on these problems by more than chance does. A large
 one does not say that nothing was lost: the interval says how much may have been. What the benchmark
@@ -9,9 +10,9 @@ does not ask is not in the number.
 """
 
 from support.errors import BadInput
+from support.files import read_jsonl, write_json
 from support.flags import Parser
 from support.llm import digest
-from support.rundir import read_jsonl, write_json
 from support.stats import paired
 
 import re
@@ -63,14 +64,13 @@ def compare_ability(before, after):
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
     for name in sorted(set(scores_before) & set(scores_after)):
-        x, y = scores_before[name], scores_after[name]
+        x, y = scores_before[name], scores_after[name]  # {problem: score}
         problems = sorted(set(x) & set(y))
         if problems:
+            on_one_side = set(x) ^ set(y)
             result[name] = {
-                **paired(
-                    [x[problem] for problem in problems], [y[problem] for problem in problems]
-                ),
-                "unpaired": len(set(x) ^ set(y)),
+                **paired([x[p] for p in problems], [y[p] for p in problems]),
+                "unpaired": len(on_one_side),
             }
     if not result:
         raise BadInput(

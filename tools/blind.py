@@ -15,8 +15,8 @@ place.
 """
 
 from support.errors import BadInput
+from support.files import read_json, write_json
 from support.flags import natural, positive
-from support.rundir import read_json, write_json
 from support.stats import holm, interval, krippendorff, sign_flips
 
 import csv
@@ -26,17 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.judge import (
-    Tables,
-    add_files,
-    check_files,
-    load_dialogues,
-    make_parser,
-    messages_of,
-    write_outputs,
-)
+from tools.dialogues import load_dialogues, messages_of
+from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
 
 QUESTIONS = ("better overall", "understands more", "helps more")
+KEY_PREFIX = "pair (key: "  # in the header's first cell, before the name of the key and a ")"
 READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"
 
 
@@ -71,20 +65,20 @@ class Pair(NamedTuple):
 
 def pairs_of(first_file, second_file):
     """The Pairs of two files: of each person that is in both."""
-    first, second = (
-        {dialogue["profile_id"]: dialogue for dialogue in load_dialogues(path)}
-        for path in (first_file, second_file)
-    )
-    return [
-        Pair(profile, person_of(first[profile]), text_of(first[profile]), text_of(second[profile]))
-        for profile in first
-        if profile in second
-    ]
+    first = {dialogue.profile_id: dialogue for dialogue in load_dialogues(first_file)}
+    second = {dialogue.profile_id: dialogue for dialogue in load_dialogues(second_file)}
+    pairs = []
+    for profile, dialogue in first.items():
+        if profile in second:
+            person = person_of(dialogue)
+            pairs.append(Pair(profile, person, text_of(dialogue), text_of(second[profile])))
+    return pairs
 
 
 def person_of(dialogue):
     """Who the user of a dialogue is, and what happened."""
-    person = dialogue["raw"] if "raw" in dialogue else vars(dialogue["profile"])
+    # a result file has the person in each line; a log names it
+    person = dialogue.raw or vars(dialogue.profile)
     return "\n".join(person.get(key, "") for key in ("player", "scene"))
 
 
@@ -98,12 +92,17 @@ def write_sheet(path, files, pairs, seed, limit=None):
     """Write the sheet `path` (CSV) and `path`.key.json. pairs: Pairs of the two `files`. Their
     order and sides are drawn with `seed`. Returns the number of pairs. Raises BadInput."""
     rng = np.random.default_rng(seed)
-    left_of, rows = {}, []
+    pairs_of_key = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
+    rows = []
     for number, k in enumerate(rng.permutation(len(pairs))[:limit], 1):
-        pair, swapped = pairs[k], int(rng.integers(2))
-        left_of[number] = {"id": pair.profile, "left": files[swapped]}
-        sides = [pair.second, pair.first] if swapped else [pair.first, pair.second]
-        rows.append([number, pair.person, *sides, *[""] * len(QUESTIONS)])
+        pair = pairs[k]
+        if rng.integers(2):
+            left_file, left, right = files[1], pair.second, pair.first
+        else:
+            left_file, left, right = files[0], pair.first, pair.second
+        pairs_of_key[number] = {"id": pair.profile, "left": left_file}
+        empty_cells = [""] * len(QUESTIONS)
+        rows.append([number, pair.person, left, right, *empty_cells])
     if not rows:
         raise BadInput(f"{' and '.join(files)} have no user in common")
     key = Path(f"{path}.key.json")
@@ -111,10 +110,10 @@ def write_sheet(path, files, pairs, seed, limit=None):
         raise BadInput(f"--out {path}: it, or its key, is there already; choose another name")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     questions = [f"{question}: L, R or =" for question in QUESTIONS]
-    header = [f"pair (key: {key.name})", "user", "left", "right", *questions]
+    header = [f"{KEY_PREFIX}{key.name})", "user", "left", "right", *questions]
     with open(path, "w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows([header, *rows])
-    write_json(key, {"files": files, "pairs": left_of})
+    write_json(key, {"files": files, "pairs": pairs_of_key})
     print(f"{path}: {len(rows)} pairs; {key} is the key: keep it from the raters")
     return len(rows)
 
@@ -127,23 +126,24 @@ def read_votes(paths, tables):
     half), low, high, n, alpha of the raters, p]}. Raises BadInput."""
     files, votes = read_sheets(paths)
     rows = {}
+    p_values = []
     for question, votes_of_pair in votes.items():
         wins = np.array([np.mean(ratings) for ratings in votes_of_pair.values()])
         if not len(wins):
             raise BadInput(f"{' '.join(map(str, paths))}: nobody said what is {question}")
         alpha = krippendorff(list(votes_of_pair.values()))
-        p = sign_flips(wins - 0.5, np.random.default_rng(0), 10_000)
-        rows[question] = [*interval(np.mean, wins), alpha, p]
-    for row, p in zip(rows.values(), holm([row[-1] for row in rows.values()])):
-        row[-1] = p
+        p_values.append(sign_flips(wins - 0.5, np.random.default_rng(0), 10_000))
+        rows[question] = [*interval(np.mean, wins), alpha]
+    for row, p in zip(rows.values(), holm(p_values)):
+        row.append(p)
     columns = ["wins", "from", "to", "pairs", "alpha", "p (Holm)"]
     tables.show(f"{files[0]} against {files[1]}", columns, rows, READING)
     return rows
 
 
 def read_sheets(paths):
-    """([first file, second], {question: {profile: [vote, one a rater]}}) of filled-in sheets. A
-    vote is 1 for the first file, 0 for the second, 0.5 for a draw. Raises BadInput."""
+    """([first file, second], {question: {profile: [vote, one a rater]}}) of filled-in sheets.
+    Raises BadInput."""
     votes = {question: {} for question in QUESTIONS}
     first_key = None
     for path in dict.fromkeys(paths):  # one rater is one, however often the sheet is named
@@ -152,38 +152,57 @@ def read_sheets(paths):
             first_key = key
         if key != first_key:
             raise BadInput(f"{path}: a sheet of other pairs than {paths[0]}")
-        for number, row in enumerate(rows, 2):
-            if any(row):  # a spreadsheet may add empty ones at the end
-                pair, letters = read_row(row, key, f"{path}, row {number}")
-                is_left = pair["left"] == key["files"][0]
-                for question, letter in zip(QUESTIONS, letters):
-                    if letter:
-                        vote = 0.5 if letter == "=" else float((letter == "L") == is_left)
-                        votes[question].setdefault(pair["id"], []).append(vote)
+        for number, row in enumerate(rows, 2):  # the header is row 1
+            if not any(row):  # a spreadsheet may add empty rows at the end
+                continue
+            pair, letters = read_row(row, key, f"{path}, row {number}")
+            first_is_left = pair["left"] == key["files"][0]
+            for question, letter in zip(QUESTIONS, letters):
+                if letter:
+                    vote = vote_of(letter, first_is_left)
+                    votes[question].setdefault(pair["id"], []).append(vote)
     return first_key["files"], votes
+
+
+def vote_of(letter, first_is_left):
+    """A vote: 1 for the first file, 0 for the second, 0.5 for a draw. letter: L, R or =, as a rater
+    wrote it; first_is_left: does the first file's dialogue stand on the left?"""
+    if letter == "=":
+        return 0.5
+    left_wins = letter == "L"
+    return 1.0 if left_wins == first_is_left else 0.0
 
 
 def read_sheet(path):
     """(the key of a sheet, its rows below the header). Raises BadInput for what is no sheet."""
+    rows = read_csv(path)
+    title = rows[0][0] if rows else ""
+    key_path = Path(path).parent / title.removeprefix(KEY_PREFIX).rstrip(")")
+    key = read_json(key_path) if title.startswith(KEY_PREFIX) else {}
+    if not key:
+        raise BadInput(f"{path}: no sheet of tools.blind, or its key is not here: {key_path}")
+    return key, rows[1:]
+
+
+def read_csv(path):
+    """The rows of a CSV file, the first of which has a cell. Raises BadInput."""
     csv.field_size_limit(2**30)  # a dialogue is one cell
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *rows = list(csv.reader(file)) or [[""]]
-        title, *_ = header
-    except (UnicodeDecodeError, csv.Error, ValueError):
+            rows = list(csv.reader(file))
+        if rows and not rows[0]:
+            raise ValueError("the first line is empty")
+    except (csv.Error, ValueError):  # also a UnicodeDecodeError, which is a ValueError
         raise BadInput(f"{path}: no CSV in UTF-8 with commas; save it as such") from None
-    place = Path(path).parent / title.removeprefix("pair (key: ").rstrip(")")
-    key = read_json(place) if title.startswith("pair (key: ") else {}
-    if not key:
-        raise BadInput(f"{path}: no sheet of tools.blind, or its key is not here: {place}")
-    return key, rows
+    return rows
 
 
 def read_row(row, key, where):
     """(the pair's entry in the key, [a letter or "" for each question]) of a row of a sheet.
     Raises BadInput."""
-    letters = [cell.strip().upper() for cell in row[4:]]
-    pair = key["pairs"].get(row[0].strip())
+    number, *_ = row
+    letters = [cell.strip().upper() for cell in row[4:]]  # behind number, user, left and right
+    pair = key["pairs"].get(number.strip())
     if not pair or len(letters) != len(QUESTIONS) or set(letters) - {"L", "R", "=", ""}:
         raise BadInput(
             f"{where}: a pair's number is needed, and L, R, = or "
@@ -194,7 +213,7 @@ def read_row(row, key, where):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("blind", __doc__)
+    parser = tool_parser("blind", __doc__)
     add_files(parser)
     parser.add_argument("--out", metavar="PATH", help="the sheet to write")
     parser.add_argument("--read", nargs="+", metavar="SHEET", help="sheets that came back")

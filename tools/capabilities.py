@@ -12,26 +12,14 @@ Dialogues of fewer than three replies show no guidance and no adaptation: DG and
 and count them as short.
 """
 
+from support.forms import Rubric
+
 import asyncio
 import sys
 
-from tools.judge import (
-    Judge,
-    Rubric,
-    Tables,
-    add_files,
-    add_judge_flags,
-    check_files,
-    dialogue_slots,
-    load_question,
-    make_cases,
-    make_parser,
-    need_model,
-    print_plan,
-    score_files,
-    show_scores,
-    write_outputs,
-)
+from tools.dialogues import dialogue_slots, make_cases
+from tools.judge import add_judge_flags, load_question, score_dialogues
+from tools.tables import Tables, add_files, tool_parser, write_outputs
 
 # The headers of the five parts, as patterns: the names of our prompts first, then the paper's.
 RUBRIC = Rubric(
@@ -60,27 +48,20 @@ def cases_of(path):
 
 async def capabilities(args):
     """Ask about each dialogue of each file, and show the means. Returns the exit code."""
-    check_files(args, least=1)
-    need_model("judge", args)
-    question = capabilities_question(args.lang)
-    cases = [case for path in args.files for case in cases_of(path)]
-    judge = Judge(args)
-    if args.plan:
-        print_plan(judge, [(question, cases)])
-        return 0
-    await judge.check(question)
-    answers = await judge.ask_all(question, cases)
     tables = Tables()
-    scores = score_files(args.files, answers, RUBRIC.too_short)
-    show_scores(tables, "capabilities", scores)
-    result = {"capabilities": scores, "correlations": {}}
+    scores = await score_dialogues(
+        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short
+    )
+    if scores is None:  # --plan has told the costs
+        return 0
+    result = {"capabilities": scores.as_json(), "correlations": {}}
     write_outputs(args, "capabilities", result, tables)
     return 0
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("capabilities", __doc__)
+    parser = tool_parser("capabilities", __doc__)
     add_files(parser)
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(capabilities(args)), argv)

@@ -14,6 +14,7 @@ from support.results import intention_of
 import asyncio
 import secrets
 import sys
+from dataclasses import dataclass
 
 from evaluate import (
     FLOOR,
@@ -62,15 +63,15 @@ def run(args):
     return chat(args)
 
 
-# --------------------------------------------------------------------------------- talk to it
+# --------------------------------------------------------------------------------------- talk to it
 
 
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     policy = open_policy(args.policy, PolicyFlags.of(args))
-    agent = policy.make_agent(secrets.randbits(32))
+    agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
-    if policy.run.get("model", args.policy) == "toy":
+    if policy.run_settings.get("model", args.policy) == "toy":
         print(
             "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
             "Nobody knows how it feels."
@@ -104,7 +105,7 @@ def dimmed(text):
     return f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text
 
 
-# --------------------------------------------------------------------------------- watch it talk
+# ------------------------------------------------------------------------------------ watch it talk
 
 
 def show(args):
@@ -112,8 +113,10 @@ def show(args):
     as a page too, to be sent to somebody."""
     setup = who_talks(args, args.policy)
     profile = setup.users[args.seed % len(setup.users)]
-    user = ShownUser(setup.simulator, profile, args.start, f"show {profile.id}")
-    user.pause = args.pause
+    user = ShownUser(
+        setup.simulator, profile, args.start, name=f"show {profile.id}", pause=args.pause
+    )
+    # The seed of the first dialogue of evaluate.py: 3 keeps it apart from those of training.
     agent = ShownAgent(setup.policy.make_agent([args.seed, 3, 0]), user)
     print(f"{setup.policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk(agent, user, args.max_turns))
@@ -126,7 +129,7 @@ def show(args):
 
 async def talk(agent, user, max_turns):
     """The dialogue of a ShownAgent with a ShownUser, from its first line. Returns the Episode."""
-    from rlver import converse
+    from rlver import converse  # here and not above: rlver.py loads torch
 
     await user.simulator.check()
     first_line = await user.open()
@@ -135,10 +138,11 @@ async def talk(agent, user, max_turns):
     return await converse(agent, user, first_line, max_turns, floor=FLOOR)
 
 
+@dataclass
 class ShownUser(User):
     """A user who is watched: each step of its prompt chain is printed as it happens."""
 
-    pause = False  # whether each line waits for Enter
+    pause: bool = False  # whether each line waits for Enter
 
     def show(self, text, hidden=""):
         """Print a line with the user's emotion as a bar before it, and above it what the other side
@@ -199,9 +203,6 @@ def write_page(path, setup, profile, episode):
         path,
         title=f"{setup.policy.label} and {profile.id}",
         settings=setup.made_by,
-        curves=[],
-        evaluations=[],
-        tables=[],
         dialogues=[dialogue],
     )
 

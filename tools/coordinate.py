@@ -1,5 +1,4 @@
-"""tools/coordinate.py - where a model places several policies in one plane: structured to creative,
-solution to empathy (SAGE 4.2).
+"""tools/coordinate.py - where a model places several policies in one plane (SAGE 4.2).
 
     python -m tools.coordinate results/before.jsonl results/after.jsonl --repeats 3
 
@@ -14,6 +13,7 @@ A place does not compare with a place of another call: add a file, and the other
 """
 
 from support.answers import Unreadable, peel
+from support.forms import read_parts, read_words
 from support.strategies import CODES, strategies_of
 
 import asyncio
@@ -23,29 +23,26 @@ import sys
 import numpy as np
 
 from simulator import as_json
-from tools.judge import (
+from tools.dialogues import (
     Case,
+    are_of_toy,
+    cases_of_files,
+    dialogue_slots,
+    make_cases,
+    need_model,
+)
+from tools.judge import (
     Judge,
     Question,
-    Tables,
-    add_files,
     add_judge_flags,
-    are_of_toy,
-    check_files,
-    dialogue_slots,
     load_question,
     load_template,
-    made_by,
-    make_cases,
-    make_parser,
-    need_model,
     print_plan,
-    read_parts,
-    read_words,
-    write_outputs,
 )
+from tools.scores import made_by
 from tools.strategies import cases_of as reply_cases
 from tools.strategies import strategies_question, tagged_dialogues
+from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
 
 # Headers of the answers in words, as patterns.
 REASONS_HEADERS = {"Reasons": "Reasons|原因", "Summary": "Summary|小结"}
@@ -55,59 +52,80 @@ CHARACTER_HEADERS = {
     "Personality": "Personality|人格",
 }
 READING = (
-    "\nx: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
+    "x: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
     "others of\nits call. Counted, not judged: variety is 1 - SSRR, support the share of B to E "
     "less that of F and G"
 )
+COLUMNS = ["x", "spread", "y", "spread", "variety", "support"]
 DIALOGUES_OF_A_KIND = 5  # whose reasons are asked for: of either outcome, of either kind of need
+MARK = "{{mark}}"  # the placeholder that each header of a prompt's form bears
 
 
 async def coordinate(args):
     """Ask for reasons, characters and places, and show the places. Returns the exit code."""
     check_files(args, least=2)
     need_model("judge", args)
-    asked_about = [(reasons_question(args.lang), each_file(args, reasons_cases))]
+    reasons = reasons_question(args.lang)
+    # (question, its cases) of what is asked about dialogues; all else is asked about the answers
+    asked_about = [(reasons, cases_of_files(args.files, reasons_cases))]
     if args.judge or not are_of_toy(args.files):  # else the toy's grammar tells the strategies
-        asked_about.append((strategies_question(args.lang), each_file(args, reply_cases)))
+        strategies = strategies_question(args.lang)
+        asked_about.append((strategies, cases_of_files(args.files, reply_cases)))
     judge = Judge(args)
     if args.plan:
         # one character for each file, and all are placed as often as --repeats says
         print_plan(judge, asked_about, more_calls=len(args.files) + args.repeats)
         return 0
-    await judge.check(asked_about[0][0])
+    await judge.check(reasons)
     answers = {}
     for question, cases in asked_about:
         answers[question.name] = await judge.ask_all(question, cases)
+    tagged = {path: tagged_dialogues(path, answers.get("strategies")) for path in args.files}
+    descriptions = await describe_files(judge, args, answers["reasons"], tagged)
+    answers["place"] = await ask_places(judge, args, descriptions)
 
-    models, counted = [], {}
-    for number, path in enumerate(args.files, 1):
-        tagged = tagged_dialogues(path, answers.get("strategies"))
-        character = await character_of(judge, path, answers["reasons"], args.lang)
-        models.append(f"M{number}\n{as_json(character)}\n{shares_in_words(tagged)}")
-        counts = strategies_of(tagged)
-        counted[path] = [counts["variety"], counts["support"]]
-    spots = [f"M{number} {axis}" for number in range(1, len(models) + 1) for axis in "XY"]
-    case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(models)})
-    answers["place"] = await judge.ask_all(place_question(args.lang, spots), [case])
-
-    columns = ["x", "spread", "y", "spread", "variety", "support"]
-    points = [answer["found"] for answer in answers["place"] if answer["found"]]
-    rows = {}
-    for number, path in enumerate(args.files, 1):
-        x = [point[f"M{number}X"] for point in points]
-        y = [point[f"M{number}Y"] for point in points]
-        rows[path] = [float(np.mean(x)), std(x), float(np.mean(y)), std(y), *counted[path]]
-    read = f"{len(points)} of {len(answers['place'])} answers read."
+    rows = place_rows(answers["place"], tagged)
+    readable = [answer for answer in answers["place"] if answer["found"]]
+    counted = f"{len(readable)} of {len(answers['place'])} answers read."
     tables = Tables()
-    tables.show("coordinate", columns, rows, f"{made_by(answers['place'])}{read}{READING}")
-    result = {"placed": rows, "columns": columns, "answers": answers}
+    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted}\n{READING}")
+    result = {"placed": rows, "columns": COLUMNS, "answers": answers}
     write_outputs(args, "coordinate", result, tables)
     return 0
 
 
-def each_file(args, cases_of):
-    """The cases of all files. cases_of(path) -> those of one."""
-    return [case for path in args.files for case in cases_of(path)]
+async def describe_files(judge, args, reasons, tagged):
+    """What the judge is shown of each file when it places them: a number, the character that it
+    made of its own `reasons`, and how often each strategy is used. tagged: {file: its tagged
+    dialogues}."""
+    descriptions = []
+    for number, path in enumerate(args.files, 1):
+        character = await character_of(judge, path, reasons, args.lang)
+        shares = shares_in_words(tagged[path])
+        descriptions.append(f"M{number}\n{as_json(character)}\n{shares}")
+    return descriptions
+
+
+async def ask_places(judge, args, descriptions):
+    """The judge's answers that place all files, one a repeat: {"M1X": x of the first file, "M1Y":
+    its y, "M2X": ...} under "found"."""
+    question = place_question(args.lang, len(descriptions))
+    case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(descriptions)})
+    return await judge.ask_all(question, [case])
+
+
+def place_rows(answers, tagged):
+    """{file: [x, its spread, y, its spread, variety, support]}: the first four over the answers,
+    the others counted in the tagged dialogues."""
+    places = [answer["found"] for answer in answers if answer["found"]]
+    rows = {}
+    for number, (path, dialogues) in enumerate(tagged.items(), 1):
+        x = [place[f"M{number}X"] for place in places]
+        y = [place[f"M{number}Y"] for place in places]
+        counts = strategies_of(dialogues)
+        judged = [float(np.mean(x)), std(x), float(np.mean(y)), std(y)]
+        rows[path] = [*judged, counts["variety"], counts["support"]]
+    return rows
 
 
 def std(values):
@@ -132,14 +150,14 @@ def reasons_cases(path):
     kind of need the first five (SAGE)."""
 
     def slots_of(dialogue):
-        if dialogue["final"] >= 100:
+        if dialogue.final >= 100:
             outcome = "success"
-        elif dialogue["final"] <= 10:
+        elif dialogue.final <= 10:
             outcome = "failure"
         else:
             return []
         # The prompt has no placeholder for the kind of need; here it is kept for the choice below.
-        extra = {"outcome": outcome, "kind": dialogue["kind"]}
+        extra = {"outcome": outcome, "kind": dialogue.kind}
         return [slots | extra for slots in dialogue_slots(dialogue)]
 
     hint = ": no dialogue ends at 100, or at 10 and below"
@@ -160,11 +178,12 @@ def character_question(lang):
 
 
 async def character_of(judge, path, reasons, lang):
-    """The character of the assistant of one file, in words, made of the reasons that were found.
+    """The character of the assistant of one file, in words, made of the readable `reasons`.
     Raises BadInput if the answer cannot be read."""
-    texts = [
-        answer["found"]["text"] for answer in reasons if answer["file"] == path and answer["found"]
-    ]
+    texts = []
+    for answer in reasons:
+        if answer["file"] == path and answer["found"]:
+            texts.append(answer["found"]["text"])
     case = Case({"file": path}, {"reasons": as_json(texts)})
     (answer,) = await judge.ask_all(character_question(lang), [case])
     return answer["found"]["text"]
@@ -172,34 +191,41 @@ async def character_of(judge, path, reasons, lang):
 
 def shares_in_words(tagged):
     """How often each of the 24 strategies is used in tagged dialogues: "A-1 12 %, A-2 0 %, ..."."""
-    used = [code for d in tagged for codes, _ in d["replies"] for code in codes or ()]
-    return ", ".join(f"{code} {100 * used.count(code) / max(1, len(used)):.0f} %" for code in CODES)
+    used = []
+    for dialogue in tagged:
+        for codes, _ in dialogue["replies"]:
+            used += codes or ()
+    n = max(1, len(used))
+    return ", ".join(f"{code} {100 * used.count(code) / n:.0f} %" for code in CODES)
 
 
-def place_question(lang, spots):
-    """The places of all files in one answer. spots: what is asked for, "M1 X", "M1 Y", "M2 X"."""
+def place_question(lang, files):
+    """The Question about the places of all files in one answer. files: how many there are. The
+    judge is asked for "M1 X", "M1 Y", "M2 X", ..."""
+    coordinates = [f"M{number} {axis}" for number in range(1, files + 1) for axis in "XY"]
     template = load_template("place", lang, ["models", "form"])
     # The lines of the form become part of the template: they bear the mark, as all headers do.
-    form = "\n".join(f"{spot} {{{{mark}}}}: [-1 to 1]" for spot in spots)
-    headers = {spot.replace(" ", ""): spot for spot in spots}
+    form = "\n".join(f"{name} {MARK}: [-1 to 1]" for name in coordinates)
+    headers = {name.replace(" ", ""): name for name in coordinates}
 
     def read(text, mark):
-        return read_parts(text, headers, mark, parse_place)
+        return read_parts(text, headers, mark, parse_coordinate)
 
     return Question("place", template.replace("{{form}}", form), read)
 
 
-def parse_place(line):
+def parse_coordinate(line):
     """The decimal from -1 to 1 that stands alone on a line. Raises ValueError for all else."""
-    place = re.fullmatch(r"([+-]?) ?(\d+(?:\.\d+)?|\.\d+)", peel(line))
-    if place is None or float(place.group(2)) > 1:
+    number = re.fullmatch(r"([+-]?) ?(\d+(?:\.\d+)?|\.\d+)", peel(line))
+    if number is None or float(number.group(2)) > 1:
         raise Unreadable("value", f"no decimal from -1 to 1 alone on its line: {line[:60]!r}")
-    return float(place.group(1) + place.group(2))
+    sign, digits = number.groups()
+    return float(sign + digits)
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("coordinate", __doc__)
+    parser = tool_parser("coordinate", __doc__)
     add_files(parser)
     add_judge_flags(parser, repeats=3)
     return parser.run(lambda args: asyncio.run(coordinate(args)), argv)

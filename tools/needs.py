@@ -11,28 +11,16 @@ gives 0.
 """
 
 from support.answers import before_end
+from support.forms import Rubric
 
 import asyncio
 import sys
 
 from simulator import as_json
-from tools.judge import (
-    Judge,
-    Rubric,
-    Tables,
-    add_files,
-    add_judge_flags,
-    check_files,
-    correlations_of,
-    load_question,
-    make_cases,
-    make_parser,
-    need_model,
-    print_plan,
-    score_files,
-    show_scores,
-    write_outputs,
-)
+from tools.dialogues import make_cases
+from tools.judge import add_judge_flags, load_question, score_dialogues
+from tools.scores import correlations_of
+from tools.tables import Tables, add_files, tool_parser, write_outputs
 
 RUBRIC = Rubric(
     low=0,
@@ -57,11 +45,11 @@ def cases_of(path):
     def slots_of(dialogue):
         return [
             {
-                "need": dialogue["task"],
+                "need": dialogue.task,
                 "thought": as_json(analysis_of(turn)),
                 "line": as_json(turn["user"]),
             }
-            for turn in dialogue["turns"]
+            for turn in dialogue.turns
             if turn["user"]
         ]
 
@@ -75,27 +63,19 @@ def analysis_of(turn):
 
 async def needs(args):
     """Ask about each line of each file, and show the means. Returns the exit code."""
-    check_files(args, least=1)
-    need_model("judge", args)
-    question = needs_question(args.lang)
-    cases = [case for path in args.files for case in cases_of(path)]
-    judge = Judge(args)
-    if args.plan:
-        print_plan(judge, [(question, cases)])
-        return 0
-    await judge.check(question)
-    answers = await judge.ask_all(question, cases)
     tables = Tables()
-    scores = score_files(args.files, answers)
-    show_scores(tables, "needs", scores)
-    result = {"needs": scores, "correlations": correlations_of("needs", scores)}
+    scores = await score_dialogues(args, needs_question(args.lang), cases_of, tables)
+    if scores is None:  # --plan has told the costs
+        return 0
+    correlations = correlations_of("needs", scores)
+    result = {"needs": scores.as_json(), "correlations": correlations}
     write_outputs(args, "needs", result, tables)
     return 0
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("needs", __doc__)
+    parser = tool_parser("needs", __doc__)
     add_files(parser)
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(needs(args)), argv)

@@ -1,6 +1,6 @@
 """May the user who gives the reward be trusted? The replies of recorded dialogues are put to their
-user again: how often are emotion, its sign and the final score the same? And is every reward in the
-log the one that its dialogue earned?
+user again: how often are the emotion, the sign of its change and the final score the same? And is
+every reward in the log the one that its dialogue earned?
 
 High shares mean that the user feels the same about the same reply, so that a reward is no accident.
 They do not mean that what it feels is right. With --times, "reliability" is the share of the
@@ -11,15 +11,16 @@ rewards' variance that the dialogues explain; it depends on how different the di
 """
 
 from support.errors import BadInput
+from support.files import read_json, read_jsonl, refuse_overwriting, write_json
 from support.flags import Parser, not_negative, positive
 from support.results import recorded_dialogues
-from support.rundir import profile_files, read_json, read_jsonl, refuse_overwriting, write_json
+from support.rundir import profile_files
 from support.stats import reliability
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,31 +79,40 @@ def run(args):
     refuse_overwriting({"--json": args.json}, [log])
     if not log.is_file():
         raise BadInput(f"{log}: no such file")
-    made_by = settings_of_log(log)
-    recorded_user = [made_by.get(key, usual) for key, usual in USUAL_USER.items()]
-    user = [getattr(args, key) or value for key, value in zip(USUAL_USER, recorded_user)]
-    simulator = make_simulator(*user, temperature=args.simulator_temperature)
+    settings = settings_of_log(log)
+    recorded_user = {key: settings.get(key, usual) for key, usual in USUAL_USER.items()}
+    user = {key: getattr(args, key) or value for key, value in recorded_user.items()}
+    simulator = make_simulator(
+        user["simulator"],
+        user["lang"],
+        user["difficulty"],
+        temperature=args.simulator_temperature,
+    )
     if args.profiles:
         files = [args.profiles]
     else:
-        files = profile_files(log.parent, made_by.get("profiles"))
+        files = profile_files(log.parent, settings.get("profiles"))
     profiles = {profile.id: profile for profile in people_of(files)}
     result = consistency(log, simulator, profiles, args.times)
     if args.json:
         write_json(args.json, result)
     print_shares(result, args.times)
-    if [user_label(user[0]), *user[1:]] != [user_label(recorded_user[0]), *recorded_user[1:]]:
+    if not is_same_user(user, recorded_user):
         print(
             "(another user than the one that was recorded: that numbers differ is no fault of "
             "the log)"
         )
         return 0
-    differences = result["found"]
-    for difference in differences[:SHOWN]:
-        print(f"not as recorded: {difference}")
-    if len(differences) > SHOWN:
-        print(f"... and {len(differences) - SHOWN} more")
-    return 1 if differences else 0
+    print_differences(result["found"])
+    return 1 if result["found"] else 0
+
+
+def is_same_user(user, recorded_user):
+    """Are two users the same, {"simulator", "lang", "difficulty"}? The address of a server does not
+    matter."""
+    is_same_model = user_label(user["simulator"]) == user_label(recorded_user["simulator"])
+    is_same_lang = user["lang"] == recorded_user["lang"]
+    return is_same_model and is_same_lang and user["difficulty"] == recorded_user["difficulty"]
 
 
 def settings_of_log(log):
@@ -116,7 +126,7 @@ def settings_of_log(log):
 
 
 def print_shares(result, times):
-    """What `consistency` says, but for the differences one by one."""
+    """Print what `consistency` returns, but for the differences one by one."""
     print(
         f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
         f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
@@ -133,7 +143,29 @@ def print_shares(result, times):
         print(f"held-out users, step {step}: score {recorded:.1f} as recorded, {again:.1f} again")
 
 
-# --------------------------------------------------------------------------------- the numbers
+def print_differences(differences):
+    """Print the first differences from the record, one a line."""
+    for difference in differences[:SHOWN]:
+        print(f"not as recorded: {difference}")
+    if len(differences) > SHOWN:
+        print(f"... and {len(differences) - SHOWN} more")
+
+
+# -------------------------------------------------------------------------------------- the numbers
+
+
+class Replayed(NamedTuple):
+    """A recorded dialogue and what its user felt when it heard the same replies again."""
+
+    dialogue: dict  # as `recorded_dialogues` has it
+    turns: list  # those of its turns whose reply got an emotion
+    recorded: list  # the emotion after each of them
+    replays: list  # of each replay the emotions; fewer where this user would have ended earlier
+
+    @property
+    def is_malformed(self):
+        """Did the dialogue end with a malformed reply? Then its reward is 0."""
+        return self.dialogue.get("ended") == "malformed"
 
 
 def consistency(path, simulator, profiles, times=1):
@@ -153,27 +185,16 @@ def consistency(path, simulator, profiles, times=1):
                 "unknown; name its file with --profiles"
             )
     replays_of_all = asyncio.run(replay_all(dialogues, simulator, profiles, times))
-    agreement, differences, scores, finals = Agreement(), [], {}, []
-    for number, (dialogue, replays) in enumerate(zip(dialogues, replays_of_all), 1):
+    replayed = []
+    for dialogue, replays in zip(dialogues, replays_of_all):
         turns = [turn for turn in dialogue["turns"] if turn["emotion"] is not None]
         recorded = [turn["emotion"] for turn in turns]
-        malformed = dialogue.get("ended") == "malformed"
-        for emotions in replays:
-            agreement.count(dialogue["start"], recorded, emotions)
-        problem = arithmetic(dialogue, turns) or first_difference(recorded, replays)
-        if problem:
-            differences.append(f"line {number}, {dialogue['profile_id']}, {problem}")
-        if all(replays) and not malformed:  # the reward of a malformed one is 0 anyway
-            finals.append([emotions[-1] for emotions in replays])
-        if dialogue.get("split") == "heldout":
-            score = final_score(recorded, malformed)
-            again = sum(final_score(emotions, malformed) for emotions in replays) / times
-            scores.setdefault(dialogue["step"], []).append((score, again))
+        replayed.append(Replayed(dialogue, turns, recorded, replays))
     return {
-        **agreement.shares(),
-        "found": differences,
-        "scores": {step: mean_of_pairs(pairs) for step, pairs in scores.items()},
-        **reliability(finals),
+        **agreement(replayed),
+        "found": differences_of(replayed),
+        "scores": mean_scores(replayed),
+        **reliability(final_emotions(replayed)),
     }
 
 
@@ -190,58 +211,52 @@ async def replay_all(dialogues, simulator, profiles, times):
     return await asyncio.gather(*[replay_one(dialogue) for dialogue in dialogues])
 
 
-@dataclass
-class Agreement:
-    """In how many turns, and at how many ends, replays agree with the record."""
-
-    turns: int = 0
-    same_emotion: int = 0
-    same_sign: int = 0  # of the change of emotion
-    replays: int = 0
-    same_final: int = 0
-
-    def count(self, start, recorded, again):
-        """Count one replay. recorded, again: emotions after each turn. (A replay may be shorter,
-        where this user would have ended the dialogue.)"""
-        signs_recorded = np.sign(np.diff([start, *recorded]))
-        signs_again = np.sign(np.diff([start, *again]))
-        self.turns += len(recorded)
-        self.same_emotion += sum(x == y for x, y in zip(recorded, again))
-        self.same_sign += int(sum(x == y for x, y in zip(signs_recorded, signs_again)))
-        self.replays += 1
-        self.same_final += recorded[-1:] == again[-1:]
-
-    def shares(self):
-        """As the result has them."""
-        return {
-            "turns": self.turns,
-            "emotion": self.same_emotion / max(1, self.turns),
-            "sign": self.same_sign / max(1, self.turns),
-            "dialogues": self.replays,
-            "final": self.same_final / max(1, self.replays),
-        }
+def agreement(replayed):
+    """{"turns": how many were replayed; "emotion", "sign": in which share of them the emotion and
+    the sign of its change are as recorded; "dialogues": how many were replayed; "final": in which
+    share of them the last emotion is as recorded}. Each replay counts."""
+    turns = same_emotions = same_signs = 0
+    dialogues = same_finals = 0
+    for dialogue, _, recorded, replays in replayed:
+        signs_recorded = signs_of_changes(dialogue["start"], recorded)
+        for emotions in replays:
+            turns += len(recorded)
+            same_emotions += count_equal(recorded, emotions)
+            same_signs += count_equal(signs_recorded, signs_of_changes(dialogue["start"], emotions))
+            dialogues += 1
+            same_finals += recorded[-1:] == emotions[-1:]  # also where nobody felt anything
+    return {
+        "turns": turns,
+        "emotion": same_emotions / max(1, turns),
+        "sign": same_signs / max(1, turns),
+        "dialogues": dialogues,
+        "final": same_finals / max(1, dialogues),
+    }
 
 
-def final_score(emotions, malformed):
-    """The score of a dialogue with these emotions: 0 if malformed, or if nobody felt anything."""
-    return 0 if malformed or not emotions else emotions[-1]
+def signs_of_changes(start, emotions):
+    """-1, 0 or 1 for each emotion: did it fall, stay or rise?"""
+    return np.sign(np.diff([start, *emotions])).tolist()
 
 
-def mean_of_pairs(pairs):
-    """[mean of the first ones, mean of the second ones]."""
-    return [sum(column) / len(pairs) for column in zip(*pairs)]
+def count_equal(first, second):
+    """In how many places two lists have the same; one may be shorter."""
+    return sum(x == y for x, y in zip(first, second))
 
 
-def first_difference(recorded, replays):
-    """The first emotion that a replay has otherwise, in words, or None."""
-    for emotions in replays:
-        for k, (before, now) in enumerate(zip(recorded, emotions), 1):
-            if before != now:
-                return f"turn {k}: emotion {before} as recorded, {now} again"
-    return None
+def differences_of(replayed):
+    """What is not as recorded: at most one text for each dialogue, with the number of its line."""
+    differences = []
+    for number, entry in enumerate(replayed, 1):
+        problem = wrong_sum_in(entry.dialogue, entry.turns)
+        if not problem:
+            problem = first_difference(entry.recorded, entry.replays)
+        if problem:
+            differences.append(f"line {number}, {entry.dialogue['profile_id']}, {problem}")
+    return differences
 
 
-def arithmetic(dialogue, turns):
+def wrong_sum_in(dialogue, turns):
     """What in a dialogue's own numbers does not add up, or None: each emotion is the one before
     plus the change, clamped; the reward is the last emotion / 100, or 0 if malformed."""
     emotion = dialogue["start"]
@@ -254,6 +269,49 @@ def arithmetic(dialogue, turns):
     if abs(dialogue.get("reward", reward) - reward) > 1e-9:
         return f"reward {dialogue['reward']} as recorded, {reward} by its last emotion"
     return None
+
+
+def first_difference(recorded, replays):
+    """The first emotion that a replay has otherwise, in words, or None."""
+    for emotions in replays:
+        for k, (before, now) in enumerate(zip(recorded, emotions), 1):
+            if before != now:
+                return f"turn {k}: emotion {before} as recorded, {now} again"
+    return None
+
+
+def mean_scores(replayed):
+    """{step: [mean score of the held-out users as recorded, the same again]} of the evaluations in
+    a log. Of several replays the mean counts."""
+    pairs_of_step = {}
+    for entry in replayed:
+        if entry.dialogue.get("split") != "heldout":
+            continue
+        score = final_score(entry.recorded, entry.is_malformed)
+        scores_again = [final_score(emotions, entry.is_malformed) for emotions in entry.replays]
+        again = sum(scores_again) / len(scores_again)
+        pairs_of_step.setdefault(entry.dialogue["step"], []).append((score, again))
+    means = {}
+    for step, pairs in pairs_of_step.items():
+        means[step] = [sum(column) / len(pairs) for column in zip(*pairs)]
+    return means
+
+
+def final_score(emotions, is_malformed):
+    """The score of a dialogue with these emotions: 0 if malformed, or if nobody felt anything."""
+    if is_malformed or not emotions:
+        return 0
+    return emotions[-1]
+
+
+def final_emotions(replayed):
+    """[final emotion of each replay] of each dialogue that has one, for `reliability`. A malformed
+    dialogue is left out: its reward is 0, whatever its user feels."""
+    finals = []
+    for entry in replayed:
+        if all(entry.replays) and not entry.is_malformed:
+            finals.append([emotions[-1] for emotions in entry.replays])
+    return finals
 
 
 if __name__ == "__main__":

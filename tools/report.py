@@ -1,13 +1,14 @@
-"""Draw a run's report and learning curve once more, from its logs. The numbers are those that the
-run wrote down: nothing is measured again, and no model is needed.
+"""Draw the report and the learning curve of a run once more, from its logs. The numbers are those
+that the run wrote down: nothing is measured again, and no model is needed.
 
     python -m tools.report runs/NAME
 """
 
 from support.errors import BadInput
+from support.files import read_json
 from support.flags import Parser
 from support.report import draw_run
-from support.rundir import newest_state, read_json
+from support.rundir import newest_state
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""tools/strategies.py - which of 24 strategies replies use, and what those replies earned (RLVER
-3.6; SAGE Table 5).
+"""tools/strategies.py - which of 24 strategies replies use, and what they earned (RLVER 3.6; SAGE
+Table 5).
 
     python -m tools.strategies runs/NAME/dialogues.jsonl
     python -m tools.strategies results/after.jsonl --judge openai:MODEL@URL
@@ -15,7 +15,7 @@ SSRR is not SAGE's, whose scores and scale are not published.
 """
 
 from support.answers import Unreadable, before_end
-from support.strategies import CODES, GROUPS, steps_of, strategies_of, toy_codes
+from support.strategies import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
 
 import asyncio
 import re
@@ -23,28 +23,23 @@ import sys
 from unicodedata import normalize
 
 import toy
-from tools.judge import (
-    Judge,
-    Tables,
-    add_files,
-    add_judge_flags,
+from tools.dialogues import (
     are_of_toy,
-    cell,
-    check_files,
+    cases_of_files,
     load_dialogues,
-    load_question,
-    load_template,
-    made_by,
     make_cases,
-    make_parser,
     need_model,
-    print_plan,
     reply_slots,
-    write_outputs,
 )
+from tools.judge import Judge, Question, add_judge_flags, load_template, print_plan
+from tools.scores import made_by
+from tools.tables import Tables, add_files, cell, check_files, tool_parser, write_outputs
 
+# {code: the codes that it excludes in the same paragraph}: a deeper kind of empathy excludes the
+# shallower ones, as the prompt says.
+EXCLUDES = {"B-2": {"B-1"}, "B-3": {"B-1", "B-2"}}
 READING = (
-    "\nuses: replies per dialogue; gain: mean change of the emotion over n replies: what goes with "
+    "uses: replies per dialogue; gain: mean change of the emotion over n replies: what goes with "
     "it,\nnot what it causes; asked: where the need asks for it"
 )
 
@@ -53,51 +48,63 @@ async def strategies(args):
     """Tag each reply of each file, and show what is counted. Returns the exit code."""
     check_files(args, least=1)
     need_model("judge", args)
-    asked = bool(args.judge) or not are_of_toy(args.files)
+    is_judged = bool(args.judge) or not are_of_toy(args.files)
     question = strategies_question(args.lang)
-    cases = [case for path in args.files for case in cases_of(path)] if asked else []
+    cases = cases_of_files(args.files, cases_of) if is_judged else []
     judge = Judge(args)
     if args.plan:
         print_plan(judge, [(question, cases)])
         return 0
     answers = None
-    if asked:
+    if is_judged:
         await judge.check(question)
         answers = await judge.ask_all(question, cases)
     tables = Tables()
-    result = {
-        "answers": {"strategies": answers} if asked else {},
-        "files": {path: count_strategies(path, answers, tables) for path in args.files},
-    }
+    result = {"answers": {"strategies": answers} if is_judged else {}, "files": {}}
+    for path in args.files:
+        counts = count_strategies(path, answers)
+        show_strategies(path, counts, answers, tables)
+        result["files"][path] = counts
     write_outputs(args, "strategies", result, tables)
     return 0
 
 
-def count_strategies(path, answers, tables):
-    """What is counted in one file, shown in `tables`: `strategies_of` it, with its tags, the same
-    over the steps of a log, and how many answers of the judge are missing or misname a code."""
+def count_strategies(path, answers):
+    """What is counted in one file: all of `strategies_of`; "missing" and "misnamed", the judge's
+    answers that could not be read and the codes beside a wrong name; "steps", the same over the
+    steps of a training log; and "tagged", the dialogues with their tags."""
     tagged = tagged_dialogues(path, answers)
-    counts = strategies_of(tagged)
-    steps = steps_of(tagged)
-    given = [answer["found"] for answer in answers or () if answer["file"] == path]
-    missing = given.count(None)
-    misnamed = sum(answer["misnamed"] for answer in given if answer)
+    tags = [answer["found"] for answer in answers or () if answer["file"] == path]
+    return {
+        **strategies_of(tagged),
+        "missing": tags.count(None),
+        "misnamed": sum(tag["misnamed"] for tag in tags if tag),
+        "steps": steps_of(tagged),
+        "tagged": tagged,
+    }
 
+
+def show_strategies(path, counts, answers, tables):
+    """Show what `count_strategies` counted in one file."""
+    rows = {}
+    for name, usage in counts["strategies"].items():
+        if usage["n"]:
+            rows[name] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
     source = made_by(answers) if answers else "Exact tags, by the grammar of the toy. "
     tables.show(
         f"strategies, {path}",
         ["uses", "gain", "n", "gain asked", "n asked"],
-        {name: list(usage.values()) for name, usage in counts["strategies"].items() if usage["n"]},
-        f"{source}missing {missing}, misnamed {misnamed}, SSRR {cell(counts['ssrr'])}.{READING}",
+        rows,
+        f"{source}missing {counts['missing']}, misnamed {counts['misnamed']}, "
+        f"SSRR {cell(counts['ssrr'])}.\n{READING}",
     )
-    if len(steps) > 1:
-        for what in ("uses", "gain"):
-            rows = {
-                step: [counted["strategies"][name][what] for name in GROUPS]
-                for step, counted in steps.items()
-            }
-            tables.show(f"{what}, steps up to", list(GROUPS), rows, "")
-    return {**counts, "missing": missing, "misnamed": misnamed, "steps": steps, "tagged": tagged}
+    if len(counts["steps"]) > 1:
+        for key in ("uses", "gain"):
+            rows = {}
+            for step, counts_of_step in counts["steps"].items():
+                usage_of = counts_of_step["strategies"]
+                rows[step] = [usage_of[name][key] for name in RLVER_GROUPS]
+            tables.show(f"{key}, steps up to", list(RLVER_GROUPS), rows, "")
 
 
 def tagged_dialogues(path, answers):
@@ -110,14 +117,21 @@ def tagged_dialogues(path, answers):
     tagged = []
     for dialogue in load_dialogues(path):
         replies = []
-        for i, turn in enumerate(dialogue["turns"]):
+        for i, turn in enumerate(dialogue.turns):
             if answers is None:
                 codes = toy_codes(turn["reply"], toy)
             else:
-                codes = codes_of.get((dialogue["id"], i))
+                codes = codes_of.get((dialogue.id, i))
             replies.append([codes, turn["change"]])
-        facts = {key: dialogue[key] for key in ("id", "intention", "step", "split")}
-        tagged.append({**facts, "replies": replies})
+        tagged.append(
+            {
+                "id": dialogue.id,
+                "intention": dialogue.intention,
+                "step": dialogue.step,
+                "split": dialogue.split,
+                "replies": replies,
+            }
+        )
     return tagged
 
 
@@ -126,13 +140,13 @@ def tagged_dialogues(path, answers):
 
 def strategies_question(lang):
     """The strategies of one reply. A reply has its strategies, so it is asked about once."""
-    placeholders = ["dialogue", "line", "reply"]
-    names = names_of_codes(load_template("strategies", lang, placeholders))
+    template = load_template("strategies", lang, ["dialogue", "line", "reply"])
+    names = names_of_codes(template)
 
     def read(text, mark):
         return read_strategies(text, names, mark)
 
-    return load_question("strategies", lang, placeholders, read, repeated=False)
+    return Question("strategies", template, read, repeated=False)
 
 
 def names_of_codes(template):
@@ -145,65 +159,86 @@ def cases_of(path):
     return make_cases(path, "strategies", reply_slots)
 
 
+# --------------------------------------------------------------------------------- reading the tags
+
+
 def read_strategies(text, names, mark):
     """{"codes": of a reply's strategies in order, "misnamed": how many bear another one's name}.
-    names: {code: name}; where the two disagree the code wins. Only tags with the mark are read:
-    <Strategy kqvt>...</Strategy kqvt>. Within a paragraph (one tag) B-2 excludes B-1, and B-3 both.
-    Raises ValueError for an answer without the tag, and for a code that is none of the 24."""
+
+    names: {code: name}; where the two disagree the code wins. A judge writes one tag a paragraph,
+    and only tags with the mark are read: <Strategy kqvt>...</Strategy kqvt>. Raises ValueError for
+    an answer without a tag, and for a code that is none of the 24."""
     text = normalize("NFKC", before_end(text, mark))
-    # What stands between an opening tag and the next one, or the end, up to the closing tag.
-    opened = re.split(rf"<Strategy {mark}>", text, flags=re.I)[1:]
-    codes, misnamed, says_none = [], 0, False
-    for rest in opened:
-        inside, closing, _ = re.split(rf"(</Strategy {mark}>|\Z)", rest, maxsplit=1, flags=re.I)
+    tags = tag_pattern(mark).findall(text)
+    if not tags:
+        raise Unreadable("header", "no strategy in a tag with its mark")
+    codes, misnamed = [], 0
+    for inside, closing in tags:
         if not closing:
             raise Unreadable("header", "a tag that is not closed with its mark")
-        used, wrong_names = read_tag(inside, names)
-        if "B-3" in used:
-            excluded = {"B-1", "B-2"}
-        else:
-            excluded = {"B-1"} if "B-2" in used else set()
-        codes += [code for code in used if code not in excluded]
+        codes_of_tag, wrong_names = read_tag(inside, names)
+        excluded = set()
+        for code in codes_of_tag:
+            excluded |= EXCLUDES.get(code, set())
+        codes += [code for code in codes_of_tag if code not in excluded]
         misnamed += wrong_names
-        says_none = says_none or not used
-    if not codes and not says_none:
-        raise Unreadable("header", "no strategy in a tag with its mark")
     return {"codes": codes, "misnamed": misnamed}
+
+
+def tag_pattern(mark):
+    """The pattern of a tag. Group 1 is the text inside, group 2 the closing tag, "" if the next tag
+    opens, or the answer ends, before it."""
+    return re.compile(
+        rf"""
+        <Strategy\ {mark}>
+        (.*?)
+        (</Strategy\ {mark}> | (?=<Strategy\ {mark}>) | \Z)
+        """,
+        re.VERBOSE | re.IGNORECASE | re.DOTALL,
+    )
 
 
 def read_tag(inside, names):
     """([codes], how many bear another one's name) of the text of one tag: codes and names of the
     24, strung together in any way, or "none". Raises Unreadable for all else: in a sentence, or in
     a quotation, nothing is searched for."""
+    codes, misnamed, says_none = [], 0, False
+    for token in token_pattern(names).finditer(inside):
+        if token["letter"]:
+            code = f"{token['letter']}-{token['number']}"
+            if code not in CODES:
+                raise Unreadable("value", f"{code[:20]!r} is no strategy; there are A-1 to G-2")
+            codes.append(code)
+        elif token["name"]:
+            right_name = normalize("NFKC", names[codes[-1]]) if codes else ""
+            misnamed += token["name"].casefold() != right_name.casefold()
+        elif token["word"].casefold() in ("none", "无"):
+            says_none = True
+        elif token["word"].casefold() not in ("and", "plus", "with", "和", "与", "及"):
+            raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
+    if bool(codes) == says_none:  # neither of the two, or both
+        raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
+    return codes, misnamed
+
+
+def token_pattern(names):
+    """The pattern of what may stand in a tag, one thing at a time."""
     # Longer names first: one may begin with another.
     ordered = sorted(names.values(), key=len, reverse=True)
     any_name = "|".join(re.escape(normalize("NFKC", name)) for name in ordered)
-    token = re.compile(
-        rf"(?P<name>(?i:{any_name}))|(?P<letter>[A-Z]) ?[-–—_]? ?(?P<number>\d+)"
-        r"|(?P<word>[^\W\d_]+|\d+)"
+    return re.compile(
+        rf"""
+        (?P<name> (?i:{any_name}) )                             # "ask for facts"
+        | (?P<letter> [A-Z] ) [ ]?[-–—_]?[ ]? (?P<number> \d+ )  # "A-1", "A 1", "A1"
+        | (?P<word> [^\W\d_]+ | \d+ )                           # "and", "none", or what is neither
+        """,
+        re.VERBOSE,
     )
-    used, misnamed, says_none = [], 0, False
-    for match in token.finditer(inside):
-        if match["letter"]:
-            code = f"{match['letter']}-{match['number']}"
-            if code not in CODES:
-                raise Unreadable("value", f"{code[:20]!r} is no strategy; there are A-1 to G-2")
-            used.append(code)
-        elif match["name"]:
-            right_name = normalize("NFKC", names[used[-1]]) if used else ""
-            misnamed += match["name"].casefold() != right_name.casefold()
-        elif match["word"].casefold() in ("none", "无"):
-            says_none = True
-        elif match["word"].casefold() not in ("and", "plus", "with", "和", "与", "及"):
-            raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
-    if bool(used) == says_none:  # neither of the two, or both
-        raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
-    return used, misnamed
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("strategies", __doc__)
+    parser = tool_parser("strategies", __doc__)
     add_files(parser)
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(strategies(args)), argv)

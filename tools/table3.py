@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.judge import Tables, check_files, load_dialogues, make_parser, write_outputs
+from tools.dialogues import load_dialogues
+from tools.tables import Tables, check_files, tool_parser, write_outputs
 
 LEVELS = ("vanilla", "challenging")
 READING = "columns: the user it is measured with; intervals are over users, not over seeds"
@@ -36,7 +37,7 @@ async def table3(args):
         cells = []
         for measured in LEVELS:
             file = await measure(run, measured, args)
-            finals = [dialogue["final"] for dialogue in load_dialogues(file)]
+            finals = [dialogue.final for dialogue in load_dialogues(file)]
             mean, low, high, _ = stats.interval(np.mean, finals)
             cells += [mean, low, high]
         rows[f"trained: {trained}"] = cells
@@ -77,7 +78,7 @@ async def run_chapter(script, *flags):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("table3", __doc__)
+    parser = tool_parser("table3", __doc__)
     parser.add_argument(
         "--steps", type=positive, help="training steps of each policy (default: rlver.py's)"
     )

@@ -18,6 +18,7 @@ not say that it reverses the negative ones; "overall, unreversed" is without.
 from support import stats
 from support.answers import unmarked_sections
 from support.errors import BadInput
+from support.forms import Questionnaire, read_words
 
 import asyncio
 import contextlib
@@ -27,30 +28,18 @@ from pathlib import Path
 import numpy as np
 
 from simulator import EMOTION_HEADERS, as_json, parse_emotion
-from tools.acceptance import NO_EFFECT, WHO_HEARS, add_user_flags, changes_felt
-from tools.judge import (
-    Judge,
-    Questionnaire,
-    Tables,
-    add_files,
-    add_judge_flags,
-    check_files,
-    correlations_of,
+from tools.dialogues import (
     dialogue_slots,
     load_dialogues,
-    load_question,
-    made_by,
     make_cases,
-    make_parser,
     need_model,
-    print_plan,
-    read_words,
     reply_slots,
-    score_files,
-    show_scores,
     users_of,
-    write_outputs,
 )
+from tools.hearing import NO_EFFECT, WHO_HEARS, Reply, add_user_flags, changes_felt
+from tools.judge import Judge, add_judge_flags, load_question, print_plan
+from tools.scores import correlations_of, made_by, score_files, show_scores
+from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
 
 # Barrett-Lennard relationship inventory, in the four subscales of the original.
 BLRI = Questionnaire(
@@ -79,7 +68,9 @@ UTTERANCE = Questionnaire(
     },
 )
 PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
+# BLRI is asked about the same analysis that the change of the emotion was made from.
 READING = "BLRI reads the analysis that made the emotion: its high correlation is nearly built in"
+# What SAGE found, to compare with.
 READING_OF_RANKS = (
     "SAGE's policies are ranked alike by four users; single dialogues are not (r 0.2 to 0.5)"
 )
@@ -89,95 +80,99 @@ async def validity(args):
     """Questionnaires, and with --paraphrase other words; of two simulators the ranks. Returns the
     exit code."""
     check_files(args, least=1)
-    ranking = len(users_of(args.files)) > 1
-    check_flags(args, ranking)
-    asked_about = [] if ranking else questions_and_cases(args)
+    is_ranking = len(users_of(args.files)) > 1
+    check_flags(args, is_ranking)
+    asked_about = {} if is_ranking else questions_and_cases(args)
     judge = Judge(args)
     if args.plan:
-        replies = asked_about[-1][1] if args.paraphrase else []
-        # each reply is heard as it was said, and in other words
-        print_plan(judge, asked_about, user_calls=2 * len(replies))
+        user_calls = 0
+        if args.paraphrase:
+            _, replies = asked_about["paraphrase"]
+            user_calls = 2 * len(replies)  # each is heard as it was recorded, and in other words
+        print_plan(judge, asked_about.values(), user_calls=user_calls)
         return 0
     tables = Tables()
-    if ranking:
+    if is_ranking:
         result = {"ranks": compare_ranks(args.files, tables)}
     else:
-        result = await score_questionnaires(args, judge, asked_about, tables)
+        answers = await ask_questions(judge, asked_about)
+        result, correlations = score_questionnaires(args.files, answers, tables)
+        if args.paraphrase:
+            result["paraphrase"] = await compare_words(args, answers["paraphrase"], tables)
+        result["correlations"] = correlations
     write_outputs(args, "validity", result, tables)
     return 0
 
 
-def check_flags(args, ranking):
+def check_flags(args, is_ranking):
     """Raise BadInput for flags that would do nothing, and where a model is needed and not named.
-    ranking: are the files of two simulators? Fill in the difficulty of --paraphrase."""
-    if args.paraphrase:
-        args.difficulty = args.difficulty or ["vanilla"]
-    hearing = args.difficulty or args.simulator
-    if hearing and (not args.paraphrase or len(args.difficulty) > 1 or ranking):
+    Fill in the difficulty of --paraphrase. is_ranking: are the files of two simulators?"""
+    if args.paraphrase and not args.difficulty:
+        args.difficulty = ["vanilla"]
+    somebody_hears = bool(args.difficulty) or bool(args.simulator)
+    if somebody_hears and (not args.paraphrase or len(args.difficulty) > 1 or is_ranking):
         raise BadInput(WHO_HEARS)
-    if (args.judge and ranking) or (args.limit and not args.paraphrase):
+    if (args.judge and is_ranking) or (args.limit and not args.paraphrase):
         raise BadInput(NO_EFFECT)
     if args.paraphrase:
         need_model("simulator", args)
-    if not ranking:
+    if not is_ranking:
         need_model("judge", args)
 
 
 def questions_and_cases(args):
-    """[(question, its cases)]: the two questionnaires and, last, with --paraphrase the replies of
-    the first file, as many as are wanted."""
-    asked_about = []
-    for question, cases_of in (
-        (blri_question(args.lang), blri_cases),
-        (utterance_question(args.lang), utterance_cases),
-    ):
-        asked_about.append((question, [case for path in args.files for case in cases_of(path)]))
+    """{name: (question, its cases)}: the two questionnaires about all files and, with --paraphrase,
+    the replies of the first file, as many as are wanted."""
+    question_of = questions(args.lang)
+    asked_about = {}
+    for name in ("blri", "utterance"):
+        cases = [case for path in args.files for case in cases_of(path, name)]
+        asked_about[name] = (question_of[name], cases)
     if args.paraphrase:
-        cases = paraphrase_cases(args.files[0])[: args.limit]
-        asked_about.append((paraphrase_question(args.lang), cases))
+        cases = cases_of(args.files[0], "paraphrase")[: args.limit]
+        asked_about["paraphrase"] = (question_of["paraphrase"], cases)
     return asked_about
 
 
-async def score_questionnaires(args, judge, asked_about, tables):
-    """Ask the questions, show what is scored in each file and how far it goes with the final
-    emotion; and what other words do. Returns the result for --json."""
-    await judge.check(asked_about[0][0])
+async def ask_questions(judge, asked_about):
+    """{name: the judge's answers} of `questions_and_cases`."""
+    blri, _ = asked_about["blri"]
+    await judge.check(blri)
     answers = {}
-    for question, cases in asked_about:
-        answers[question.name] = await judge.ask_all(question, cases)
-    result, correlations = {}, {}
-    for name in ("blri", "utterance"):
-        result[name] = score_files(args.files, answers[name])
-        show_scores(tables, name, result[name])
-        correlations |= correlations_of(name, result[name])
-    tables.show(
-        "correlation with the final emotion", ["r", "from", "to", "n"], correlations, READING
-    )
-    if args.paraphrase:
-        result["paraphrase"] = await compare_words(args, answers["paraphrase"], tables)
-    return result | {"correlations": correlations}
+    for name, (question, cases) in asked_about.items():
+        answers[name] = await judge.ask_all(question, cases)
+    return answers
 
 
-# ------------------------------------------------------------------------------------ the questions
+def questions(lang):
+    """{name: Question}: what the user's own record says of the assistant, how good its replies are
+    as utterances in a talk, and one reply in other words."""
+    return {
+        "blri": load_question("blri", lang, ["record"], BLRI.read),
+        "utterance": load_question("utterance", lang, ["dialogue"], UTTERANCE.read),
+        "paraphrase": load_question(
+            "paraphrase", lang, ["dialogue", "reply"], read_paraphrase, repeated=False
+        ),
+    }
 
 
-def blri_question(lang):
-    """What the user's own record says of the assistant."""
-    return load_question("blri", lang, ["record"], BLRI.read)
+def cases_of(path, name):
+    """The cases of the question `name` about a file."""
+    slots_of = {"blri": record_slots, "utterance": dialogue_slots, "paraphrase": reply_slots}
+    return make_cases(path, name, slots_of[name])
 
 
-def blri_cases(path):
-    """Each dialogue of a file: the user's own record of each round, as SAGE has it."""
+# ------------------------------------------- first question: do questionnaires go with the emotion?
 
-    def slots_of(dialogue):
-        rounds = []
-        for turn in dialogue["turns"]:
-            with contextlib.suppress(ValueError):  # a record of other sections
-                sections = analysis_sections(turn)
-                rounds.append([sections["Activity"], sections["Analyse"]])
-        return [{"record": as_json(rounds)}] if rounds else []
 
-    return make_cases(path, "blri", slots_of)
+def record_slots(dialogue):
+    """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
+    rounds = []
+    for turn in dialogue.turns:
+        with contextlib.suppress(ValueError):  # an analysis of other sections is left out
+            sections = analysis_sections(turn)
+            rounds.append([sections["Activity"], sections["Analyse"]])
+    return [{"record": as_json(rounds)}] if rounds else []
 
 
 def analysis_sections(turn):
@@ -189,46 +184,45 @@ def analysis_sections(turn):
     return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
 
 
-def utterance_question(lang):
-    """How good the assistant's replies are as utterances in a talk."""
-    return load_question("utterance", lang, ["dialogue"], UTTERANCE.read)
+def score_questionnaires(files, answers, tables):
+    """Show what each questionnaire scored in each file, and how far the scores go with the final
+    emotion. answers: {name of a question: the judge's}. Returns ({name: its scores, for --json},
+    {row of the table: [r, from, to, n]})."""
+    result, correlations = {}, {}
+    for name in ("blri", "utterance"):
+        scores = score_files(files, answers[name])
+        show_scores(tables, name, scores)
+        result[name] = scores.as_json()
+        correlations |= correlations_of(name, scores)
+    tables.show(
+        "correlation with the final emotion", ["r", "from", "to", "n"], correlations, READING
+    )
+    return result, correlations
 
 
-def utterance_cases(path):
-    """Each dialogue of a file."""
-    return make_cases(path, "utterance", dialogue_slots)
+# ------------------------- second question: how far does the change move with the words of a reply?
 
 
-def paraphrase_question(lang):
-    """One reply in other words."""
-
-    def read(text, mark):
-        return read_words(text, PARAPHRASE_HEADERS, mark)
-
-    return load_question("paraphrase", lang, ["dialogue", "reply"], read, repeated=False)
-
-
-def paraphrase_cases(path):
-    """Each reply of a file."""
-    return make_cases(path, "paraphrase", reply_slots)
-
-
-# ----------------------------------------------------------------------------- beside the questions
+def read_paraphrase(text, mark):
+    """{"text": the reply in other words} of an answer. Raises ValueError."""
+    return read_words(text, PARAPHRASE_HEADERS, mark)
 
 
 async def compare_words(args, answers, tables):
-    """How far does the change of one user move when the same reply is put in other words? Returns
-    {row: [mean, from, to, n]}, and shows it."""
-    dialogue_of = {dialogue["id"]: dialogue for dialogue in load_dialogues(args.files[0])}
-    recorded, reworded = [], []
+    """How far does the change of one user move when the same reply is put in other words? answers:
+    the judge's, with the other words. Returns {row: [mean, from, to, n]}, and shows it."""
+    dialogue_of = {dialogue.id: dialogue for dialogue in load_dialogues(args.files[0])}
+    as_recorded, in_other_words = [], []
     for answer in answers:
         if answer["found"]:
             dialogue, i = dialogue_of[answer["id"]], answer["part"]
-            recorded.append((dialogue, i, dialogue["turns"][i]["reply"]))
-            reworded.append((dialogue, i, answer["found"]["text"]))
-    (changes_recorded,) = (await changes_felt(args, recorded)).values()
-    (changes_reworded,) = (await changes_felt(args, reworded)).values()
-    pairs = [pair for pair in zip(changes_recorded, changes_reworded) if None not in pair]
+            as_recorded.append(Reply(dialogue, i, dialogue.turns[i]["reply"]))
+            in_other_words.append(Reply(dialogue, i, answer["found"]["text"]))
+    (level,) = args.difficulty
+    changes = await changes_felt(args, as_recorded)
+    changes_reworded = await changes_felt(args, in_other_words)
+    pairs = [pair for pair in zip(changes[level], changes_reworded[level]) if None not in pair]
+    # two rows, one number a reply; also of no pair
     before, after = np.array(pairs, float).reshape(-1, 2).T
     rows = {
         "moved": stats.interval(np.mean, abs(before - after)),
@@ -243,28 +237,36 @@ async def compare_words(args, answers, tables):
     return rows
 
 
+# -------------------------------------- third question: do two simulated users rank policies alike?
+
+
 def compare_ranks(files, tables):
     """The same policies under two simulators: are policies ranked alike, and their dialogues?
     Returns {row: [r, from, to, n]}, and shows it. Raises BadInput."""
     finals = final_emotions(files)
-    common = sorted(set.intersection(*map(set, finals.values())))
-    if len(finals) != 2 or not common:
+    policies = sorted(set.intersection(*map(set, finals.values())))  # measured under all simulators
+    if len(finals) != 2 or not policies:
         raise BadInput(
             f"{'; '.join(finals)}: files of one policy or more under two simulators are needed"
         )
     one, two = finals.values()
     rows = {}
-    if len(common) > 1:
-        means = [[np.mean(list(side[name].values())) for name in common] for side in (one, two)]
+    if len(policies) > 1:
+        means = [mean_emotions(side, policies) for side in (one, two)]
         rows["over policies"] = stats.interval(stats.spearman, *means)
-    for name in common:
-        ids = sorted(set(one[name]) & set(two[name]))
-        emotions = [[side[name][i] for i in ids] for side in (one, two)]
-        rows[name] = stats.interval(stats.spearman, *emotions)
+    for policy in policies:
+        ids = sorted(set(one[policy]) & set(two[policy]))
+        emotions = [[side[policy][i] for i in ids] for side in (one, two)]
+        rows[policy] = stats.interval(stats.spearman, *emotions)
     tables.show(
         f"ranks, {' against '.join(finals)}", ["r", "from", "to", "n"], rows, READING_OF_RANKS
     )
     return rows
+
+
+def mean_emotions(finals, policies):
+    """[mean final emotion of each policy]. finals: {policy: {profile: final emotion}}."""
+    return [np.mean(list(finals[policy].values())) for policy in policies]
 
 
 def final_emotions(files):
@@ -274,17 +276,17 @@ def final_emotions(files):
     for path in files:
         dialogues = load_dialogues(path)
         first = dialogues[0]
-        if first["split"]:
+        if first.split:
             raise BadInput(f"{path}: a run's log; ranks are of result files")
-        policy = first.get("made_by", {}).get("policy", Path(path).name)
-        policies = finals.setdefault(first["user"], {})
-        policies[policy] = {dialogue["profile_id"]: dialogue["final"] for dialogue in dialogues}
+        policy = first.policy or Path(path).name
+        of_simulator = finals.setdefault(first.played_by, {})
+        of_simulator[policy] = {dialogue.profile_id: dialogue.final for dialogue in dialogues}
     return finals
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = make_parser("validity", __doc__)
+    parser = tool_parser("validity", __doc__)
     add_files(parser)
     parser.add_argument(
         "--paraphrase",

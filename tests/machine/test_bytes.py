@@ -4,9 +4,10 @@ traceback, or worse, did not end it."""
 
 from support.answers import without_surrogates
 from support.errors import BadInput, BadModel, CannotWrite
+from support.files import read_jsonl
 from support.loading import load_model
-from support.results import comparison_key, read_results
-from support.rundir import RunDir, read_jsonl
+from support.results import conditions_of, read_results
+from support.rundir import RunDir
 from support.server import ServerModel
 from support.settings import resolve_settings
 
@@ -136,7 +137,7 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
         place.parent.mkdir()
         write(place, *[sage_line(i, [40 + 15 * shift]) for i in range(4)])
     rows, _ = read_results(places[0])
-    assert comparison_key(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
+    assert conditions_of(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
     assert evaluate.main(["--compare", *map(str, places)]) == 2
     assert "do not compare" in capsys.readouterr().err
     plain = write(tmp_path / "r.jsonl", *[sage_line(i, [40]) for i in range(4)])
@@ -223,6 +224,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file, harm, stopped, tmp_pa
         ("model", 3),
         ("simulator", 3),
         ("lr", None),
+        ("think", 7),
     ],
 )
 def test_an_edited_config_is_refused_in_one_line(name, value, stopped, tmp_path, capfd):

@@ -113,10 +113,12 @@ def test_chapters_know_neither_tools_nor_the_course():
 def test_no_chapter_knows_a_tool():
     """tools -> chapters -> support: what is read beside the paper needs no tool, and what the tools
     share does not need one of them."""
-    below = {name for name in GRAPH if not name.startswith("tools.")} | {"tools.judge"}
-    tools = set(GRAPH) - below | {"tools.judge"}
-    assert {name: GRAPH[name] & tools for name in below if GRAPH[name] & tools} == {}
-    assert len(tools) > 8
+    files = {name for name in GRAPH if name.startswith("tools.")}
+    tools = {name for name in files if "\ndef main(" in MODULES[name].read_text(encoding="utf-8")}
+    shared = files - tools
+    assert {name for name in set(GRAPH) - files if GRAPH[name] & files} == set()
+    assert {name for name in shared if GRAPH[name] & tools} == set()
+    assert 8 < len(tools) <= 14 and len(shared) > 4
 
 
 def test_no_line_is_wider_than_a_screen():

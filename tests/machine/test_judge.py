@@ -18,7 +18,7 @@ from judging import ANSWER, at, call, run, sage, toy_result, write
 from marks import signed
 from server import Loopback
 from tools import capabilities, coordinate, needs, strategies, validity
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
 
 
 @pytest.fixture(autouse=True)
@@ -41,21 +41,21 @@ QUESTIONS = {
     "capabilities": capabilities.capabilities_question,
     "strategies": strategies.strategies_question,
     "needs": needs.needs_question,
-    "blri": validity.blri_question,
-    "utterance": validity.utterance_question,
-    "paraphrase": validity.paraphrase_question,
+    "blri": lambda lang: validity.questions(lang)["blri"],
+    "utterance": lambda lang: validity.questions(lang)["utterance"],
+    "paraphrase": lambda lang: validity.questions(lang)["paraphrase"],
     "reasons": coordinate.reasons_question,
     "character": coordinate.character_question,
-    "place": lambda lang: coordinate.place_question(lang, ["M1 X", "M1 Y"]),
+    "place": lambda lang: coordinate.place_question(lang, 1),
 }
 # {name of a prompt: the cases of a file}, of all that are asked about dialogues
 CASES = {
     "capabilities": capabilities.cases_of,
     "strategies": strategies.cases_of,
     "needs": needs.cases_of,
-    "blri": validity.blri_cases,
-    "utterance": validity.utterance_cases,
-    "paraphrase": validity.paraphrase_cases,
+    "blri": lambda path: validity.cases_of(path, "blri"),
+    "utterance": lambda path: validity.cases_of(path, "utterance"),
+    "paraphrase": lambda path: validity.cases_of(path, "paraphrase"),
     "reasons": coordinate.reasons_cases,
 }
 # What fills the places of a form: its own words, and the value.
@@ -284,16 +284,14 @@ def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
     rows[0]["history"][1]["rlver"] = dict.fromkeys(("thought", "change", "emotion", "analysis"))
     write(Path(good), rows)
     assert run("capabilities", good)[1]["capabilities"]["tables"][good]["ED"]["n"] == 7
-    assert [d["final"] for d in load_dialogues(good)].count(0) == 1 and len(
-        load_dialogues(good)
-    ) == 8
+    assert [d.final for d in load_dialogues(good)].count(0) == 1 and len(load_dialogues(good)) == 8
     assert run("acceptance", good, "--counted")[1]["replies"] == 56
 
 
 def test_an_analysis_is_read_again_by_the_readers_own_rule(good):
     """A change that stands there twice alike was accepted in training, and its round left blri
     without a word. What stands behind the End is nobody's; a mark that is none is no mark."""
-    turn = load_dialogues(good)[0]["turns"][0]
+    turn = load_dialogues(good)[0].turns[0]
     again = {
         **turn,
         "analysis": turn["analysis"].replace("\nEnd", "\nso:\nChange kqvt: +8.\nEnd")

@@ -31,14 +31,18 @@ from simulator import (
     refuse_foreign,
 )
 from tools import profiles
-from tools.profiles import (
-    PARTS,
+from tools.checking_profiles import count_files
+from tools.profiles import draw_drafts, seed_lines
+from tools.scripted import ScriptedWriter
+from tools.writing import (
+    PLACEHOLDERS,
+    PROFILE_FIELDS,
+    SECTIONS,
     alike,
-    check_files,
-    draw_slots,
+    ngrams_of,
     read_first_line,
-    read_parts,
-    runs_of,
+    read_sections,
+    write_users,
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -47,6 +51,7 @@ NEED = {
     lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
     for lang in ("en", "zh")
 }
+TASKS = dict(zip(toy.NEEDS, NEED["en"]))
 GROUPS = {"negative": list("abcdef"), "passive": list("ghijk")}
 
 
@@ -65,8 +70,8 @@ def rows(path):
 
 
 def slots(count=20, split=0.0, seed=0, topics=30):
-    return draw_slots(
-        count, [f"t{i}" for i in range(topics)], ["x", "y", "z"], GROUPS, NEED["en"], seed, split
+    return draw_drafts(
+        count, [f"t{i}" for i in range(topics)], ["x", "y", "z"], GROUPS, TASKS, seed, split
     )
 
 
@@ -79,13 +84,13 @@ def test_quotas_are_exact(count, split):
     alike. (Drawn one by one, RLVER's 500 came out as 57 to 66 of each.)"""
     drawn = slots(count, split)
     assert len(drawn) == count == len({slot["id"] for slot in drawn})
-    for part in {slot["part"] for slot in drawn}:
-        needs = Counter(slot["need"] for slot in drawn if slot["part"] == part)
+    for part in {slot["split"] for slot in drawn}:
+        needs = Counter(slot["need"] for slot in drawn if slot["split"] == part)
         halves = [[needs[name] for name in list(toy.NEEDS)[i : i + 4]] for i in (0, 4)]
         assert sum(halves[0]) == sum(halves[1]) and all(max(h) - min(h) <= 1 for h in halves)
-    tests = [slot for slot in drawn if slot["part"] == "test"]
+    tests = [slot for slot in drawn if slot["split"] == "test"]
     assert abs(len(tests) - split * count) <= 1
-    assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["part"] == "train"}
+    assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["split"] == "train"}
     assert all(
         slot["task"] == toy.NEEDS[slot["need"]].theme
         and len(set(slot["cha_group"])) == 3
@@ -105,7 +110,7 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
 
     def read(name):
-        return profiles.seed_lines(PROMPTS / lang / "writer" / name, 1, "")
+        return seed_lines(PROMPTS / lang / "writer" / name, 1, "")
 
     assert len(read("topics.txt")) >= 120 and len(read("talk.txt")) >= 60
     sizes = {
@@ -119,10 +124,10 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         )
     forms = {
         name: load_prompt(name, lang, "writer", placeholders=placeholders)
-        for name, placeholders in profiles.PLACEHOLDERS.items()
+        for name, placeholders in PLACEHOLDERS.items()
     }
     assert set(forms) == {"persona", "scene", "again", "persona_layout", "scene_layout"}
-    for kind, parts in PARTS.items():  # the parser reads the form that is asked for
+    for kind, parts in SECTIONS.items():  # the parser reads the form that is asked for
         form = forms[kind]
         assert list(unmarked_sections(form, {name: name for name in parts})) == parts
 
@@ -131,10 +136,11 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
 
 SCENE = {
     name: f"{name} is a long story of which a good deal can be told, with place and day. " * 2
-    for name in PARTS["scene"]
+    for name in SECTIONS["scene"]
 }
 PERSON = {
-    name: f"{name} with 3 details that nobody would think of at once" for name in PARTS["persona"]
+    name: f"{name} with 3 details that nobody would think of at once"
+    for name in SECTIONS["persona"]
 }
 THEME = NEED["en"][5]
 
@@ -148,7 +154,7 @@ FAULTS = {
     "section Hobbies is empty": ("persona", told(PERSON, Hobbies="-")),
     "section Age is empty": ("persona", told(PERSON, Age="old")),
     "it says the hidden theme": ("persona", told(PERSON, Talk=f"Thinks: {THEME.upper()}")),
-    "the persona has": ("persona", "\n".join(f"{name}: 1" for name in PARTS["persona"])),
+    "the persona has": ("persona", "\n".join(f"{name}: 1" for name in SECTIONS["persona"])),
     "no section Raises": ("scene", told(SCENE, Raises=None)),
     "no section Lowers": ("scene", told(SCENE, Lowers=None)),
     "hidden theme, which": ("scene", told(SCENE, State=THEME.replace(" ", "\n ").rstrip("."))),
@@ -177,11 +183,11 @@ def test_a_faulty_answer_is_complained_of(complaint):
     """In words that the writer can act on. The same answer without its fault is taken."""
     kind, text = FAULTS[complaint]
     with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
-        first_line(text) if kind == "first line" else read_parts(text, kind, "en", THEME)
+        first_line(text) if kind == "first line" else read_sections(text, kind, "en", THEME)
     # of a first line one of the fixed list is told, for it is read by its mark
     assert isinstance(caught.value, Unreadable) or kind != "first line"
-    assert read_parts(told(PERSON), "persona", "en", THEME)["Name"].startswith("Name with")
-    assert read_parts(told(SCENE, Event='He said "no" and left.'), "scene", "en", THEME)
+    assert read_sections(told(PERSON), "persona", "en", THEME)["Name"].startswith("Name with")
+    assert read_sections(told(SCENE, Event='He said "no" and left.'), "scene", "en", THEME)
     assert first_line("Well, it rains.") == "Well, it rains."
 
 
@@ -190,19 +196,19 @@ def test_a_cut_answer_is_none():
     text = llm.Answer(told(SCENE))
     text.cut = True
     with pytest.raises(ValueError, match="cut off"):
-        read_parts(text, "scene", "en", THEME)
+        read_sections(text, "scene", "en", THEME)
 
 
 def test_near_duplicates_by_hand():
-    """Runs of six words: of 12 words there are 7. Half of them and one more is a near-duplicate;
+    """N-grams of six words: of 12 words there are 7. Half of them and one more is a near-duplicate;
     in Chinese the words are characters."""
     text = "a b c d e f g h i j k l"
-    assert len(runs_of(text)) == 7
-    seen = {"one": runs_of(text)}
-    assert alike(runs_of("a b c d e f g h i X Y Z"), seen) == "one"  # 4 of 7
-    assert alike(runs_of("a b c d e f g h X Y Z W"), seen) is None  # 3 of 7
+    assert len(ngrams_of(text)) == 7
+    seen = {"one": ngrams_of(text)}
+    assert alike(ngrams_of("a b c d e f g h i X Y Z"), seen) == "one"  # 4 of 7
+    assert alike(ngrams_of("a b c d e f g h X Y Z W"), seen) is None  # 3 of 7
     assert alike(set(), seen) is None  # too short to tell
-    assert len(runs_of("她把我从主桌挪到了")) == 4
+    assert len(ngrams_of("她把我从主桌挪到了")) == 4
 
 
 # ------------------------------------------------------------------------------------- the pipeline
@@ -210,7 +216,7 @@ def test_near_duplicates_by_hand():
 
 def faulty(share=0.5, seed=0):
     """A writer by rule that makes every kind of fault, and mends what it is told of."""
-    writer, rng = toy.ScriptedWriter(RULE), random.Random(seed)
+    writer, rng = ScriptedWriter(RULE), random.Random(seed)
     first = {}
 
     def answer(prompt):
@@ -260,7 +266,7 @@ def test_every_fault_is_mended(tmp_path, capsys):
     ):
         assert any(words in prompt for prompt in asked), words
     files = [load_profiles(tmp_path / name) for name in ("u.jsonl", "u-test.jsonl")]
-    train, test, shared = check_files(files)
+    train, test, shared = count_files(files)
     assert (train["users"], test["users"]) == (18, 6) and not any(shared.values())
     for report, people in zip((train, test), files):
         assert report["different personas"] == report["theme once in the scene"] == len(people)
@@ -284,7 +290,7 @@ def test_every_fault_is_mended(tmp_path, capsys):
 def test_what_fails_for_good_is_counted(tmp_path, capfd):
     """A writer that refuses one topic for ever: the others are written, the exit code is 2, one
     line says how many are missing and why, and the released code would ask to this day."""
-    rule = toy.ScriptedWriter(RULE)
+    rule = ScriptedWriter(RULE)
     (tmp_path / "topics").write_text("a lost glove\na found glove\n")
 
     def answer(p):
@@ -378,22 +384,19 @@ def test_killed_it_goes_on_to_the_same_file(tmp_path):
 @pytest.mark.slow
 def test_the_rule_writes_different_people():
     """Offline, as the command does by default: quotas, no duplicates, everybody playable."""
-    drawn = draw_slots(
+    drawn = draw_drafts(
         60,
-        profiles.seed_lines(PROMPTS / "en/writer/topics.txt", 2, ""),
-        profiles.seed_lines(PROMPTS / "en/writer/talk.txt", 3, ""),
+        seed_lines(PROMPTS / "en/writer/topics.txt", 2, ""),
+        seed_lines(PROMPTS / "en/writer/talk.txt", 3, ""),
         {"passive": ["shy", "modest", "gentle"]},
-        NEED["en"],
+        TASKS,
         0,
     )
     bar = SimpleNamespace(update=lambda n: None)
-    assert (
-        asyncio.run(profiles.write_users(drawn, Simulator(toy.ScriptedWriter(RULE)), "en", bar))
-        == {}
-    )
-    people = [Profile(**{name: slot[name] for name in profiles.FIELDS}) for slot in drawn]
+    assert asyncio.run(write_users(drawn, Simulator(ScriptedWriter(RULE)), "en", bar)) == {}
+    people = [Profile(**{name: slot[name] for name in PROFILE_FIELDS}) for slot in drawn]
     refuse_foreign("toy", people)
-    (report,) = check_files([people])
+    (report,) = count_files([people])
     assert report["different personas"] == 60 and report["near-duplicate scenes"] == 0
     assert not any(re.search(r"\{\{|<P>", p.scene + p.player) for p in people)
 
@@ -448,7 +451,7 @@ def test_check_counts_what_files_share(tmp_path, capsys):
         return path
 
     a, b = users("a", "Ann", "Ben", "Ben", "Cleo"), users("b", "Ben", "Dora", "Ann", theme="")
-    one, two, shared = check_files([load_profiles(a), load_profiles(b)])
+    one, two, shared = count_files([load_profiles(a), load_profiles(b)])
     assert (one["users"], one["different personas"], two["different personas"]) == (4, 3, 3)
     assert (one["theme once in the scene"], two["theme once in the scene"]) == (4, 0)
     assert one["near-duplicate scenes"] == 1

@@ -2,8 +2,10 @@
 that nobody overwrites."""
 
 from support.errors import BadInput
-from support.rundir import append_line
-from support.signs import cut_replies, hacking_warnings
+from support.files import append_line
+from support.metrics import cut_replies
+from support.scores import compare
+from support.signs import hacking_warnings
 
 import asyncio
 import fcntl
@@ -293,7 +295,7 @@ def test_after_is_compared_with_before_everywhere(tmp_path, capsys):
     assert measure("--compare", before, after) == 0
     text = capsys.readouterr().out
     assert "after minus before +39." in text and "after is better by 39." in text
-    assert evaluate.compare([str(after)], [str(before)])["difference"] < -39
+    assert compare([str(after)], [str(before)])["difference"] < -39
 
 
 def test_cut_replies_are_counted_and_warned_of():

@@ -1,7 +1,7 @@
 """The reference: what healthy runs of the toy look like, and the tables that are made of them. The
 arithmetic is checked on curves made here, and its use on the forty runs that are committed."""
 
-from support import reference, report
+from support import picture, reference, report
 from support.reference import (
     bands_of,
     columns_of,
@@ -152,7 +152,7 @@ def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, cap
     """In one line at its end, and the picture shows the band; a run inside of it says nothing."""
     far = {"emotion": (np.full(12, 500.0), np.full(12, 1.0))}
     near = {"emotion": (np.full(12, 50.0), np.full(12, 50.0))}
-    drawn, draw = [], report.learning_curve
+    drawn, draw = [], picture.learning_curve
     monkeypatch.setattr(
         report, "learning_curve", lambda *given: drawn.append(given) or draw(*given)
     )

@@ -13,7 +13,7 @@ import toy
 from result_files import lines, write
 from simulator import Simulator, make_simulator, toy_profiles
 from tools import replay
-from tools.replay import arithmetic, consistency
+from tools.replay import consistency, wrong_sum_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -106,7 +106,7 @@ def test_a_log_whose_numbers_agree_among_themselves_is_still_replayed(run, tmp_p
     row["turns"][-1]["emotion"] += 1
     row["turns"][-1]["change"] += 1
     row["reward"] = row["turns"][-1]["emotion"] / 100
-    assert arithmetic({**row, "start": 30}, row["turns"]) is None
+    assert wrong_sum_in({**row, "start": 30}, row["turns"]) is None
     result = consistency(write(tmp_path / "d.jsonl", *found), make_simulator("toy"), PEOPLE)
     assert (
         len(result["found"]) == 1 and f"line {k + 1}" in result["found"][0] and result["final"] < 1

@@ -1,6 +1,6 @@
 """support/report.py: the answer of a run in words, its page as far as it is, its picture."""
 
-from support import report
+from support import picture, report
 from support.page import PANELS, headline
 
 import json
@@ -202,7 +202,7 @@ def test_the_pictures_axes_hold_all_that_is_drawn(tmp_path, monkeypatch, rows):
 
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    report.learning_curve(tmp_path, rows, [dict(step=0, score=99.0, stderr=4.0)])
+    picture.learning_curve(tmp_path, rows, [dict(step=0, score=99.0, stderr=4.0)])
     (axes,) = (figure.axes for figure in figures)
     assert len(axes) == (1 if not rows else 6 if len(rows) == 1 else 5)
     for axis in axes:

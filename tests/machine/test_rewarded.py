@@ -1,10 +1,11 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages, groups without
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
 
+from support.metrics import flat_groups
 from support.page import interpolate_missing
 from support.plan import calls_of
 from support.settings import resolve_settings
-from support.signs import flat_groups, hacking_warnings
+from support.signs import hacking_warnings
 
 import re
 

@@ -2,6 +2,7 @@
 
 from support.errors import BadInput
 from support.results import intention_of, read_results
+from support.scores import compare, files_of_side, final_of, score
 
 import json
 import random
@@ -14,7 +15,6 @@ import pytest
 
 import evaluate
 import toy
-from evaluate import compare, final_of, score
 from result_files import TASKS, our_line, sage_line, write
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -230,7 +230,7 @@ def test_several_seeds_are_one_side(tmp_path):
     assert "better" in compare(a[:1], b[:1])["sentence"]
     result = compare(a, b)
     assert result["seeds"] == [3, 3] and "no difference" in result["sentence"]
-    assert evaluate.seeds_of(f"{tmp_path}/a?.jsonl") == a and evaluate.seeds_of(",".join(a)) == a
+    assert files_of_side(f"{tmp_path}/a?.jsonl") == a and files_of_side(",".join(a)) == a
 
 
 def test_only_common_users_are_compared(tmp_path):

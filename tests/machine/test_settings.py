@@ -44,7 +44,7 @@ def test_help_explains_every_flag_and_names_both_defaults(capsys):
                     if (
                         texts
                         and value
-                        and setting.metadata["toy"] is not setting.default
+                        and setting.metadata["two_defaults"]
                         and (algo, setting.name) != ("ppo", "group_size")
                     ):
                         assert str(value) in texts[0].partition("(default: ")[2], texts[0]

@@ -257,7 +257,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
 
 def test_after_the_imports_ctrl_c_is_an_exception_again():
     """Or a dialogue would end without its last words, and asyncio's own handler stay away."""
-    seen, usual = [], signal.signal(signal.SIGINT, support.stop)
+    seen, usual = [], signal.signal(signal.SIGINT, support.exit_at_once)
     try:
         Parser(prog="x").run(lambda args: seen.append(signal.getsignal(signal.SIGINT)), [])
     finally:

@@ -147,6 +147,7 @@ def test_a_run_over_a_server_with_every_fault():
 def test_the_parsers_read_or_refuse_whatever_they_are_given():
     """Some thousand answers put together from pieces that mean something to them: a result of the
     right kind, or a ValueError, nothing else."""
+    from support.forms import read_words
     from support.strategies import CODES
 
     from hypothesis import given, settings
@@ -155,7 +156,6 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     from marks import sign
     from simulator import parse_emotion, parse_reply
     from tools.capabilities import RUBRIC
-    from tools.judge import read_words
     from tools.strategies import read_strategies
     from tools.validity import BLRI, PARAPHRASE_HEADERS
 

@@ -24,17 +24,17 @@ def zipped(place, **members):
     return place
 
 
-WANTED = {"ppo.py", "tools/judge.py"}
+WANTED = {"ppo.py", "support/forms.py"}
 
 
 @pytest.mark.parametrize(
     "members, found",
     [
         (["ppo.py"], "ppo.py"),
-        (["tools/judge.py"], "tools/judge.py"),
+        (["support/forms.py"], "support/forms.py"),
         (
-            ["h/ppo.py", "h/grpo.py", "h/tools/judge.py", "h/.venv/lib/ppo.py"],
-            "h/ppo.py h/tools/judge.py",
+            ["h/ppo.py", "h/grpo.py", "h/support/forms.py", "h/.venv/lib/ppo.py"],
+            "h/ppo.py h/support/forms.py",
         ),
         (
             [
@@ -48,7 +48,7 @@ WANTED = {"ppo.py", "tools/judge.py"}
             ],
             "a/b/ppo.py",
         ),
-        (["h\\ppo.py", "h\\tools\\judge.py"], "h/ppo.py h/tools/judge.py"),
+        (["h\\ppo.py", "h\\support\\forms.py"], "h/ppo.py h/support/forms.py"),
         (["grpo.py", "h/simulator.py"], None),
         ([], None),
         (["__MACOSX/ppo.py"], None),
@@ -79,7 +79,7 @@ def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
             if (home / file).is_file()
         ]
         assert " ".join(there) == found
-    assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "judge.py"}
+    assert {path.name for path in scratch.rglob("*") if path.is_file()} <= {"ppo.py", "forms.py"}
 
 
 def test_two_folders_with_answers_are_a_question(tmp_path):
@@ -110,7 +110,7 @@ def link(path):
         ("large", "larger than 50 MB"),
         ("cut", "no whole zip file"),
         ("changed", "no whole zip file (Bad CRC"),
-        ("encrypted", "judge.py' in it is encrypted"),
+        ("encrypted", "forms.py' in it is encrypted"),
         ("ppo.py/x/ppo.py", "no whole zip file"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, cap
     (tmp_path / "scratch").mkdir()
     place = tmp_path / "anna.zip"
     with zipfile.ZipFile(place, "w") as archive:
-        archive.writestr("tools/judge.py", "x = 1\n" * 99)
+        archive.writestr("support/forms.py", "x = 1\n" * 99)
         archive.writestr("ppo.py", "")
         if evil == "large":
             archive.writestr("runs/weights", bytes(course.UNPACKED), zipfile.ZIP_DEFLATED)

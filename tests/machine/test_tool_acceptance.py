@@ -10,8 +10,8 @@ import judging
 import simulator
 from judging import at, call, run, sage
 from server import Loopback
-from tools import acceptance
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
+from tools.hearing import Reply, hear
 
 
 @pytest.fixture(autouse=True)
@@ -68,20 +68,16 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
 
     d = load_dialogues(good)[0]
     changes = [
-        asyncio.run(
-            acceptance.hear(simulator.User(Deaf(), d["profile"]), d, i, d["turns"][i]["reply"])
-        )
+        asyncio.run(hear(simulator.User(Deaf(), d.profile), Reply(d, i, d.turns[i]["reply"])))
         for i in range(3)
     ]
     assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
     for i, (_, said) in enumerate(asked):
         assert len(said) == 2 * i + 2 and said[-1] == {
             "speaker": "friend",
-            "text": d["turns"][i]["reply"],
+            "text": d.turns[i]["reply"],
         }
-        assert [m["text"] for m in said[:-1:2]] == [d["first_line"]] + [
-            t["user"] for t in d["turns"][:i]
-        ]
+        assert [m["text"] for m in said[:-1:2]] == [d.first_line] + [t["user"] for t in d.turns[:i]]
 
 
 def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, capfd):

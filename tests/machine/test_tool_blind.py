@@ -1,6 +1,6 @@
 """tools.blind: sheets for people who do not know which policy is which."""
 
-from support.rundir import read_json
+from support.files import read_json
 
 import csv
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import judging
 from judging import call, run
 from tools import blind
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def test_blind_sheets_hide_and_tell(good, bad, tmp_path, capfd):
     rows = list(csv.reader(open("sheet.csv", encoding="utf-8-sig", newline="")))
     for row in rows[1:]:
         pair = key["pairs"][row[0]]
-        (left,) = [d for d in load_dialogues(pair["left"]) if d["profile_id"] == pair["id"]]
-        assert row[2].count(left["turns"][0]["reply"]) and row[2].startswith("USER: My ")
+        (left,) = [d for d in load_dialogues(pair["left"]) if d.profile_id == pair["id"]]
+        assert row[2].count(left.turns[0]["reply"]) and row[2].startswith("USER: My ")
     for rater in range(2):
         for row in rows[1:]:
             wins = "L" if key["pairs"][row[0]]["left"] == good else "R"

@@ -11,7 +11,8 @@ import judging
 import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
-from tools.judge import load_dialogues
+from tools.dialogues import load_dialogues
+from tools.scripted import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
 def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     """BLRI is asked with the user's record alone: no reply stands in it."""
     prompts = []
-    scripted = toy.ScriptedJudge()
+    scripted = ScriptedJudge()
 
     def answer(prompt):
         prompts.append(prompt)
@@ -63,7 +64,7 @@ def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     assert set(result["correlations"]) == {
         f"{q}, {p}" for q in ("blri", "utterance") for p in (good, bad)
     }
-    reply = load_dialogues(good)[0]["turns"][0]["reply"]
+    reply = load_dialogues(good)[0].turns[0]["reply"]
     assert not any(reply in p for p in prompts if "<record>" in p)
     assert any(reply in p for p in prompts if "<record>" not in p)
 

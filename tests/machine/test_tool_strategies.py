@@ -1,9 +1,9 @@
 """tools.strategies and tools.coordinate: tags of replies, by the toy's grammar or by a judge. What
 is counted over them is checked by hand in tests/textbook/test_strategies.py."""
 
-from support import report
+from support import judged
+from support.files import write_json
 from support.results import recorded_dialogues
-from support.rundir import write_json
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools import coordinate
+from tools.scripted import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,14 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     assert list(steps) == ["1", "2"] and steps["1"] == steps["2"]
 
 
+def judged_in(out, steps, toy):
+    """(rows, tables, radar) that the report of the run in `out` is given of what was judged."""
+    by_step = judged.strategies_by_step(out, toy)
+    radar = judged.radar_of_run(out)
+    tables = [*judged.strategy_tables(by_step), judged.capabilities_table(radar)]
+    return judged.with_strategies(steps, by_step), tables, radar
+
+
 def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
     """From the log alone, by the toy's grammar: curves, and tables of the same points. Or what
     the tools' --json left there. Where nobody speaks the toy's language there is nothing."""
@@ -110,15 +119,15 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
         ]
     write(tmp_path / "dialogues.jsonl", lines)
     steps = [{"step": 1}, {"step": 2}]
-    rows, tables, radar = report.judged_tables(tmp_path, steps, toy)
+    rows, tables, radar = judged_in(tmp_path, steps, toy)
     assert rows[0]["uses Praise"] == 0 and rows[0]["gain Praise"] is None
     assert rows[1]["uses Praise"] == 2 and rows[1]["gain Praise"] > 7  # two users of eight
     assert tables[0]["rows"][0][:2] == [1, 0] and tables[0]["rows"][1][:2] == [2, 2]
     assert tables[0]["rows"][0][-2:] == [1, 0] and radar == [] == tables[2]["rows"]
-    assert report.judged_tables(tmp_path, steps, None)[0] == steps
+    assert judged_in(tmp_path, steps, None)[0] == steps
     run("capabilities", good, bad)
     Path("out.json").rename("capabilities.json")
-    *_, tables, radar = report.judged_tables(tmp_path, steps, None)
+    _, tables, radar = judged_in(tmp_path, steps, None)
     assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["ED"] == 5
     assert tables[2]["rows"][1][:2] == [bad, 1]
     write_json(
@@ -133,7 +142,7 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
             }
         },
     )
-    assert report.judged_tables(tmp_path, steps, toy)[0][0]["gain Advice Provision"] == 4
+    assert judged_in(tmp_path, steps, toy)[0][0]["gain Advice Provision"] == 4
     write_json(
         "strategies.json",
         {
@@ -146,13 +155,13 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
             }
         },
     )
-    assert report.judged_tables(tmp_path, steps, toy)[0] == rows  # of no training dialogue
+    assert judged_in(tmp_path, steps, toy)[0] == rows  # of no training dialogue
     for line in lines:
         for turn in line["turns"]:
             turn["reply"] = "Hello there, how are you doing?"
     Path("strategies.json").unlink()
     write(tmp_path / "dialogues.jsonl", lines)
-    assert report.judged_tables(tmp_path, steps, toy)[0] == steps
+    assert judged_in(tmp_path, steps, toy)[0] == steps
 
 
 def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
@@ -171,7 +180,7 @@ def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
 def test_coordinates_are_of_one_call(good, bad, capsys):
     """Both files in one prompt; an answer outside of the square, or without a number, is no point
     at (0, 0)."""
-    said, scripted = [], toy.ScriptedJudge()
+    said, scripted = [], ScriptedJudge()
 
     def answer(prompt):
         if "M1 X" not in prompt:

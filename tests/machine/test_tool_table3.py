@@ -1,6 +1,6 @@
 """tools.table3: policies of either user, measured with either."""
 
-from support.rundir import write_json
+from support.files import write_json
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ import pytest
 
 from judging import call
 from tools.__main__ import HERE, first_sentence, tools
-from tools.judge import Tables, cell
+from tools.tables import Tables, cell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JUDGING = "acceptance blind capabilities coordinate needs strategies table3 validity".split()
@@ -25,7 +25,8 @@ def test_all_tools_are_listed_from_their_files():
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     listed = {line.split()[0]: line for line in lines if line and line[0].isalpha()}
-    assert set(JUDGING) <= set(listed) and "judge" not in listed
+    assert set(JUDGING) <= set(listed) and "judge" not in listed and len(listed) <= 15
+    assert max(map(len, lines)) <= 100
     assert listed["blind"].endswith("do people prefer, who do not know which is which?")
 
 
@@ -40,6 +41,7 @@ def test_a_tool_is_a_file_that_defines_main(tmp_path, monkeypatch):
         "how much (RLVER 3.3, 4) of it."
     )
     assert first_sentence("Of nothing") == "Of nothing"
+    assert first_sentence("Does it? Really! Yes. No.") == "Does it?"
 
 
 @pytest.mark.parametrize("name", JUDGING)

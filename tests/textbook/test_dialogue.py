@@ -401,7 +401,9 @@ def test_the_scripted_user_in_whole_dialogues():
 
     def comfort(i):
         scene = toy.read_scene(people[i // 2].scene, people[i // 2].task)
-        sentences = [toy.sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)]
+        sentences = [
+            toy.random_sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)
+        ]
         helpful = list(dict.fromkeys(sentences))  # no sentence twice
         return helpful[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
 

@@ -12,19 +12,14 @@ By hand: an answer of two parts, to a prompt whose mark is kqvt, is
 and is read as {"ED": 4, "CI": 3}.
 """
 
+from support.forms import parse_grade, parse_score, questionnaire, read_parts, read_words
+
 import pytest
 
 from marks import sign
 from tools.capabilities import RUBRIC
-from tools.coordinate import CHARACTER_HEADERS, REASONS_HEADERS, parse_place
-from tools.judge import (
-    parse_grade,
-    parse_score,
-    questionnaire,
-    read_parts,
-    read_words,
-    score_table,
-)
+from tools.coordinate import CHARACTER_HEADERS, REASONS_HEADERS, parse_coordinate
+from tools.scores import score_table
 from tools.validity import BLRI, PARAPHRASE_HEADERS, UTTERANCE
 
 DIMENSIONS = RUBRIC.parts
@@ -265,7 +260,7 @@ def test_a_coordinate_is_one_number_in_the_square():
     names = {"M1X": "M1 X", "M1Y": "M1 Y"}
 
     def read(text):
-        return read_parts(sign(text, MARK), names, MARK, parse_place)
+        return read_parts(sign(text, MARK), names, MARK, parse_coordinate)
 
     assert read("Comparison: 2 are near.\n**M1 X**: −0.4\n- M1 Y: 1.0") == {"M1X": -0.4, "M1Y": 1}
     assert read("M1 X: – 0.5\nM1 Y: ‑.25\nwhich is far") == {"M1X": -0.5, "M1Y": -0.25}
@@ -283,7 +278,7 @@ def test_a_coordinate_is_one_number_in_the_square():
     ):
         with pytest.raises(ValueError):
             read(text)
-    assert parse_place("+1") == 1 and parse_place("**-.5**.") == -0.5
+    assert parse_coordinate("+1") == 1 and parse_coordinate("**-.5**.") == -0.5
 
 
 def test_words_are_taken_from_their_sections_and_silence_is_refused():
@@ -340,15 +335,15 @@ def test_means_are_over_dialogues_and_what_is_missing_is_left_out():
         ],
         ["DG"],
     )
-    assert table["ED"]["means"] == {"a": 3, "b": 5, "c": 1}
-    assert table["ED"]["mean"] == 3 and table["ED"]["n"] == 3 and table["ED"]["short"] == 0
-    assert table["ED"]["stderr"] == pytest.approx(2 / 3**0.5)
-    assert table["ED"]["spread"] == pytest.approx((2**0.5 + 0) / 2)  # of a and of c
-    assert table["ED"]["missing"] == pytest.approx(1 / 6)
-    assert table["DG"]["mean"] == 4 and table["DG"]["n"] == 2 and table["DG"]["short"] == 1
+    assert table["ED"].means == {"a": 3, "b": 5, "c": 1}
+    assert table["ED"].mean == 3 and table["ED"].n == 3 and table["ED"].short == 0
+    assert table["ED"].stderr == pytest.approx(2 / 3**0.5)
+    assert table["ED"].spread == pytest.approx((2**0.5 + 0) / 2)  # of a and of c
+    assert table["ED"].missing == pytest.approx(1 / 6)
+    assert table["DG"].mean == 4 and table["DG"].n == 2 and table["DG"].short == 1
 
 
 def test_turns_of_one_dialogue_are_one_dialogue():
     """A dialogue of many questions counts once in the mean."""
     table = score_table([rated("a", 1), rated("a", 5, part=1), rated("b", 5)])
-    assert table["ED"]["mean"] == 4 and table["ED"]["n"] == 2 and table["ED"]["spread"] is None
+    assert table["ED"].mean == 4 and table["ED"].n == 2 and table["ED"].spread is None

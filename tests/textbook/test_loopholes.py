@@ -229,7 +229,7 @@ def candidates(rng):
     plain = [join_parts(p, "sister", "hurt") for p in every_parts if "<" not in "".join(p)]
     people, feelings = PEOPLE["train"], FEELINGS["train"]
     named = [
-        toy.sentence(act, rng.choice(people), rng.choice(feelings), rng)
+        toy.random_sentence(act, rng.choice(people), rng.choice(feelings), rng)
         for act in ACTS
         for _ in range(8)
     ]

@@ -115,9 +115,9 @@ def test_every_complaint_is_there(lang):
         (PROMPTS.parent / path).read_text(encoding="utf-8")
         for path in (
             "support/answers.py",
+            "support/forms.py",
             "simulator.py",
-            "tools/profiles.py",
-            "tools/judge.py",
+            "tools/writing.py",
             "tools/strategies.py",
             "tools/coordinate.py",
         )

@@ -195,7 +195,7 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
 
     async def reply(line):
         turn = len(heard)
-        text = toy.sentence(acts[turn], scene.person, scene.feeling, random.Random(turn))
+        text = toy.random_sentence(acts[turn], scene.person, scene.feeling, random.Random(turn))
         text = text.replace(" ", "\u2028", 1)  # still one line
         # the last one is malformed: never sent, never replayed
         return Reply(text, text, "", turn == 4)

@@ -14,7 +14,7 @@ so 0. The repetition rate (SSRR) is the mean of these two, 0.
 
 from support.strategies import (
     CODES,
-    GROUPS,
+    RLVER_GROUPS,
     TOY_CODES,
     gain,
     similarity,
@@ -39,7 +39,7 @@ MARK = "kqvt"
 def test_the_example_by_hand():
     """The three replies above."""
     replies = [[["E-1", "A-1"], 10], [["E-2"], -4], [[], 3]]
-    assert gain(replies, GROUPS["Praise"]) == (3.0, 2)
+    assert gain(replies, RLVER_GROUPS["Praise"]) == (3.0, 2)
     assert similarity(["E-1", "A-1"], ["E-2"]) == 0 == similarity(["E-2"], [])
     assert ssrr([[used for used, _ in replies]]) == 0
 
@@ -53,7 +53,7 @@ REPLIES = [[["E-1", "A-1"], 10], [["E-2"], -4], [["F-5"], -2], [[], 3], [["E-1"]
 def test_gain_is_the_mean_change_of_the_replies_that_use_it():
     """Two codes of a group in one reply are one reply; a reply without an emotion, or without an
     answer of the judge, counts nowhere."""
-    assert gain(REPLIES, GROUPS["Praise"]) == (3.0, 2)
+    assert gain(REPLIES, RLVER_GROUPS["Praise"]) == (3.0, 2)
     assert gain(REPLIES, ["A-1"]) == (10.0, 1) and gain(REPLIES, ["G-2"]) == (None, 0)
     assert gain([[["E-1", "E-2", "E-1"], 6]], ["E-1", "E-2"]) == (6.0, 1)
 
@@ -145,8 +145,8 @@ def test_curves_are_of_training_dialogues_a_tenth_of_the_steps_at_a_time():
 def test_there_are_24_strategies_in_7_groups():
     """SAGE's table 5 has 24 codes, from A-1 to G-2."""
     assert len(CODES) == 24 == len(set(CODES)) and {code[0] for code in CODES} == set("ABCDEFG")
-    assert len({code for group in GROUPS.values() for code in group}) == 11
-    assert {code for group in GROUPS.values() for code in group} <= set(CODES)
+    assert len({code for group in RLVER_GROUPS.values() for code in group}) == 11
+    assert {code for group in RLVER_GROUPS.values() for code in group} <= set(CODES)
     assert set(TOY_CODES.values()) <= set(CODES)
     assert set(TOY_CODES) | {"topic"} == set(toy.ACTS)
 
@@ -230,10 +230,10 @@ def test_tags_of_the_toy_are_exact():
     """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
     rng = random.Random(1)
     for act in toy.ACTS:
-        said = toy.sentence(act, "sister", "hurt", rng)
+        said = toy.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
         assert toy_codes(said, toy) == expected
-        assert toy_codes(f"{said} {toy.sentence('praise', 'boss', 'lost', rng)}", toy) == [
+        assert toy_codes(f"{said} {toy.random_sentence('praise', 'boss', 'lost', rng)}", toy) == [
             *expected,
             "E-1",
         ]

@@ -18,11 +18,11 @@ from toy import Recipe, act_of, split_sentences
 def test_an_example_by_hand():
     """A turn of the corpus is what the user says, what the policy thinks of it and what it replies:
     the thought names a feeling, a person and a need, and the reply is in the grammar."""
-    line, thought, reply = toy.corpus(random.Random(0))[0]
+    line, thought, reply = toy.corpus_dialogue(random.Random(0), good=0.17)[0]
     assert re.match(r"My \w+ .*\. I feel \w+\. ", line)
     feeling, person, wants = thought.split(", ")
     assert f"My {person} " in line and f"I feel {feeling}." in line
-    assert wants in {f"wants {need.name}" for need in NEEDS.values()}
+    assert wants in {f"wants {need.word_in_thought}" for need in NEEDS.values()}
     assert all(act_of(sentence) in ACTS for sentence in split_sentences(reply))
 
 
@@ -31,7 +31,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     kind of sentence helps whom. Were the corpus already good at that, or not legible, RL could show
     nothing."""
     rng = random.Random(0)
-    turns = [turn for _ in range(400) for turn in toy.corpus(rng)]
+    turns = [turn for _ in range(400) for turn in toy.corpus_dialogue(rng, good=0.17)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
     acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
     assert all(None not in acts_of_reply for acts_of_reply in acts)

@@ -1,0 +1,116 @@
+"""support/judged.py - what the report shows of strategies and capabilities: curves and tables of
+what the policy's replies do, and the radar of five capabilities.
+
+The strategies of a reply come from a judge (`python -m tools.strategies --json` wrote them into the
+run's directory, strategies.json), or else, on the toy, from its grammar. The capabilities come from
+a judge alone (tools.capabilities, capabilities.json).
+"""
+
+from support import strategies
+from support.files import read_json, read_jsonl
+from support.page import TEXTS
+
+# --------------------------------------------------------------------------------------- strategies
+
+
+def strategies_by_step(out, toy):
+    """What is counted of strategies in the run in `out`, a tenth of its steps at a time:
+    {last step of the tenth: `strategies.strategies_of` its training dialogues}; {} if no reply uses
+    any strategy. toy: as in `toy_dialogues`."""
+    dialogues = judged_dialogues(out) or toy_dialogues(out, toy)
+    used_any = any(codes for dialogue in dialogues for codes, _ in dialogue["replies"])
+    return strategies.steps_of(dialogues) if used_any else {}
+
+
+def judged_dialogues(out):
+    """The training dialogues whose replies a judge has tagged, in strategies.json; [] if none."""
+    results = list(read_json(out / "strategies.json").get("files", {}).values())
+    if not results:
+        return []
+    return [d for d in results[0].get("tagged", ()) if d["split"] == "train"]
+
+
+def toy_dialogues(out, toy):
+    """The training dialogues of a run of the toy, with the strategies that its grammar reads from
+    the replies. toy: the module, if the policy speaks its language; else None, and there are no
+    such dialogues."""
+    if toy is None:
+        return []
+    dialogues = []
+    for _, dialogue, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"train"'):
+        if not dialogue:
+            continue
+        replies = [
+            [strategies.toy_codes(turn["reply"], toy), turn["change"]]
+            for turn in dialogue["turns"]
+            if turn["emotion"] is not None
+        ]
+        dialogues.append({**dialogue, "intention": "", "replies": replies})
+    return dialogues
+
+
+def with_strategies(rows, by_step):
+    """`rows` of metrics.jsonl with the uses and gains of each group of strategies, in the steps of
+    `by_step`: the curves of the report."""
+    extended = []
+    for row in rows:
+        row = dict(row)
+        if row["step"] in by_step:
+            groups = by_step[row["step"]]["strategies"]
+            for name in strategies.RLVER_GROUPS:
+                row[f"uses {name}"] = groups[name]["uses"]
+                row[f"gain {name}"] = groups[name]["gain"]
+        extended.append(row)
+    return extended
+
+
+def strategy_tables(by_step):
+    """Two tables for the report, of the uses and of the gain of each group of strategies."""
+    return [
+        strategy_table("uses", by_step, ["variety", "support"]),
+        strategy_table("gain", by_step, []),
+    ]
+
+
+def strategy_table(number, by_step, further):
+    """A table of one number ("uses" or "gain") of each group of strategies, over the steps.
+    further: numbers that are no group's, each a column."""
+    rows = []
+    for step, numbers in by_step.items():
+        of_groups = [numbers["strategies"][name][number] for name in strategies.RLVER_GROUPS]
+        rows.append([step, *of_groups, *[numbers[name] for name in further]])
+    return {
+        "title": f"Strategies: {number}",
+        "columns": ["steps up to", *strategies.RLVER_GROUPS, *further],
+        "rows": rows,
+        "reading": TEXTS["strategies"][number],
+    }
+
+
+# ------------------------------------------------------------------------------------- capabilities
+
+
+def radar_of_run(out):
+    """`radar_of` what a judge left in a run's directory; [] if nothing."""
+    return radar_of(read_json(out / "capabilities.json"))
+
+
+def radar_of(judgements):
+    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5}}]."""
+    tables = judgements.get("capabilities", {}).get("tables", {})
+    radar = []
+    for file, table in tables.items():
+        means = {capability: numbers["mean"] for capability, numbers in table.items()}
+        radar.append({"label": file, "values": means})
+    return radar
+
+
+def capabilities_table(radar):
+    """The radar's numbers as a table."""
+    capabilities = list(radar[0]["values"]) if radar else []
+    return {
+        "title": "Five capabilities, judged",
+        "columns": ["results", *capabilities],
+        "rows": [[entry["label"], *entry["values"].values()] for entry in radar],
+        "reading": TEXTS["strategies"]["radar"],
+    }

@@ -1,0 +1,262 @@
+"""support/scores.py - scores of result files, and comparisons of them (SAGE; RLVER 3): what
+`evaluate.py --score` and `--compare` compute and print. No model is needed.
+
+From top to bottom: the scores of one file; their table on the terminal; two sides compared, each of
+one file or of several seeds; the comparison on the terminal.
+"""
+
+from support.errors import BadInput
+from support.metrics import score_summary
+from support.results import conditions_of, describe, parts_of, read_results
+from support.signs import signs
+from support.stats import sign_flips
+
+import glob
+from dataclasses import dataclass
+
+import numpy as np
+
+# --------------------------------------------------------------------------- scores of result files
+
+
+@dataclass
+class Scored:
+    """A result file, and the score of each of its dialogues."""
+
+    rows: list  # of read_results
+    finals: list  # the final emotion of each row, by the rule
+    rule: str  # "every" or "sage", see `final_of`
+    problems: list  # what could not be used, in words
+
+
+def score(path, rule=None, anyway=False, ids=None, lost=0):
+    """Every table of one result file, as a dict. rule: "every", "sage" or None, see `read_scored`.
+    anyway: average different simulators, too. ids: of the users that count (default: all in the
+    file); lost: how many of them have no dialogue there. Raises BadInput for a file without a
+    usable line, or with several simulators in it."""
+    scored = read_scored(path, rule)
+    rows, finals = scored.rows, scored.finals
+    if ids is not None:
+        finals = [final for row, final in zip(rows, finals) if row["id"] in ids]
+        rows = [row for row in rows if row["id"] in ids]
+    conditions = sorted({conditions_of(row) for row in rows})
+    if len(conditions) > 1 and not anyway:
+        raise BadInput(
+            f"{path}: results of {len(conditions)} simulators or settings "
+            f"({'; '.join(conditions)}) cannot be averaged; their scores do not compare. "
+            "--anyway does it all the same"
+        )
+    replies = [reply for row in rows for reply in row["replies"]]
+    malformed = sum(row["ended"] == "malformed" for row in rows)
+    return {
+        "file": str(path),
+        "by_whom": describe(rows[0]["made_by"]),
+        "rule": scored.rule,
+        **score_summary(finals),
+        "malformed": 100 * malformed / len(rows),
+        "turns": len(replies) / len(rows),
+        "length": sum(map(len, replies)) / max(1, len(replies)),
+        "by": {name: scores_by(name, rows, finals) for name in parts_of(rows)},
+        "signs": signs([row["replies"] for row in rows]),
+        "asked": len(rows) + lost,
+        "lost": lost,
+        "unusable": len(scored.problems),
+        "problems": scored.problems,
+    }
+
+
+def scores_by(name, rows, finals):
+    """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
+    scores = {}
+    for value in sorted({row[name] for row in rows}):
+        finals_of_part = [final for row, final in zip(rows, finals) if row[name] == value]
+        scores[value] = score_summary(finals_of_part)
+    return scores
+
+
+def read_scored(path, rule=None):
+    """A result file as Scored, by a rule of `final_of`. Without a rule, ours are scored by "every";
+    a file of SAGE's knows only "sage". Raises BadInput for another rule, or for a file without a
+    usable line."""
+    rows, problems = read_results(path)
+    if not rows:
+        raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
+    if not rows[0]["made_by"] and not rows[0]["simulator"]:  # by SAGE, and not in SAGE's directory
+        print(
+            f"{path} names no simulator: compare its scores only with files of which "
+            "you know that they have the same one"
+        )
+    by_sage = any(not row["made_by"] for row in rows)
+    if by_sage and rule == "every":
+        raise BadInput(
+            "--rule every: SAGE's files do not score a tenth reply; only --rule sage "
+            "can be had from them"
+        )
+    rule = "sage" if by_sage else rule or "every"
+    return Scored(rows, [final_of(row, rule) for row in rows], rule, problems)
+
+
+def final_of(row, rule):
+    """The final emotion of a dialogue by a rule. "every": every reply is scored. "sage", as SAGE's
+    own loop: if there are as many replies as are allowed, the last one is not scored (ten replies,
+    nine of them scored). SAGE's files hold only that emotion; ours hold both."""
+    is_full = len(row["replies"]) == row["made_by"].get("max_turns")
+    ended_by_a_reply = row["ended"] in ("turn_limit", "emotion_max", "emotion_min")
+    if rule == "every" or not is_full or not ended_by_a_reply:
+        return row["final"]
+    if len(row["emotions"]) > 1:
+        return row["emotions"][-2]
+    return row["made_by"].get("start", row["final"])
+
+
+# --------------------------------------------------------------------- their table on the terminal
+
+
+def print_score(result):
+    """Print the tables of one file. result: of `score`."""
+    if result["rule"] == "every":
+        meaning = "every reply is scored"
+    else:
+        meaning = "as SAGE, the last of a full number of replies is not scored"
+    print(f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: {meaning}")
+    print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
+    print_score_line("all", result)
+    for name, values in result["by"].items():
+        for value, numbers in values.items():
+            print_score_line(f"{name}: {value}", numbers)
+    shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
+    print(
+        f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
+        f"{result['malformed']:.1f} % malformed\n{shown}"
+    )
+    if result["unusable"]:
+        print(
+            f"{result['unusable']} lines could not be used; they are named below and not in any "
+            "number above"
+        )
+
+
+def print_score_line(name, numbers):
+    """Print one line of the table. numbers: of `score_summary`; those of all users also hold how
+    many are lost."""
+    asked = f" of {numbers['asked']}" if numbers.get("lost") else ""
+    print(
+        f"{name:<24}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
+        f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
+    )
+
+
+# -------------------------------------------------------------------------------------- comparisons
+
+
+def compare(paths_before, paths_after, rule=None, draws=10_000):
+    """How do the results after differ from those before? Paired on the users that all files of both
+    sides hold; every difference is after minus before.
+
+    paths_before, paths_after: lists of result files, one per seed. The difference of a user is that
+    of its means over seeds. The interval is the 2.5 to 97.5 percentile of a bootstrap over users,
+    and over the seeds of each side where there are several (a difference between two single runs
+    says nothing about two methods). p: sign flips of the users' differences, two-sided; it takes
+    the seeds as given. Raises BadInput."""
+    files_before = [read_scored(path, rule) for path in paths_before]
+    files_after = [read_scored(path, rule) for path in paths_after]
+    files = files_before + files_after
+    conditions = {conditions_of(row) for file in files for row in file.rows}
+    if len(conditions) > 1:
+        raise BadInput(
+            "--compare: results of different simulators or settings "
+            f"({'; '.join(sorted(conditions))}) do not compare"
+        )
+    ids = common_ids(files)
+    if len(ids) < 2:
+        raise BadInput("--compare: the files have fewer than two users in common")
+    scores_before = scores_of(files_before, ids)  # [seeds before, users]
+    scores_after = scores_of(files_after, ids)  # [seeds after, users]
+    differences = scores_after.mean(0) - scores_before.mean(0)  # [users]
+    mean = float(differences.mean())
+    rng = np.random.default_rng(0)
+    low, high = bootstrap_of_seeds(scores_before, scores_after, rng, draws)
+    return {
+        "a": paths_before,
+        "b": paths_after,
+        "a_by": describe(files_before[-1].rows[0]["made_by"]),
+        "b_by": describe(files_after[-1].rows[0]["made_by"]),
+        "score_a": float(scores_before.mean()),
+        "score_b": float(scores_after.mean()),
+        "difference": mean,
+        "interval": [low, high],
+        "p": sign_flips(differences, rng, draws),
+        "n": len(ids),
+        "seeds": [len(scores_before), len(scores_after)],
+        "sentence": verdict(mean, low, high, len(ids)),
+        "problems": [problem for file in files for problem in file.problems],
+    }
+
+
+def common_ids(files):
+    """The ids of the users that all of these Scored files hold, sorted."""
+    return sorted(set.intersection(*[{row["id"] for row in file.rows} for file in files]))
+
+
+def scores_of(files, ids):
+    """The final emotions of the users `ids` in several Scored files, [seeds, users]."""
+    scores = []
+    for file in files:
+        final_by_id = {row["id"]: final for row, final in zip(file.rows, file.finals)}
+        scores.append([final_by_id[user_id] for user_id in ids])
+    return np.array(scores, dtype=float)
+
+
+def bootstrap_of_seeds(scores_before, scores_after, rng, draws):
+    """The 95 % interval (low, high) of mean(after) - mean(before), both [seeds, users]: each draw
+    takes the same users of both sides, and draws the seeds of each side that has several."""
+
+    def draw_seeds(scores):
+        if len(scores) == 1:
+            return scores
+        return scores[rng.integers(len(scores), size=len(scores))]
+
+    differences = np.empty(draws)
+    user_count = scores_before.shape[1]
+    for draw in range(draws):
+        users = rng.integers(user_count, size=user_count)
+        before, after = draw_seeds(scores_before), draw_seeds(scores_after)
+        differences[draw] = after[:, users].mean() - before[:, users].mean()
+    low, high = np.percentile(differences, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def verdict(difference, low, high, n):
+    """What a difference with its interval says, in words."""
+    if low <= 0 <= high:
+        return f"no difference can be told at n = {n}"
+    if difference > 0:
+        return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
+    return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
+
+
+def files_of_side(names):
+    """The result files that a side of --compare names: one file, or one per seed, with commas
+    between them or as a pattern."""
+    paths = []
+    for name in names.split(","):
+        paths += sorted(glob.glob(name)) or [name]
+    return paths
+
+
+def print_comparison(result):
+    """Print a comparison. result: of `compare`."""
+    seeds_before, seeds_after = result["seeds"]
+    if seeds_before != seeds_after:
+        seeds = f"{seeds_before} and {seeds_after} seeds"
+    elif seeds_before == 1:
+        seeds = "1 seed each"
+    else:
+        seeds = f"{seeds_before} seeds each"
+    low, high = result["interval"]
+    print(f"before: {result['a_by']}\nafter:  {result['b_by']}")
+    print(
+        f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
+        f"{result['difference']:+.1f} (95 % {low:+.1f} to {high:+.1f}, p = {result['p']:.4f}, "
+        f"n = {result['n']}, {seeds}): {result['sentence']}"
+    )

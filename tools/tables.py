@@ -1,0 +1,94 @@
+"""tools/tables.py - what the tools print and write, and the flags that they share.
+
+A tool makes its parser with `tool_parser`, shows its numbers in `Tables`, and ends with
+`write_outputs`, which does what --json and --html ask for.
+"""
+
+from support.errors import BadInput
+from support.files import refuse_overwriting, write_json
+from support.flags import Parser
+from support.judged import radar_of
+from support.page import write_report
+
+import argparse
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+class Tables:
+    """The tables of one command: printed as they come, and kept for --html."""
+
+    def __init__(self):
+        self.shown = []  # in the form that `write_report` takes
+
+    def show(self, title, columns, rows, reading):
+        """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
+        self.shown.append(
+            {
+                "title": title,
+                "columns": ["", *columns],
+                "reading": reading,
+                "rows": [[str(name), *map(cell, cells)] for name, cells in rows.items()],
+            }
+        )
+        name_width = max([len(str(name)) for name in rows], default=0) + 1
+        print(f"\n{title}")
+        for name, cells in {"": columns, **rows}.items():
+            line = f"{name!s:{name_width}}"
+            for value, column in zip(cells, columns):
+                width = max(10, len(column))
+                line += f"  {cell(value):>{width}}"
+            print(line)
+        print(reading)
+
+
+def cell(value):
+    """A value as a table has it."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def write_outputs(args, tool, result, tables):
+    """What --json and --html ask for. result: what goes into the JSON file; tables: the Tables that
+    were shown."""
+    if args.json:
+        write_json(args.json, {"command": tool, **result})
+    if args.html:
+        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar_of(result))
+
+
+# ---------------------------------------------------------------------------------- flags and files
+
+
+def tool_parser(tool, about):
+    """A parser for `python -m tools.TOOL` with the flags of every tool. about: its docstring."""
+    parser = Parser(
+        prog=f"python -m tools.{tool}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything here")
+    parser.add_argument("--html", metavar="FILE", help="write the tables as a page")
+    return parser
+
+
+def add_files(parser):
+    """The files that a tool reads."""
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="result files, ours or SAGE's, or a run's dialogues.jsonl",
+    )
+
+
+def check_files(args, least, inputs=(), out=None):
+    """Take each of `args.files` once, and refuse fewer than `least`. Refuse outputs (--json,
+    --html, and `out`, the file of --out, if the tool has one) that would overwrite one of the
+    files, one of the further `inputs`, or each other. Raises BadInput."""
+    args.files = list(dict.fromkeys(args.files))
+    outputs = {"--json": args.json, "--html": args.html, "--out": out}
+    refuse_overwriting(outputs, [*args.files, *inputs])
+    if len(args.files) < least:
+        raise BadInput(f"{least} FILE or more wanted")
