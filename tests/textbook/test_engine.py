@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import engine as engine_module
 from agents import LINES, THOUGHTS, Recorder, assert_close, episode_of, gossip, sampled, speak
 from engine import TorchEngine
 from policy import Agent
@@ -311,3 +312,57 @@ def test_a_dialogue_that_is_given_up_leaves_the_engine(tiny_model, chat):
         return asyncio.run(both())
 
     assert talk(True) == talk(False) and talk(True)[2:] == (0, True)
+
+
+# ------------------------------------------------------------------------------- shared beginnings
+
+
+def two_turns(engine, prompts):
+    """[(ids, log_probs)] of a first and a second turn of dialogues that begin with `prompts`."""
+
+    def turn(texts):
+        rngs = [np.random.default_rng(i) for i in range(len(texts))]
+        return [engine.generate(t, 4, rngs[i], key=i) for i, t in enumerate(texts)]
+
+    async def both():
+        first = await asyncio.gather(*turn(prompts))
+        later = [p + ids + [5, 6, 7] for p, (ids, _) in zip(prompts, first)]
+        return first + await asyncio.gather(*turn(later))
+
+    return asyncio.run(both())
+
+
+def test_a_shared_beginning_is_computed_once(chat, model, monkeypatch):
+    """Twelve dialogues in groups of four: the system prompt (70 ids) is computed once, a first line
+    (9 ids) once a group, and each member computes the last id of its prompt alone. What is drawn,
+    and its log-probs, are those of an engine that shares nothing. Copy a column too few, and they
+    are not."""
+    rng = np.random.default_rng(0)
+    system = rng.integers(5, 60, 70).tolist()
+    lines = [rng.integers(5, 60, 9).tolist() + [i] for i in range(3)]
+    prompts = [system + lines[i // 4] for i in range(12)]
+    computed, results = {}, {}
+    append = TorchEngine.append_chunks
+    for least in (engine_module.MIN_SHARED, 10**9):
+        monkeypatch.setattr(engine_module, "MIN_SHARED", least)
+        tokens = computed[least] = []
+        monkeypatch.setattr(
+            TorchEngine,
+            "append_chunks",
+            lambda self, slots, chunks, n=tokens: (
+                n.append(sum(map(len, chunks))) or append(self, slots, chunks)
+            ),
+        )
+        results[least] = two_turns(TorchEngine(model, chat.stop_id), prompts)
+    (sharing, alone), (few, all_of_it) = results.values(), computed.values()
+    assert [ids for ids, _ in sharing] == [ids for ids, _ in alone]
+    for (_, a), (_, b) in zip(sharing, alone):
+        assert_close([torch.tensor(a)], [torch.tensor(b)], 1e-5)
+    assert few[:3] == [70, 3 * 9, 12] and all_of_it[0] == 12 * 80
+
+
+def test_the_toy_shares_nothing(chat, tiny_model):
+    """Prompts without a long common beginning are computed as ever, in one pass."""
+    engine = Recorder(tiny_model, chat.stop_id)
+    two_turns(engine, [[5, 6, 7, i] for i in range(6)])
+    assert engine.read[:6] == [4] * 6
