@@ -136,7 +136,7 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         if cfg.history_thoughts == "keep":
-            self.chat.refuse_to_keep()
+            self.chat.check_that_thoughts_are_kept()
         self.pad = self.tokenizer.pad_token_id or 0
         self.context = cfg.context or model.config.max_position_embeddings
         if len(self.chat.first_prompt("")) + 2 > self.context:
