@@ -19,40 +19,40 @@ from tqdm import tqdm
 # ------------------------------------------------------------------------------------------- pieces
 
 
-class Ending(NamedTuple):
-    """What follows a reply, in ids."""
-
-    close: list  # blanks in front of the stop token, mostly none
-    stop_id: int  # sampled by the policy, hence an action, hence trained
-    after: list  # from the stop token to the user's next text: context, never trained
-
-
 @dataclass
 class Pieces:
     r"""What the template writes around the messages, in ids.
 
     A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
 
-        head      [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
-                  My sister forgot my birthday.
-        ask       [<|im_end|>\n<|im_start|>assistant\n]
-                  Tell me more.
-        stop_id   [<|im_end|>]
-        after     [\n<|im_start|>user\n]
-                  It was last Monday.
-        ask       [<|im_end|>\n<|im_start|>assistant\n]
-        opening   [<think>\n]
+        head             [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
+                         My sister forgot my birthday.
+        ask              [<|im_end|>\n<|im_start|>assistant\n]
+                         Tell me more.
+        ending.stop_id   [<|im_end|>]
+        ending.after     [\n<|im_start|>user\n]
+                         It was last Monday.
+        ask              [<|im_end|>\n<|im_start|>assistant\n]
+        opening          [<think>\n]
 
-    The second reply is sampled behind this. Few templates have an opening.
+    The second reply is sampled behind that. Most templates have no opening.
     """
 
     head: list  # from the beginning to the user's first text
     ask: list  # from a user's text to the reply to it
     opening: list  # in front of a reply that is to be sampled; not in front of a past one
-    ending: Ending  # of a reply
-    blanks: "Blanks"  # how the messages are encoded
+    ending: "Ending"  # what follows a reply
+    blanks: "Blanks"  # how messages and pieces are encoded, so that no blank is gained or lost
     first_blank: str  # " " if it is encoded with the user's first text and not with `head`, or ""
     later_blank: str  # the same for the user's later texts and `ending.after`
+
+
+class Ending(NamedTuple):
+    """What follows a reply, in ids."""
+
+    close: list  # blanks in front of the stop token; mostly none, as in the dialogue above
+    stop_id: int  # sampled by the policy, hence an action, hence trained
+    after: list  # from the stop token to the user's next text; context, hence never trained
 
 
 # ------------------------------------------------------------------------------ blanks at the seams
@@ -77,7 +77,7 @@ class Blanks(NamedTuple):
 
 # Byte-level tokenizers (Qwen, Llama 3, GLM-4, DeepSeek), which add no blank.
 NOTHING_BEHIND_NEWLINE = Blanks()
-# A special token in front of the reply swallows the blank that follows it (Mistral 0.3's [/INST]).
+# Only a past reply would gain a blank (Mistral 0.3, behind its special token [/INST]).
 REPLY_BEHIND_NEWLINE = Blanks(reply_behind_newline=True)
 # Only the user's text would gain a blank (GLM-4 over SentencePiece, Mistral 0.3 with a system
 # prompt).
@@ -93,7 +93,7 @@ ALL_BEHIND_NEWLINE = Blanks(
     blank_with_user=True,
 )
 # In the order in which they are tried. The templates of tests/textbook/test_templates.py, each over
-# each of the tokenizers there, need these five and no other.
+# each of the tokenizers there, need no other.
 WAYS = (
     NOTHING_BEHIND_NEWLINE,
     REPLY_BEHIND_NEWLINE,
@@ -116,14 +116,14 @@ class Scaffold(NamedTuple):
 
 
 class ChatFormat:
-    """The chat template: cut once into `Pieces`, then used for every message.
+    """The chat template: cut once into `Pieces`, which are then put around every message.
 
     Some templates write more in front of a reply that is to be sampled than in front of one that is
     past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
     Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
 
     The pieces are encoded with special tokens, what people say without: a user who types <|im_end|>
-    has typed ten characters. Before anything is sampled, a dialogue of two turns is glued together
+    has typed ten characters. Once they are cut, a dialogue of two turns is glued together from them
     and compared with the template's own.
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
@@ -138,7 +138,7 @@ class ChatFormat:
         self.warned_of_thoughts = False
         scaffold = self.split_template()
         openings = [scaffold.before_past_reply, scaffold.before_new_reply]
-        ask = os.path.commonprefix(openings)
+        ask = os.path.commonprefix(openings)  # what both begin with
         self.past_reply_prefix = scaffold.before_past_reply[len(ask) :]
         self.opening_text = scaffold.before_new_reply[len(ask) :]
         self.check_openings(scaffold)
@@ -178,11 +178,11 @@ class ChatFormat:
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
     def check_openings(self, scaffold):
-        """Raise BadModel unless past and new replies begin alike, but for white space in front of
-        a past one, or for <think>, or <think></think>, in front of a new one."""
-        both_differ = self.past_reply_prefix and self.opening_text
+        """Raise BadModel unless the template opens past and new replies alike. One of the two may
+        have something more: a past one white space, a new one <think> or <think></think>."""
+        both_have_more = self.past_reply_prefix and self.opening_text
         thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
-        if both_differ or self.past_reply_prefix.strip() or not thought_at_most:
+        if both_have_more or self.past_reply_prefix.strip() or not thought_at_most:
             raise BadModel(
                 f"the chat template opens a first reply with {scaffold.before_past_reply!r} and a "
                 f"later one with {scaffold.before_new_reply!r}; this code needs one opening"
