@@ -14,9 +14,8 @@ from safetensors import safe_open
 
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
-
-# The names of dropout probabilities in the configurations and layers of transformers; `p` is that of
-# nn.Dropout.
+# How dropout probabilities are called in the configurations and layers of transformers; `p` is
+# nn.Dropout's.
 DROPOUTS = (
     "attention_dropout",
     "attn_pdrop",
