@@ -301,8 +301,8 @@ class Models:
 
     def keep_start(self, episodes, path):
         """Keep a few dialogues of the starting policy in the file `path`, with the log-probs that
-        it gives their tokens. From them the distance from it can be measured at every step without
-        a second model in memory."""
+        it gives their tokens. So `kl_start` can measure at every step how far the policy has moved,
+        without the starting policy in memory."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=lambda e: e.number)[:START_DIALOGUES]
         dialogues = [self.rescored_segments(episode) for episode in episodes]
