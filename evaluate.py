@@ -331,7 +331,7 @@ def policy_in_process(name, flags):
     chat = ChatFormat(tokenizer, system, think, settings.get("template_args"), stop_ids(weights))
     history_thoughts = settings.get("history_thoughts", "strip")
     if history_thoughts == "keep":
-        chat.refuse_to_keep()
+        chat.check_that_thoughts_are_kept()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
 
     def make_agent(seed):

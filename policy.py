@@ -201,7 +201,7 @@ class Agent:
             self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
         )
         stopped = ids[-1] == self.chat.stop_id
-        text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
+        text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
         if self.think:
             thought, visible, malformed = split_thought(text)
             seen_as_sampled = self.history == "keep"
@@ -212,7 +212,7 @@ class Agent:
             # the template opened this reply.
             seen_as_sampled = not opening and visible == text.strip()
             if thought:
-                self.chat.tell_of_thoughts()
+                self.chat.warn_of_stray_thoughts()
         reply = Reply(text, visible, thought, malformed)
         if seen_as_sampled:
             self.append_to_trunk(reply, opening, ids, log_probs)

@@ -15,7 +15,7 @@ run is set up and closed. Flags, torchrun, files and pictures are in support/, w
 may skip.
 """
 
-from support import STARTED, errors, llm, plan, ranks, report, rundir, settings, signs
+from support import STARTED, errors, interrupts, llm, plan, ranks, report, rundir, settings, signs
 from support.files import read_json
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.users import INITIAL_EMOTION
@@ -213,7 +213,7 @@ class Trainer:
         for step in bar:
             metrics = self.train_step(step)
             # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
-            ranks.raise_pending_interrupt()
+            interrupts.raise_pending_interrupt()
             bar.set_postfix_str(report.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
@@ -684,7 +684,7 @@ def main(argv=None):
     rank_here = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = settings.read_flags(argv, quiet=rank_here > 0)
     # From here on Ctrl-C raises KeyboardInterrupt at once, also inside asyncio.
-    usual_handler = ranks.interrupt_at_once()
+    usual_handler = interrupts.interrupt_at_once()
     trainer, out = None, None
     code, message = 0, ""
     try:
@@ -707,7 +707,7 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
-        ranks.interrupt_at_once(usual_handler)  # put back the handler that was there before
+        interrupts.interrupt_at_once(usual_handler)  # put back the handler that was there before
         if trainer:
             trainer.close()
     if message:
