@@ -74,11 +74,12 @@ def scripts_of(lab, arm):
         if patch["arm"] in (kind(arm), "both"):
             text = replaced(
                 scripts[file].decode(),
-                patch["old"],
-                patch["new"],
-                f"lab {lab['name']}: patch {number}",
-                file,
-                "the project was edited: put that file back, or mend the patch in course/labs.toml",
+                old=patch["old"],
+                new=patch["new"],
+                change=f"lab {lab['name']}: patch {number}",
+                place=file,
+                advice="the project was edited: put that file back, or mend the patch in "
+                "course/labs.toml",
             )
             scripts[file] = text.encode()
     return scripts
