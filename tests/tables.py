@@ -8,7 +8,7 @@
 A job is a run of rlver.py, or another command. When it ends, its numbers become one line of
 docs/reference/runs.jsonl, which is under version control: a job that has its line there is not done
 again, so the command goes on where it was stopped, on another machine too. Two runs are made at a
-time, with one thread each; commands, and runs of the part "machine", have the machine to themselves.
+time, with one thread each; commands, and runs of the part "machine", are done one by one.
 
 Throughout this file `measured` is what that file holds, {name of the job: its line}.
 
@@ -157,8 +157,8 @@ def machines():
 
 
 class Results:
-    """docs/reference/runs.jsonl: a line for each job that was done. commit: whether each new line is
-    committed."""
+    """docs/reference/runs.jsonl: a line for each job that was done. commit: whether each new line
+    is committed."""
 
     def __init__(self, path, commit=False):
         self.path = Path(path)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import make_tiny_model, suited
-from runs import SMALL, alike, cut_at, go, go_on, refuse
+from conftest import make_tiny_model
+from runs import SMALL, alike, cut_at, go, go_on, refuse, suited
 
 pytestmark = pytest.mark.usefixtures("moods")
 

@@ -5,6 +5,7 @@ them."""
 from support import plan
 from support.results import intention_of
 from support.settings import resolve_settings
+from support.toy_words import NEEDS
 
 import importlib.util
 import json
@@ -59,7 +60,7 @@ def run(tiny_dir, tmp_path_factory, no_pictures):
     return out
 
 
-# ------------------------------------------------------------------------ what is this policy?
+# ----------------------------------------------------------------------------- what is this policy?
 
 
 def measured(path, *flags):
@@ -184,7 +185,7 @@ def test_a_chat_ends_politely(run):
     assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
 
 
-# ------------------------------------------------------------------------------ who are the users?
+# ------------------------------------------------------------------------------- who are the users?
 
 
 def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, capfd):
@@ -208,7 +209,7 @@ def test_every_shipped_person_has_a_named_need():
         for profile in simulator.load_profiles(path):
             if profile.target != "eq":  # who chats has none
                 continue
-            assert profile.need in toy.NEEDS, profile.id
+            assert profile.need in NEEDS, profile.id
             assert intention_of(profile.task, profile.need)[0] == profile.need
             assert intention_of(profile.task)[0] in (profile.need, "other"), profile.id
 
@@ -238,7 +239,7 @@ def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
     assert resolve_settings({"algo": "ppo"}).group_size == 1
 
 
-# ---------------------------------------------------------------------- interrupted and resumed
+# -------------------------------------------------------------------------- interrupted and resumed
 
 
 @pytest.mark.slow
@@ -312,7 +313,7 @@ def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
     assert last == f"stopped; go on with: python rlver.py --resume {tmp_path / 'out'}"
 
 
-# --------------------------------------------------------------------- before anything is paid for
+# ---------------------------------------------------------------------- before anything is paid for
 
 
 def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monkeypatch, capfd):
@@ -411,7 +412,7 @@ def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd
     assert [e.value for e in events.Scalars("train/emotion")] == pytest.approx(logged)
 
 
-# ---------------------------------------------------------------------------- report and picture
+# ------------------------------------------------------------------------------- report and picture
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ loopback, with every fault that a language model has."""
 from support import llm
 from support.answers import Unreadable, unmarked_sections
 from support.results import intention_of
+from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -19,7 +20,6 @@ from types import SimpleNamespace
 import pytest
 
 import simulator
-import toy
 from marks import sign, signed
 from server import Loopback, answer_check, completion
 from simulator import (
@@ -51,7 +51,7 @@ NEED = {
     lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
     for lang in ("en", "zh")
 }
-TASKS = dict(zip(toy.NEEDS, NEED["en"]))
+TASKS = dict(zip(NEEDS, NEED["en"]))
 GROUPS = {"negative": list("abcdef"), "passive": list("ghijk")}
 
 
@@ -86,13 +86,13 @@ def test_quotas_are_exact(count, split):
     assert len(drawn) == count == len({slot["id"] for slot in drawn})
     for part in {slot["split"] for slot in drawn}:
         needs = Counter(slot["need"] for slot in drawn if slot["split"] == part)
-        halves = [[needs[name] for name in list(toy.NEEDS)[i : i + 4]] for i in (0, 4)]
+        halves = [[needs[name] for name in list(NEEDS)[i : i + 4]] for i in (0, 4)]
         assert sum(halves[0]) == sum(halves[1]) and all(max(h) - min(h) <= 1 for h in halves)
     tests = [slot for slot in drawn if slot["split"] == "test"]
     assert abs(len(tests) - split * count) <= 1
     assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["split"] == "train"}
     assert all(
-        slot["task"] == toy.NEEDS[slot["need"]].theme
+        slot["task"] == NEEDS[slot["need"]].theme
         and len(set(slot["cha_group"])) == 3
         and set(slot["cha_group"]) <= set(GROUPS[slot["main_cha"]])
         for slot in drawn
@@ -118,9 +118,9 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         for line in read("traits.txt")
     }
     assert list(sizes.values()) == [10, 15, 13]  # as in the released script
-    for name, need in zip(toy.NEEDS, read("needs.txt"), strict=True):
+    for name, need in zip(NEEDS, read("needs.txt"), strict=True):
         assert intention_of(need)[0] in (name, "other") and (
-            lang == "zh" or need == toy.NEEDS[name].theme
+            lang == "zh" or need == NEEDS[name].theme
         )
     forms = {
         name: load_prompt(name, lang, "writer", placeholders=placeholders)
@@ -132,7 +132,7 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         assert list(unmarked_sections(form, {name: name for name in parts})) == parts
 
 
-# ------------------------------------------------------------------------ what an answer has to be
+# ------------------------------------------------------------------------- what an answer has to be
 
 SCENE = {
     name: f"{name} is a long story of which a good deal can be told, with place and day. " * 2
