@@ -131,6 +131,16 @@ def files(place):
     }
 
 
+def output_of(capfd, code, main, *argv):
+    """`main(argv)` must end with the exit code `code` and without a traceback. Returns what it
+    printed, stdout and then stderr."""
+    capfd.readouterr()
+    assert main([str(word) for word in argv]) == code
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+    return out + err
+
+
 def refuse(capfd, *argv):
     """`main(argv)` must refuse: exit code 2, one line on stderr. Returns that line."""
     capfd.readouterr()
