@@ -220,8 +220,8 @@ class TorchEngine:
 
     def share_prefixes(self, chunks):
         """Compute once what dialogues that begin now have in common, and copy it: the system
-        prompt, which is the same for all, then each group's first line. chunks: {slot: ids to be computed},
-        of which the shared beginnings are cut off.
+        prompt, which is the same for all, then each group's first line. chunks: {slot: ids to be
+        computed}, of which the shared beginnings are cut off.
 
         Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
         would cost more than they save. (So the toy, which has no system prompt, does without.)"""
