@@ -327,8 +327,8 @@ def policy_in_process(name, flags):
     from engine import TorchEngine
     from policy import Agent
 
-    found = find_policy(name, flags.step)
-    label, weights, run_settings = found.label, found.weights, found.run_settings
+    policy = find_policy(name, flags.step)
+    label, weights, run_settings = policy.label, policy.weights, policy.run_settings
     if flags.think and "think" in run_settings and not run_settings["think"]:
         raise BadInput(f"--think: {label} was trained to reply without thinking")
     # The toy's policy has two forms: a run has trained it, and the run's settings say so; or it is
@@ -366,7 +366,7 @@ def policy_in_process(name, flags):
             context=settings["context"],
         )
 
-    return Measured(label, settings, run_settings, found.home, make_agent)
+    return Measured(label, settings, run_settings, policy.home, make_agent)
 
 
 def settings_of_policy(run_settings, flags, is_toy):
@@ -409,8 +409,8 @@ class FoundPolicy:
 
     label: str  # what results call it
     weights: str | Path  # a directory, a model's name, or "toy"
-    run_settings: dict  # as those of Measured
-    home: Path | None  # as that of Measured
+    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    home: Path | None  # the directory of that run
 
 
 def find_policy(name, step=None):

@@ -544,8 +544,8 @@ class Trainer:
             )
 
     def log_or_give_up(self, lost, n_dialogues, again):
-        """Log the dialogues that were dropped in dropped.jsonl: `lost`, their rows. If they are more
-        than a fifth of the `n_dialogues` that were begun, save what is done and raise TooManyLost."""
+        """Write `lost`, the rows of the dropped dialogues, to dropped.jsonl. If they are more than
+        a fifth of the `n_dialogues` that were begun, save what is done and raise TooManyLost."""
         # A round of refill (`again`) may be small: there a fifth of the whole batch is the limit.
         limit = n_dialogues / 5
         if again:
