@@ -27,10 +27,8 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
     rewards: [D] float, one per *dialogue*; groups: [D] long, the group's id. Returns [D].
 
     Division by the std blows small differences up: a group whose rewards are nearly equal then
-    weighs as much as any other. dr-grpo and rloo do not divide, and are nearly the same: in a group
-    of n, rloo is dr-grpo times n / (n - 1), which is like a higher learning rate. Adam divides by
-    the size of the gradient, so that even this factor cancels. What is left of the difference: with
-    rloo the gradient is clipped more often, and the entropy bonus weighs less beside it.
+    weighs as much as any other. dr-grpo and rloo do not divide; in a group of n they differ by the
+    factor n / (n - 1). (docs/rewarded.md says what is left of that.)
 
     Mean and std are over dialogues, however many turns they have. (The released code takes them
     over turns, so that long dialogues weigh more.)
@@ -80,9 +78,9 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     for group in groups.unique():
         member = groups == group
         g, talking = returns[member], alive[member]
-        # the number of others at each turn, [T]; 1 for the lone, whose sum over the others is 0
-        others = (talking.sum(0) - 1).clamp(min=1)
-        a = (g - (g.sum(0) - g) / others) * talking
+        # [T], at least 1: whoever is alone divides a sum of 0
+        n_others = (talking.sum(0) - 1).clamp(min=1)
+        a = (g - (g.sum(0) - g) / n_others) * talking
         if kind == "grpo":
             whole = g[:, 0]
             # Not compared exactly: two dialogues with the same last emotion may have got there by
@@ -135,7 +133,7 @@ def grpo_update(
         )
     batches = [batch for micros in minibatches for batch in micros]
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old = score_before_update(policy, minibatches, include_first=check_ratio)
+    old_log_probs = score_before_update(policy, minibatches, include_first=check_ratio)
     ref = log_probs_of(reference, batches) if kl_coef else None
     # 2. Advantages within each group.
     advantages = token_advantages(batches, kind, per_turn)
@@ -144,7 +142,7 @@ def grpo_update(
         policy,
         optimizer,
         minibatches,
-        old,
+        old_log_probs,
         advantages,
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,
