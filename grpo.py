@@ -62,11 +62,13 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 
     Three choices (for the first two, tests/textbook/test_grpo.py enumerates a game to check them):
 
-      * The mean of the others. A mean that contains one's own return shrinks the gradient of turn t
-        to 1 - E[1 / n_t] of what it should be, n_t being the number of dialogues that still talk.
-        That is uneven: late turns shrink most.
-      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Whether it is
-        alone depends on its own choice to go on, so an advantage of 0 would be biased.
+      * The mean of the others, without one's own return. Of two that still talk, the own return is
+        half of the mean, so half of the gradient is lost; of four, a quarter. In general 1 -
+        E[1 / n_t] of the gradient of turn t is left, n_t being the number of dialogues that still
+        talk. Late turns lose most, so no learning rate makes up for it.
+      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Giving 0 to the
+        lone talker would drop exactly those dialogues that went on for longer than all others. What
+        is left of the gradient of turn t is P(somebody else still talks): late turns lose most.
       * `grpo` divides by the std of the whole returns G_1 of the group, one number for all turns. A
         std for each turn would undo the differences between turns. Where the whole returns are
         equal, and in a group of one, every turn gets 0.
