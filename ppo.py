@@ -345,8 +345,8 @@ def optimize(
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
     the trainer; and before any step whose gradient is not finite.
     """
-    # A copy. It may be None in the first mini-batch: then pi is still pi_old, and `micro_step`
-    # returns log pi_old from its own forward pass.
+    # A copy, because it is filled in below. None in the first mini-batch, if that was skipped: then
+    # pi is still pi_old, and its own forward pass in `micro_step` gives log pi_old.
     old_log_probs = list(old_log_probs)
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
     gap = {}  # what `logp_gap` returns
