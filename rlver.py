@@ -364,7 +364,7 @@ class Trainer:
         minibatches = split_batch(
             episodes,
             batch_size=cfg.batch_size,
-            count=cfg.minibatches,
+            n_minibatches=cfg.minibatches,
             max_tokens=cfg.tokens_per_gpu,
             seed=f"{cfg.seed} {step}",
             pad_id=m.pad,
