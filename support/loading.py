@@ -55,14 +55,17 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     check_place(path, is_directory, flag)
     try:
         directory = path if is_directory else download(path)
+    except Exception as error:
+        raise BadModel(
+            f"{flag} {path}: no such directory, and not to be had from the hub: {in_one_line(error)}"
+        ) from None
+    try:
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
         check_vocabulary(tokenizer, model)
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        source = "" if is_directory else "no such directory, and not to be had from the hub: "
-        reason = " ".join(str(error).split())[:200]
-        raise BadModel(f"{flag} {path}: {source}{reason}") from None
+        raise BadModel(f"{flag} {path}: {in_one_line(error)}") from None
     remove_dropout(model)
     if not logits_are_of_the_output_layer(model):
         raise BadModel(
@@ -70,6 +73,11 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
             "or capped); not supported"
         )
     return model.to(device), tokenizer
+
+
+def in_one_line(error):
+    """The beginning of what an error says."""
+    return " ".join(str(error).split())[:200]
 
 
 def check_place(path, is_directory, flag):
