@@ -56,9 +56,8 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     try:
         directory = path if is_directory else download(path)
     except Exception as error:
-        raise BadModel(
-            f"{flag} {path}: no such directory, and not to be had from the hub: {in_one_line(error)}"
-        ) from None
+        reason = f"no such directory, and not to be had from the hub: {in_one_line(error)}"
+        raise BadModel(f"{flag} {path}: {reason}") from None
     try:
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
