@@ -493,8 +493,8 @@ def recompute_activations(model, **how):
 
 
 class Policy(nn.Module):
-    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 at all tokens that the
-    policy did not sample.
+    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 at all tokens that
+    the policy did not sample.
 
     Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
 
