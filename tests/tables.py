@@ -129,7 +129,8 @@ def users():
         flags = f"--algo grpo --think --difficulty challenging --seed {seed} {EVALUATED}"
         yield Job("challenging", f"grpo-think-challenging-{seed}", flags)
     for seed in range(3):
-        flags = f"--algo grpo --simulator toy-weak --watch toy --seed {seed}"
+        # twice as long as usual: the weak scorer pays for little of what the policy does at first
+        flags = f"--algo grpo --simulator toy-weak --watch toy --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
 
 
@@ -506,6 +507,41 @@ def table_machine(measured):
     return markdown(head, rows)
 
 
+def table_challenging(measured):
+    """Training with the vanilla user and with the challenging one; the same seeds."""
+    rows = []
+    for words, name in (("vanilla", "grpo-think"), ("challenging", "grpo-think-challenging")):
+        lines = seeds_of(measured, name)[:3]
+        if len(lines) < 3:
+            return ""
+        before, after = [first(line) for line in lines], [last(line) for line in lines]
+        finals = ", ".join(f"{score:.1f}" for score in after)
+        rows.append([words, interval(before), interval(after), finals])
+    return markdown(["user", "before", "after", "after, by seed"], rows)
+
+
+def table_hackable(measured, stretch=12):
+    """What the weak scorer says of the replies in training, what the strict user says of the same
+    ones, and how the replies change: means over stretches of steps, over all seeds."""
+    lines = seeds_of(measured, "grpo-direct-weak")
+    if not lines:
+        return ""
+    n = len(lines[0]["metrics"]["step"])
+    begins = range(0, n, stretch)
+    rows = []
+    for words, key, digits in (
+        ("the weak scorer, which is the reward", "emotion", 1),
+        ("the strict user, who watches", "watched", 1),
+        ("words a reply", "reply_words", 1),
+        ("replies that repeat a sentence to the same user", "repeat_within", 2),
+        ("distinct word pairs", "distinct_2", 2),
+    ):
+        curves = np.array([line["metrics"][key] for line in lines], float)
+        means = [curves[:, begin : begin + stretch].mean() for begin in begins]
+        rows.append([words, *[f"{mean:.{digits}f}" for mean in means]])
+    return markdown(["steps", *[f"{b + 1} to {min(n, b + stretch)}" for b in begins]], rows)
+
+
 def columns(line):
     """The metrics of a line as support/reference.py takes them."""
     metrics = line["metrics"]
@@ -557,6 +593,8 @@ def table_mistakes(measured, shown=4):
 
 # By the names in the documents' comments.
 TABLES = {
+    "challenging": table_challenging,
+    "hackable": table_hackable,
     "mistakes": table_mistakes,
     "variants": table_variants,
     "rewards": table_rewards,
