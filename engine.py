@@ -68,7 +68,7 @@ class SlotCache:
         self.grow(store, layer, max(self.slots) + 1, self.length)
         # The index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them,
         # torch puts these two dimensions in front of the others: [R, W, heads, size].
-        index = torch.tensor(list(self.slots), device=new.device)
+        index = torch.tensor(list(self.slots), device=self.columns.device)
         store[layer][index[:, None], :, self.columns] = new.transpose(1, 2)
         if isinstance(self.slots, range):
             return store[layer][: len(self.slots), :, : self.length]  # a view: copies nothing
@@ -90,7 +90,8 @@ class SlotCache:
         for store in (self.keys, self.values):
             for layer in store:
                 self.grow(store, layer, max(targets) + 1, length)
-                store[layer][targets, :, :length] = store[layer][source, :, :length]
+                index = torch.tensor(targets, device=store[layer].device)
+                store[layer][index, :, :length] = store[layer][source, :, :length]
 
     def get_seq_length(self, *args):
         """The number of columns that the pass reads. transformers asks for it."""
