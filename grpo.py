@@ -14,7 +14,13 @@ from support.flags import Parser
 import torch
 import torch.nn.functional as F
 
-from ppo import log_probs_of, optimize, score_before_update, spread_over_tokens
+from ppo import (
+    all_micro_batches,
+    log_probs_of,
+    optimize,
+    score_before_update,
+    spread_over_tokens,
+)
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -133,7 +139,7 @@ def grpo_update(
             "k1 in the loss has no gradient on average, and GRPO has no per-token "
             "reward; use k2, k3 or k3-ratio"
         )
-    batches = [batch for micros in minibatches for batch in micros]
+    batches = all_micro_batches(minibatches)
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
     old_log_probs = score_before_update(policy, minibatches, include_first=check_ratio)
     ref = log_probs_of(reference, batches) if kl_coef else None

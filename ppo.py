@@ -211,6 +211,11 @@ def log_probs_of(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
+def all_micro_batches(minibatches):
+    """The micro-batches of all mini-batches, in their order."""
+    return [batch for micros in minibatches for batch in micros]
+
+
 def score_before_update(policy, minibatches, include_first=True):
     """log pi_old of every micro-batch, before the first step: a list of [B, L], in their order. It
     is what the trainer says, not the engine. Without `include_first` it is None for the
@@ -220,7 +225,7 @@ def score_before_update(policy, minibatches, include_first=True):
     training pass gives the same numbers. But then log pi_old comes from the very pass that it is
     compared with, and `check_first_ratio` cannot fail. So a run includes the first mini-batch at
     its start and where it is resumed, and at no other step."""
-    batches = [batch for micros in minibatches for batch in micros]
+    batches = all_micro_batches(minibatches)
     skip = 0 if include_first else len(minibatches[0])
     return [None] * skip + log_probs_of(policy, batches[skip:])
 
@@ -377,7 +382,7 @@ def optimize(
                 (error / tokens * ranks).backward()
             k += 1
         if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
-            batches = [batch for micros in minibatches for batch in micros]
+            batches = all_micro_batches(minibatches)
             gap = logp_gap(batches, old_log_probs, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
@@ -525,7 +530,7 @@ def ppo_update(
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
-    batches = [batch for micros in minibatches for batch in micros]
+    batches = all_micro_batches(minibatches)
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
     kl_in_rewards = kl_coef and kl_estimator == "k1"
