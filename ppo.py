@@ -382,8 +382,8 @@ def optimize(
                 (error / tokens * ranks).backward()
             k += 1
         if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
-            batches = all_micro_batches(minibatches)
-            gap = logp_gap(batches, old_log_probs, gap_limits, reduce)
+            all_batches = all_micro_batches(minibatches)
+            gap = logp_gap(all_batches, old_log_probs, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
         check_gradients(norm, critic_norm)
