@@ -46,34 +46,60 @@ class SlotCache:
     def __init__(self):
         self.keys, self.values = {}, {}
         # of the next forward pass, set by `place`
-        self.rows = None  # the slots that it serves: a slice, or a tensor [R]
-        self.index = None  # the same as numbers [R, 1]
-        self.columns = None  # of its new tokens, [R, W]
-        self.min_slots = 0  # the rows that the cache must have at least
-        self.min_columns = 0  # the columns that it must have at least
+        self.slots = []  # the R slots that it serves
+        self.columns = None  # in which its new tokens are stored, [R, W]
+        self.length = 0  # the number of columns that it reads
 
-    def place(self, rows, columns, min_slots, min_columns):
-        """Say where the next forward pass reads and writes."""
-        self.rows = rows
-        self.index = torch.arange(min_slots, device=columns.device)[rows, None]
+    def place(self, slots, columns, length):
+        """Say where the next forward pass reads and writes. slots: a list, or a range from 0."""
+        self.slots = slots
         self.columns = columns
-        self.min_slots = min_slots
-        self.min_columns = min_columns
+        self.length = length
 
     def update(self, key, value, layer, *args, **kwargs):
         """Store the keys and values of the new tokens, [R, heads, W, size]. Returns those of all
-        tokens of the rows, [R, heads, min_columns, size]."""
+        tokens of the rows, [R, heads, length, size]."""
         return self.extend(self.keys, layer, key), self.extend(self.values, layer, value)
 
     def extend(self, store, layer, new):
         """`update` for the keys or for the values."""
         if layer not in store:
             store[layer] = new[:0, :, :0]  # no slots and no columns
+<<<<<<< HEAD
         self.grow(store, layer, self.min_slots, self.min_columns)
         # index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them, torch
         # puts these two dimensions in front of the others: [R, W, heads, size].
         store[layer][self.index, :, self.columns] = new.transpose(1, 2)
         return store[layer][self.rows, :, : self.min_columns]
+=======
+        self.grow(store, layer, max(self.slots) + 1, self.length)
+        # The index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them,
+        # torch puts these two dimensions in front of the others: [R, W, heads, size].
+        index = torch.tensor(list(self.slots), device=self.columns.device)
+        store[layer][index[:, None], :, self.columns] = new.transpose(1, 2)
+        if isinstance(self.slots, range):
+            return store[layer][: len(self.slots), :, : self.length]  # a view: copies nothing
+        return store[layer][index, :, : self.length]  # copies these rows
+
+    def grow(self, store, layer, min_slots, min_columns):
+        """Make room for so many slots and columns, if there is less."""
+        old = store[layer]
+        if old.shape[0] >= min_slots and old.shape[2] >= min_columns:
+            return
+        n_slots = max(min_slots, old.shape[0])
+        rounded_up = (min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
+        n_columns = max(rounded_up, old.shape[2])
+        store[layer] = old.new_zeros(n_slots, old.shape[1], n_columns, old.shape[3])
+        store[layer][: old.shape[0], :, : old.shape[2]] = old
+
+    def copy_row(self, source, targets, length):
+        """Copy the first `length` keys and values of the slot `source` to the slots `targets`."""
+        for store in (self.keys, self.values):
+            for layer in store:
+                self.grow(store, layer, max(targets) + 1, length)
+                index = torch.tensor(targets, device=store[layer].device)
+                store[layer][index, :, :length] = store[layer][source, :, :length]
+>>>>>>> main
 
     def grow(self, store, layer, min_slots, min_columns):
         """Make room for so many slots and columns, if there is less."""
@@ -94,8 +120,8 @@ class SlotCache:
                 store[layer][targets, :, :length] = store[layer][source, :, :length]
 
     def get_seq_length(self, *args):
-        """The number of columns that the pass uses. transformers asks for it."""
-        return self.min_columns
+        """The number of columns that the pass reads. transformers asks for it."""
+        return self.length
 
 
 @dataclass
@@ -117,7 +143,7 @@ class TorchEngine:
     token for every running request at a time.
 
     A dialogue keeps its slot of the cache, so its next turn computes only the new tokens. Waiting
-    requests are admitted when they are a quarter of the running ones: a forward pass for each of
+    requests are admitted once there is one for every four running ones: a forward pass for each of
     them would cost more than the wait.
     """
 
@@ -184,7 +210,7 @@ class TorchEngine:
                         self.admit()
                     self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
-        except Exception as error:  # every dialogue that waits for a reply gets it
+        except Exception as error:  # passed on to every dialogue that waits
             for request in [*self.waiting, *self.running.values()]:
                 if not request.result.done():
                     request.result.set_exception(error)
@@ -204,8 +230,10 @@ class TorchEngine:
             slot = self.pick_slot(request.key)
 
             past = request.prompt[:-1]  # at least one token must be computed, for its logits
-            reused = longest_common_prefix(self.ids_in_slot.pop(slot, []), past)
-            self.ids_in_slot[slot] = request.prompt[:reused]  # now the last of the dict: the newest
+            held = self.ids_in_slot.pop(slot, [])
+            reused = longest_common_prefix(held, past)
+            # put in again, so it is the last of the dict: the slot that was used most recently
+            self.ids_in_slot[slot] = request.prompt[:reused]
             chunks[slot] = request.prompt[reused:]
 
             # Whoever had this slot has lost it.
@@ -218,14 +246,24 @@ class TorchEngine:
             self.forward(list(chunks), list(chunks.values()))
 
     def share_prefixes(self, chunks):
+<<<<<<< HEAD
         """Compute once what dialogues that begin now have in common, and copy it: the system prompt,
         which is the same for all, then each group's first line. chunks: {slot: ids to be computed},
         of which the shared beginnings are cut off.
+=======
+        """Compute once what dialogues that begin now have in common, and copy it: the system
+        prompt, which is the same for all, then each group's first line. chunks: {slot: ids to be
+        computed}, of which the shared beginnings are cut off.
+>>>>>>> main
 
         Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
         would cost more than they save. (So the toy, which has no system prompt, does without.)"""
         beginning = [slot for slot in chunks if not self.ids_in_slot[slot]]
+<<<<<<< HEAD
         if len(common_prefix(beginning, chunks)) < MIN_SHARED:
+=======
+        if len(beginning) < 2 or len(common_prefix(beginning, chunks)) < MIN_SHARED:
+>>>>>>> main
             return
         self.compute_once([beginning], chunks)
         groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
@@ -286,7 +324,7 @@ class TorchEngine:
         hidden = self.append_chunks(slots, chunks)
 
         # Only the last token of each chunk predicts a token that is not yet there.
-        active = [i for i, chunk in enumerate(chunks) if chunk]  # rows of this pass: R' of R
+        active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
         ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=hidden.device)
         head = self.model.get_output_embeddings()
         logits = head(hidden[torch.tensor(active, device=hidden.device), ends])  # [R', V]
@@ -309,11 +347,7 @@ class TorchEngine:
         start = torch.tensor([len(self.ids_in_slot.get(s, [])) for s in slots])
         positions = (start[:, None] + torch.arange(width)).to(device)  # [R, W]
         length = int(start.max()) + width
-        if isinstance(slots, range):
-            rows = slice(slots.start, slots.stop)  # copies nothing
-        else:
-            rows = torch.tensor(slots).to(device)  # copies these rows
-        self.cache.place(rows, positions, max(slots) + 1, length)
+        self.cache.place(slots, positions, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]  # [R, W, length]
 
         # Padding may lie beyond the model's last position. Any valid one will do for it, because
@@ -512,6 +546,10 @@ class VllmEngine:
 
 
 def reply_of(output):
-    """(ids, log_probs) of one of vLLM's outputs. Its logprobs: {id: Logprob} a token."""
+    """(ids, log_probs) of one of vLLM's outputs. For each token vLLM gives {id: Logprob}, of the
+    token that was drawn and of further candidates."""
     ids = list(output.token_ids)
-    return ids, [candidates[i].logprob for i, candidates in zip(ids, output.logprobs)]
+    log_probs = []
+    for token, candidates in zip(ids, output.logprobs):
+        log_probs.append(candidates[token].logprob)
+    return ids, log_probs

@@ -50,13 +50,28 @@ from simulator import (
 )
 
 FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
-# what --simulator, --lang and --difficulty mean where neither a flag nor the run says it
+
+# The usual values of settings, in two tables.
+# What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it:
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
+# What it means that a result lacks a setting: files of earlier versions lack those that came later.
+# What is usual is not written, so that new files and those of earlier versions compare. This goes
+# for three settings: "template_args" and "history_thoughts" are left out (`without_usual`), and
+# "world" is written as None. The others are always written.
+MEANING_IF_MISSING = {
+    "simulator_temperature": 0.0,
+    "history_thoughts": "strip",
+    "world": None,
+    "template_args": None,
+    "start": INITIAL_EMOTION["benchmark"],
+    "max_turns": 10,
+    "seed": 0,
+}
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
 
-def benchmark(args):
+def fill_results(args):
     """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
     the file, ids of the users asked for, how many of their dialogues were lost)."""
     setup = who_talks(args, args.policy or newest_run())
@@ -82,7 +97,16 @@ async def hold_dialogues(setup, path, finished_ids):
     # The imports of torch stand in the functions that need it: --score and --compare do not.
     from rlver import converse
 
-    made_by, lost = setup.made_by, []
+    made_by = setup.made_by
+    lost = []
+    todo = [
+        (index, profile)
+        for index, profile in enumerate(setup.users)
+        if profile.id not in finished_ids
+    ]
+    n_users = len(setup.users)
+    n_finished = n_users - len(todo)
+    bar = tqdm(total=n_users, initial=n_finished, desc="benchmark", unit="dialogue")
 
     async def hold_dialogue(index, profile):
         user = User(setup.simulator, profile, made_by["start"], f"benchmark {profile.id}")
@@ -101,14 +125,7 @@ async def hold_dialogues(setup, path, finished_ids):
             lost.append((profile.id, error))
         bar.update()
 
-    todo = [
-        (index, profile)
-        for index, profile in enumerate(setup.users)
-        if profile.id not in finished_ids
-    ]
-    everybody = len(setup.users)
-    already = everybody - len(todo)
-    with tqdm(total=everybody, initial=already, desc="benchmark", unit="dialogue") as bar:
+    with bar:
         if todo:
             await setup.simulator.check()
         await asyncio.gather(*[hold_dialogue(index, profile) for index, profile in todo])
@@ -190,8 +207,7 @@ def who_talks(args, name):
         "start": args.start,
         "max_turns": args.max_turns,
         "seed": args.seed,
-        # None for heart-to-heart: results from before there were two worlds have no such key
-        "world": args.world if args.world == "chit-chat" else None,
+        "world": args.world if args.world == "chit-chat" else None,  # see MEANING_IF_MISSING
         "simulator_temperature": args.simulator_temperature,
         "users": digest([vars(profile) for profile in people]),
         "held_out": held_out,
@@ -286,7 +302,7 @@ class Measured:
     label: str  # what results call it
     settings: dict  # what it is measured with, as results remember it
     run_settings: dict  # config.json of the run that made it; {} if it is no run of this project
-    home: Path  # the directory of that run, or None
+    home: Path | None  # the directory of that run; None if it is no run of this project
     make_agent: Callable  # seed -> Agent
 
 
@@ -311,14 +327,17 @@ def policy_in_process(name, flags):
     from engine import TorchEngine
     from policy import Agent
 
-    label, weights, run_settings = find_policy(name, flags.step)
-    if flags.think and not run_settings.get("think", True):
+    policy = find_policy(name, flags.step)
+    label, weights, run_settings = policy.label, policy.weights, policy.run_settings
+    if flags.think and "think" in run_settings and not run_settings["think"]:
         raise BadInput(f"--think: {label} was trained to reply without thinking")
-    is_toy = run_settings.get("model", name) == "toy"  # trained by a run, or not yet
+    # The toy's policy has two forms: a run has trained it, and the run's settings say so; or it is
+    # still the starting policy, which no run has touched, and `name` is "toy".
+    is_toy = run_settings.get("model", name) == "toy"
     settings = settings_of_policy(run_settings, flags, is_toy)
     think = settings["think"]
     mode = "think" if think else "direct"
-    if weights == "toy":  # not trained yet: load the starting policy of the mode
+    if weights == "toy":  # the starting policy: --policy toy, or step 0 of a run of the toy
         weights = toy.base_policy(think)
         if not run_settings:
             label = f"toy, {mode}"
@@ -328,10 +347,12 @@ def policy_in_process(name, flags):
         print_assumptions(label, mode, settings)
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
-    chat = ChatFormat(tokenizer, system, think, settings.get("template_args"), stop_ids(weights))
-    history_thoughts = settings.get("history_thoughts", "strip")
+    # both are among the settings only if they are unusual
+    template_args = settings.get("template_args")
+    history_thoughts = settings.get("history_thoughts", MEANING_IF_MISSING["history_thoughts"])
+    chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(weights))
     if history_thoughts == "keep":
-        chat.refuse_to_keep()
+        chat.check_that_thoughts_are_kept()
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
 
     def make_agent(seed):
@@ -345,16 +366,14 @@ def policy_in_process(name, flags):
             context=settings["context"],
         )
 
-    home = Path(label).parent if run_settings else None
-    return Measured(label, settings, run_settings, home, make_agent)
+    return Measured(label, settings, run_settings, policy.home, make_agent)
 
 
 def settings_of_policy(run_settings, flags, is_toy):
     """What a policy is measured with, as results remember it: as its run was made; where that does
     not say it, as the flags say (--max-tokens and --context come before the run's own).
 
-    A "context" of None stands for the longest that the model allows. "template_args" and
-    "history_thoughts" are there only if they are not the usual ones."""
+    A "context" of None stands for the longest that the model allows."""
     settings = {
         "think": run_settings.get("think", flags.think),
         "policy_lang": run_settings.get("lang", flags.lang or "en"),
@@ -363,11 +382,15 @@ def settings_of_policy(run_settings, flags, is_toy):
         "context": flags.context or run_settings.get("context"),
     }
     template_args = run_settings.get("template_args", flags.template_args)
-    if template_args:
-        settings["template_args"] = template_args
-    if run_settings.get("history_thoughts", flags.history_thoughts) == "keep":
-        settings["history_thoughts"] = "keep"
+    history_thoughts = run_settings.get("history_thoughts", flags.history_thoughts)
+    settings |= without_usual(template_args=template_args or None)
+    settings |= without_usual(history_thoughts=history_thoughts)
     return settings
+
+
+def without_usual(**settings):
+    """`settings` as a dict, less those that have their usual value: see MEANING_IF_MISSING."""
+    return {key: value for key, value in settings.items() if value != MEANING_IF_MISSING[key]}
 
 
 def print_assumptions(label, mode, settings):
@@ -380,9 +403,18 @@ def print_assumptions(label, mode, settings):
     )
 
 
+@dataclass
+class FoundPolicy:
+    """What the name of a policy stands for."""
+
+    label: str  # what results call it
+    weights: str | Path  # a directory, a model's name, or "toy"
+    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    home: Path | None  # the directory of that run
+
+
 def find_policy(name, step=None):
-    """What the name of a policy stands for: (label, its weights, the settings of its run). The
-    weights are a directory, a model's name, or "toy".
+    """The FoundPolicy that `name` stands for.
 
     A run stands for its newest checkpoint, or for that of `step`; step 0 is where it started. A
     checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
@@ -395,14 +427,15 @@ def find_policy(name, step=None):
         raise BadInput(f"--step {step}: a run has steps, {name} is none")
     if (directory / "state.json").is_file():  # a checkpoint
         config = read_json(directory / "rlver.json") or read_json(directory.parent / "config.json")
-        return str(directory), directory, config
+        home = directory.parent if config else None
+        return FoundPolicy(str(directory), directory, config, home)
     if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
             f"--policy {name}: no such run or directory; there are: "
             f"{', '.join(runs[-8:]) or 'no runs yet'}"
         )
-    return name, name, {}
+    return FoundPolicy(name, name, run_settings={}, home=None)
 
 
 def checkpoint_of_run(run, config, step):
@@ -410,7 +443,7 @@ def checkpoint_of_run(run, config, step):
     checkpoint, None for the newest."""
     by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(run)}
     if step == 0 and 0 not in by_step:  # the oldest checkpoints are not kept
-        return f"{run}/checkpoint-000000", config["model"], config
+        return FoundPolicy(f"{run}/checkpoint-000000", config["model"], config, home=run)
     if step is None:
         step = max(by_step, default=0)
     if step not in by_step:
@@ -418,7 +451,7 @@ def checkpoint_of_run(run, config, step):
             f"--policy {run}: no checkpoint of step {step} here; there are: "
             f"{', '.join(map(str, by_step)) or 'none'}"
         )
-    return str(by_step[step]), by_step[step], config
+    return FoundPolicy(str(by_step[step]), by_step[step], config, home=run)
 
 
 def newest_run():
@@ -440,8 +473,7 @@ def policy_of_server(model_name, url, flags):
         "temperature": 1.0,
         "max_tokens": flags.max_tokens or 2048,
     }
-    if flags.history_thoughts == "keep":
-        settings["history_thoughts"] = "keep"
+    settings |= without_usual(history_thoughts=flags.history_thoughts)
     server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
     mode = "think" if flags.think else "direct"
     system = load_prompt(f"policy_{mode}", settings["policy_lang"])
@@ -490,20 +522,6 @@ class ServerAgent:
 
 # --------------------------------------------------------------------------------- where results go
 
-# What it means that a result file of an earlier version lacks a key.
-USUAL_SETTINGS = {
-    "simulator_temperature": 0.0,
-    "history_thoughts": "strip",
-    "world": None,
-    "template_args": None,
-    "start": INITIAL_EMOTION["benchmark"],
-    "max_turns": 10,
-    "seed": 0,
-}
-# Keys that are no settings of an evaluation: "ended" and "traits" are of one dialogue, "held_out"
-# follows from the policy and its users.
-NO_SETTINGS = {"ended", "traits", "held_out"}
-
 
 def place_for_results(asked, setup):
     """The file that results go to, locked: (path, ids of the users whose results it holds already,
@@ -517,8 +535,8 @@ def place_for_results(asked, setup):
         )
     for path in numbered(first_path):
         lock = lock_file(path, "--out")
-        rows = read_results(path)[0] if path.stat().st_size else []
-        differences = ", ".join(differences_of(rows, setup.made_by))
+        rows = rows_so_far(path)
+        differences = differences_of(rows, setup.made_by)
         if not differences:
             cut_half_a_line(path)
             return path, {row["id"] for row in rows}, lock
@@ -528,6 +546,7 @@ def place_for_results(asked, setup):
                 f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
                 f"({differences}); choose another file, or remove it"
             )
+        # not asked for: try the next free name
         print(f"{path} holds results of other settings ({differences})")
 
 
@@ -546,25 +565,41 @@ def numbered(path):
         yield path.with_name(f"{path.stem}-{number}.jsonl")
 
 
+def rows_so_far(path):
+    """The rows of the result file `path`; [] if it is still empty."""
+    if path.stat().st_size == 0:
+        return []
+    rows, _ = read_results(path)
+    return rows
+
+
 def differences_of(rows, made_by):
-    """How the settings of results differ from `made_by`, in words, each difference once."""
+    """How the settings of results differ from `made_by`, in words, each difference once; "" if they
+    are the same."""
     differences = []
     for row in rows:
         for difference in differing(row["made_by"], made_by):
             if difference not in differences:
                 differences.append(difference)
-    return differences
+    return ", ".join(differences)
+
+
+# Keys of `made_by` that are no settings of an evaluation: "ended" and "traits" are of one dialogue,
+# "held_out" follows from the policy and its users.
+NO_SETTINGS = {"ended", "traits", "held_out"}
 
 
 def differing(there, here):
-    """Yield what tells the settings of two results apart, in words. there, here: `made_by`. All
-    keys of either count, not only those that the new results have."""
-    usual = {**USUAL_SETTINGS, "users": there.get("users", here.get("users"))}
+    """Yield what tells the settings of two results apart, in words. there, here: the `made_by` of
+    the old results and of the new ones. All keys of either count, not only those of the new."""
+    # where a result does not say which users it had, they are taken to be the same
+    same_users = there.get("users", here.get("users"))
+    if_missing = {**MEANING_IF_MISSING, "users": same_users}
     for key in dict.fromkeys([*here, *there]):
         if key in NO_SETTINGS:
             continue
-        old = there.get(key, usual.get(key))
-        new = here.get(key, usual.get(key))
+        old = there.get(key, if_missing.get(key))
+        new = here.get(key, if_missing.get(key))
         if old != new:
             yield "other users" if key == "users" else f"{key} {old} there, {new} here"
 
@@ -597,7 +632,7 @@ def run(args):
 def run_benchmark(args):
     """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
     exit code."""
-    path, ids, lost = benchmark(args)
+    path, ids, lost = fill_results(args)
     if lost == len(ids):
         raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
     result = score(path, args.rule, args.anyway, ids, lost)
@@ -605,6 +640,7 @@ def run_benchmark(args):
     page = report_of_results(path, result, ids)
     print(f"results: {path}; to look at: {page}")
     code = finish(args, result, result["problems"])
+    # more than a fifth
     if lost * 5 > len(ids):
         print(
             f"evaluate.py: {lost} of {len(ids)} dialogues are lost, so the score is of those "
@@ -622,12 +658,14 @@ def run_scores(args):
     for result in results:
         print_score(result)
     problems = [problem for result in results for problem in result["problems"]]
-    return finish(args, results[0] if len(results) == 1 else results, problems)
+    # --json writes the tables of one file as an object, those of several as a list
+    for_json = results[0] if len(results) == 1 else results
+    return finish(args, for_json, problems)
 
 
 def run_comparison(args):
     """Print how the result files of the two sides of --compare differ. Returns the exit code."""
-    before, after = map(files_of_side, args.compare)
+    before, after = [files_of_side(names) for names in args.compare]
     refuse_overwriting({"--json": args.json}, before + after)
     result = compare(before, after, rule=args.rule)
     print_comparison(result)

@@ -14,7 +14,13 @@ from support.flags import Parser
 import torch
 import torch.nn.functional as F
 
-from ppo import log_probs_of, optimize, score_before_update, spread_over_tokens
+from ppo import (
+    all_micro_batches,
+    log_probs_of,
+    optimize,
+    score_before_update,
+    spread_over_tokens,
+)
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -27,10 +33,8 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
     rewards: [D] float, one per *dialogue*; groups: [D] long, the group's id. Returns [D].
 
     Division by the std blows small differences up: a group whose rewards are nearly equal then
-    weighs as much as any other. dr-grpo and rloo do not divide, and are nearly the same: in a group
-    of n, rloo is dr-grpo times n / (n - 1), which is like a higher learning rate. Adam divides by
-    the size of the gradient, so that even this factor cancels. What is left of the difference: with
-    rloo the gradient is clipped more often, and the entropy bonus weighs less beside it.
+    weighs as much as any other. dr-grpo and rloo do not divide; in a group of n they differ by the
+    factor n / (n - 1). (docs/rewarded.md says what is left of that.)
 
     Mean and std are over dialogues, however many turns they have. (The released code takes them
     over turns, so that long dialogues weigh more.)
@@ -64,11 +68,13 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 
     Three choices (for the first two, tests/textbook/test_grpo.py enumerates a game to check them):
 
-      * The mean of the others. A mean that contains one's own return shrinks the gradient of turn t
-        to 1 - E[1 / n_t] of what it should be, n_t being the number of dialogues that still talk.
-        That is uneven: late turns shrink most.
-      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Whether it is
-        alone depends on its own choice to go on, so an advantage of 0 would be biased.
+      * The mean of the others, without one's own return. Of two that still talk, the own return is
+        half of the mean, so half of the gradient is lost; of four, a quarter. In general 1 -
+        E[1 / n_t] of the gradient of turn t is left, n_t being the number of dialogues that still
+        talk. Late turns lose most, so no learning rate makes up for it.
+      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Giving 0 to the
+        lone talker would drop exactly those dialogues that went on for longer than all others. What
+        is left of the gradient of turn t is P(somebody else still talks): late turns lose most.
       * `grpo` divides by the std of the whole returns G_1 of the group, one number for all turns. A
         std for each turn would undo the differences between turns. Where the whole returns are
         equal, and in a group of one, every turn gets 0.
@@ -80,9 +86,9 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     for group in groups.unique():
         member = groups == group
         g, talking = returns[member], alive[member]
-        # the number of others at each turn, [T]; 1 for the lone, whose sum over the others is 0
-        others = (talking.sum(0) - 1).clamp(min=1)
-        a = (g - (g.sum(0) - g) / others) * talking
+        # [T], at least 1: whoever is alone divides a sum of 0
+        n_others = (talking.sum(0) - 1).clamp(min=1)
+        a = (g - (g.sum(0) - g) / n_others) * talking
         if kind == "grpo":
             whole = g[:, 0]
             # Not compared exactly: two dialogues with the same last emotion may have got there by
@@ -133,9 +139,9 @@ def grpo_update(
             "k1 in the loss has no gradient on average, and GRPO has no per-token "
             "reward; use k2, k3 or k3-ratio"
         )
-    batches = [batch for micros in minibatches for batch in micros]
+    batches = all_micro_batches(minibatches)
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old = score_before_update(policy, minibatches, include_first=check_ratio)
+    old_log_probs = score_before_update(policy, minibatches, include_first=check_ratio)
     ref = log_probs_of(reference, batches) if kl_coef else None
     # 2. Advantages within each group.
     advantages = token_advantages(batches, kind, per_turn)
@@ -144,7 +150,7 @@ def grpo_update(
         policy,
         optimizer,
         minibatches,
-        old,
+        old_log_probs,
         advantages,
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,

@@ -6,15 +6,17 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
 
   * Init: A random, B zero, so that training starts at the model itself. Not both zero: the gradient
     of each is a product with the other, and nothing would ever move.
-  * Scale: B A is a sum of r terms; alpha / r keeps one learning rate right for every rank. It is
-    some ten times that of the whole model ("LoRA Without Regret", 2025).
-  * On a GPU the base is bf16, 2 bytes a number: nothing is ever added to it, so nothing is rounded
-    away. Adapters, their gradients and Adam's moments are fp32.
+  * Scale: B A is a sum of r terms. With the factor alpha / r one learning rate is right for every
+    rank r. That rate is some ten times the one for the whole model ("LoRA Without Regret", 2025).
+  * On a GPU the base is bf16, 2 bytes a number. It is frozen: no small step is ever added to it,
+    so none is rounded away. Adapters, their gradients and Adam's moments are fp32.
   * PPO's critic is a second set of adapters and a scalar head on the *same* base; the reference of
     a KL is the base with adapters off. No second and no third model in memory.
 
-Engines and readers of checkpoints get W + (alpha / r) B A, a plain model. Left out: dropout, and
-adapters on embeddings and output layer. Run it alone for the smallest example:  python lora.py
+Engines and checkpoints get plain models, with W + (alpha / r) B A in the place of W (`merge`). Left
+out: dropout, and adapters on embeddings and output layer. Run it alone for the smallest example:
+
+    python lora.py
 """
 
 from support.errors import BadInput
@@ -32,39 +34,46 @@ from policy import Critic
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with adapters, {name: matrix}; `switch.active` names those in use,
-    or None.
+    """A frozen linear layer with a pair of adapters A, B for each of `names` ("policy", "critic").
 
-    With s = alpha / r and g = dL/dy, as autograd finds them, for one x:
+    The `switch` is one object that all layers of a model share. switch.active is the name of the
+    pair that is in use, or None: then the layer is the frozen one alone.
+
+    Gradients for one x, with s = alpha / r and g = dL/dy (autograd computes them):
         dL/dB = s g (A x)^T,   dL/dA = s (B^T g) x^T,   dL/dx = (W + s B A)^T g
-    So in the first step only B moves. And without dL/dW a token costs 4 floating-point operations a
-    parameter, forward and back, instead of 6."""
+    B starts at zero, so dL/dA does too, and in the first step only B moves. dL/dW is not needed:
+    forward and backward pass take 4 floating-point operations a token and parameter of W, not 6."""
 
     def __init__(self, linear, rank, alpha, names, rng, switch):
+        # nn.Linear makes a weight, which is replaced at once; on "meta" it takes no memory
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        self.scale, self.switch = alpha / rank, switch
+        self.scale = alpha / rank
+        self.switch = switch
         self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
         device = linear.weight.device
         for name in names:
-            # U(-1, 1) / sqrt(in): A keeps the size of what it reads, whatever the layer's width
+            # A ~ U(-1, 1) / sqrt(in): A x is about as large as x's entries, whatever the width
             uniform = 2 * torch.rand(rank, self.in_features, generator=rng) - 1
             self.lora_A[name] = nn.Parameter((uniform / self.in_features**0.5).to(device))
             self.lora_B[name] = nn.Parameter(torch.zeros(self.out_features, rank).to(device))
 
     def forward(self, x):
         """[..., in] -> [..., out]. Adapters compute in the type of x."""
-        y, name = super().forward(x), self.switch.active
+        y = super().forward(x)
+        name = self.switch.active
         if name is None:
             return y
-        A, B = self.lora_A[name].to(x.dtype), self.lora_B[name].to(x.dtype)
+        A = self.lora_A[name].to(x.dtype)
+        B = self.lora_B[name].to(x.dtype)
         return y + self.scale * F.linear(F.linear(x, A), B)
 
 
 def add_adapters(model, rank, alpha, names=("policy",), seed=0):
-    """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, the
-    same on every rank. Returns their switch, which is off. Raises BadInput."""
-    # the blocks are the longest list of modules that a transformer has
+    """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, by
+    `seed` the same on every rank. Returns their switch, with none in use. Raises BadInput if there
+    are no such layers, or if one of them is smaller than `rank`."""
+    # the longest ModuleList is the list of transformer blocks
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, key=len, default=nn.ModuleList())
     layers = [
@@ -78,13 +87,16 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
             f"--lora-rank {rank}: {type(model).__name__} has no linear layers in its "
             "blocks; leave it out, and the whole model is trained"
         )
-    least, name = min((min(layer.weight.shape), name) for _, name, layer in layers)
-    if rank > least:
+    sizes = [(min(layer.weight.shape), name) for _, name, layer in layers]
+    smallest, name = min(sizes)
+    if rank > smallest:
         raise BadInput(
-            f"--lora-rank {rank}: larger than a layer of this model ({name}); take {least} at most"
+            f"--lora-rank {rank}: larger than a layer of this model ({name}); take {smallest} at "
+            "most"
         )
     model.requires_grad_(False)
-    rng, switch = torch.Generator().manual_seed(seed), SimpleNamespace(active=None)
+    rng = torch.Generator().manual_seed(seed)
+    switch = SimpleNamespace(active=None)
     for parent, name, layer in layers:
         setattr(parent, name, LoraLinear(layer, rank, alpha, names, rng, switch))
     return switch
@@ -92,17 +104,22 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
 
 @contextlib.contextmanager
 def use_adapter(switch, name):
-    """Within this the adapters `name` are in use; None: the base alone."""
-    before, switch.active = switch.active, name
+    """A context in which the adapters `name` are in use; None: the base alone."""
+    name_before = switch.active
+    switch.active = name
     try:
         yield
     finally:
-        switch.active = before
+        switch.active = name_before
 
 
 def merge(named_tensors, model, name="policy"):
-    """The (name, tensor) of `model` as those of a plain one, one at a time: each W with its
-    (alpha / r) B A, in fp32. Without adapters they come as they are. On many ranks collective."""
+    """Yield the weights of `model` as those of a plain one, without adapters: each W that has some
+    becomes W + (alpha / r) B A, in fp32; all others stay as they are.
+
+    named_tensors: (name, whole tensor), as of state_dict() or iter_full_weights(). One is merged at
+    a time, so that there is never a second model in memory. name: of the adapters. On many ranks a
+    collective call: every rank must walk to the end."""
     layers = {
         f"{path}.weight": module
         for path, module in model.named_modules()
@@ -111,7 +128,8 @@ def merge(named_tensors, model, name="policy"):
     for key, tensor in named_tensors:
         if ".lora_" in key:
             continue
-        if layer := layers.get(key):
+        layer = layers.get(key)
+        if layer is not None:
             A = full_tensor(layer.lora_A[name].detach())
             B = full_tensor(layer.lora_B[name].detach())
             tensor = tensor.float() + layer.scale * (B @ A)
@@ -119,65 +137,91 @@ def merge(named_tensors, model, name="policy"):
 
 
 class SharedBase(nn.Module):
-    """Policy, critic and reference on one frozen base: one module, as FSDP2 gives a block to one
-    root only, through whose forward() everything goes."""
+    """Policy, critic and reference on one frozen base, with adapters of `rank` and `alpha`.
+
+    They are one module because of FSDP2: a transformer block can be a part of one sharded module
+    only, and weights are gathered only by that module's forward(). So everything goes through the
+    forward() here; ppo.py and grpo.py are given an `AdapterView` of each part."""
 
     def __init__(self, policy, rank, alpha, critic=False, seed=0):
         super().__init__()
         names = ("policy", "critic") if critic else ("policy",)
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
         self.policy = policy
-        self.critic = Critic(policy.model, share=True) if critic else None
+        self.critic = None
+        if critic:
+            # share: the critic's body is the base itself and no copy; only its head is new
+            self.critic = Critic(policy.model, share=True)
 
     def forward(self, batch, who):
         """What "policy", "critic" or "reference" (`who`) computes for the batch."""
-        adapter = None if who == "reference" else who
+        adapter = None if who == "reference" else who  # the reference is the base alone
         model = self.critic if who == "critic" else self.policy
         with use_adapter(self.switch, adapter):
             return model(batch)
 
     def checkpoint_contexts(self):
-        """For activation checkpointing (torch's `context_fn`): the contexts of a forward pass and
-        of its recomputation in the backward pass. The latter uses the adapters of the former,
-        whoever was called in between."""
+        """For activation checkpointing, torch's `context_fn`, which is called in each forward pass:
+        returns the contexts of that pass and of its recomputation in the backward pass. By then the
+        switch may stand elsewhere, so the recomputation sets it to the adapters in use now."""
         return contextlib.nullcontext(), use_adapter(self.switch, self.switch.active)
 
 
 class AdapterView:
-    """Policy, critic or reference of a SharedBase, as ppo.py wants a model: called with a batch,
-    and with the parameters that it trains."""
+    """One of "policy", "critic" and "reference" of the SharedBase `root`. It looks to ppo.py like a
+    model of its own: it is called with a batch, and has the parameters that it trains."""
 
     def __init__(self, root, who):
-        self.root, self.who, self.model = root, who, root.policy.model
+        self.root, self.who = root, who
+        self.model = root.policy.model
 
     def __call__(self, batch):
         return self.root(batch, self.who)
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, and of the critic's head."""
-        adapter, head = f".{self.who}", f"{self.who}.head"
-        return [
-            (name, p)
-            for name, p in self.root.named_parameters()
-            if p.requires_grad and (name.endswith(adapter) or name.startswith(head))
-        ]
+        adapter_ending = f".{self.who}"  # as in ...up_proj.lora_A.critic
+        head_beginning = f"{self.who}.head"
+        parameters = []
+        for name, p in self.root.named_parameters():
+            belongs = name.endswith(adapter_ending) or name.startswith(head_beginning)
+            if belongs and p.requires_grad:
+                parameters.append((name, p))
+        return parameters
 
     def parameters(self):
         """The parameters without their names."""
         return [p for _, p in self.named_parameters()]
 
 
+def show_a_few_steps():
+    """Train the adapters of one layer from 3 numbers to 2, by gradient descent, and print each
+    step."""
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 2, bias=False)
+    model = nn.Sequential(nn.ModuleList([linear]))  # a "transformer" of one block
+    switch = add_adapters(model, rank=1, alpha=1)
+    switch.active = "policy"
+    layer = model[0][0]  # the LoraLinear that now stands in the place of `linear`
+    adapters = {"lora_A": layer.lora_A["policy"], "lora_B": layer.lora_B["policy"]}
+    x = torch.ones(3)
+    wanted = torch.tensor([1.0, 0.0])
+    for step in range(3):
+        y = layer(x)
+        loss = ((y - wanted) ** 2).sum()
+        loss.backward()
+        print(f"step {step}:  y", rounded(y), " wanted [1, 0]")
+        for name, p in adapters.items():
+            print(f"    gradient of {name}", rounded(p.grad))
+            p.data -= 0.2 * p.grad
+            p.grad = None
+
+
+def rounded(tensor):
+    """The numbers of a tensor, for printing."""
+    return [round(number, 3) for number in tensor.ravel().tolist()]
+
+
 if __name__ == "__main__":
     Parser(description="Takes a few steps on the adapters of one small layer.").parse_args()
-    torch.manual_seed(0)
-    block, x = nn.Sequential(nn.ModuleList([nn.Linear(3, 2, bias=False)])), torch.ones(3)
-    add_adapters(block, rank=1, alpha=1).active = "policy"
-    for step in range(3):
-        y = block[0][0](x)
-        ((y - torch.tensor([1.0, 0.0])) ** 2).sum().backward()
-        print(f"step {step}:  y", [round(v, 3) for v in y.tolist()], " wanted [1, 0]")
-        for name, p in block.named_parameters():
-            if p.requires_grad:
-                gradient = [round(v, 3) for v in p.grad.ravel().tolist()]
-                print(f"    gradient of {name[4:10]}", gradient)
-                p.data, p.grad = p.data - 0.2 * p.grad, None
+    show_a_few_steps()

@@ -1,8 +1,9 @@
 """models.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
-given the new weights (`sync`); vLLM is also asked for log-probs that prove their arrival (`probe`).
-`kl_start` measures how far the policy has moved from the start.
+given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
+weights have arrived (`probe`). `kl_start` measures how far the policy has moved from the start, and
+`gather` collects what a checkpoint holds.
 
 This is not a part of rlver.py because a first reader needs to know only that it exists, and not of
 policy.py because the policy itself knows nothing of runs, files and engines.
@@ -28,6 +29,7 @@ from support.ranks import (
     world,
 )
 
+import dataclasses
 import json
 import math
 import time
@@ -45,16 +47,19 @@ from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, r
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
 
-# gap_limits: how far the engine's log-probs may be from the trainer's, on average and for a single
-# token. ratio_limit: how far the first ratio may be from 1; there both sides run mostly the same
-# kernels. On the toy, in fp32, log-probs are 1e-7 apart, and by rounding 1e-4 once in some hundred
-# thousand tokens; stale weights show as 1e-2 and more. In bf16 a single token may be as far off
-# by rounding, so there only the mean is limited.
+# What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
+#   gap_limits   (mean, maximum) of |log pi_engine - log pi_trainer|, over the sampled tokens
+#   ratio_limit  of |log(pi / pi_old)| before the first step
+# In fp32 the gap is about 1e-7 on the toy; rounding makes it 1e-4 once in some hundred thousand
+# tokens. Engine weights that are out of date make it 1e-2 and more. In bf16 rounding alone may make
+# it that large for a single token, so only the mean is limited.
+# The first ratio compares the trainer with itself, mostly by the same kernels.
 LIMITS = {
     torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
     torch.bfloat16: dict(gap_limits=(0.05, float("inf")), ratio_limit=0.2),
 }
-START_DIALOGUES = 8  # of the starting policy, whose log-probs are kept
+START_DIALOGUES = 8  # how many dialogues of the starting policy `keep_start` keeps
+# What a user says in `probe`.
 PROBE = (
     "I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
     "her about it she laughed and told me that I make too much of such things. Since then we "
@@ -66,64 +71,83 @@ class Models:
     """Policy, critic (PPO), reference (with a KL), their optimizers, and the sampling engine."""
 
     def __init__(self, cfg, checkpoint, clock, runner):
-        """cfg: Settings. checkpoint: a directory, or None. clock: told when the engine samples.
-        runner: of the coroutines, for the probe. Raises BadModel or BadInput.
+        """cfg: Settings. checkpoint: the directory that the run goes on from, or None. clock: a
+        Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
+        Raises BadModel or BadInput.
 
-        The engine is built first, while the weights are whole. Masters are fp32; `dtype` is that of
-        computing."""
-        self.cfg, self.runner = cfg, runner
+        `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. What optimizers
+        change are the master weights, which are fp32 everywhere.
+
+        The engine is built first, because it copies weights that are still whole: later each rank
+        has only its shard of them."""
+        self.cfg, self.checkpoint, self.runner = cfg, checkpoint, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.limits = LIMITS[self.dtype]
-        self.start_batches = None  # `kl_start` reads them when it first needs them
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for every new shape
-        start = self.find_start(checkpoint)
-        # Adapters go on the model that they were made for. A checkpoint is no such base: there they
-        # are merged into the weights.
-        source = start if cfg.lora_rank else checkpoint or start
-        model, self.tokenizer = self.load(source, checkpoint)
+        self.start_batches = None  # read by `kl_start` when it first needs them
+        # cuDNN's attention would be planned anew for every shape, and batches have many shapes
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+        # Weights come from three places. start: where the run began, pi_0. checkpoint: where it
+        # goes on from, or None. source: what is loaded now, one of the two.
+        start = self.find_start()
+        if cfg.lora_rank:
+            # Adapters go on the model that they were made for. In a checkpoint they are merged into
+            # the weights, so it is no such base.
+            source = start
+        elif checkpoint:
+            source = checkpoint
+        else:
+            source = start
+        model, self.tokenizer = self.load(source)
         self.make_chat_format(model, source)
         self.engine = self.make_engine(model, source, clock)
-        saved = None
-        if checkpoint:
-            saved = torch.load(
-                checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True
-            )
+
+        saved = self.read_saved()
         if cfg.lora_rank:
-            self.make_adapters(model, saved, checkpoint, source)
+            self.make_adapters(model, saved, source)
         else:
-            self.make_whole_models(model, saved, checkpoint, source, start)
+            self.make_whole_models(model, saved, source, start)
         self.make_optimizers(saved)
+
         if cfg.engine == "vllm":
-            self.engine.sleep()  # its first sleep now, and not after a rollout
+            # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
+            self.engine.sleep()
             self.sync()  # wakes it
         elif saved and cfg.lora_rank:
             self.sync()  # the engine has the base only, without the checkpoint's adapters
-        self.fresh = True  # nothing has been trained since the start, or the resume
+        # True until the first update, which checks that its first ratio pi / pi_old is 1. It stands
+        # here at the end because `sync` makes it False.
+        self.fresh = True
 
     # -------------------------------------------------------------------------- parts of __init__
 
-    def find_start(self, checkpoint):
-        """Where the policy starts: the name or directory of a model. The toy's is made, if need be,
-        unless a run that goes on from a checkpoint does without it."""
+    def find_start(self):
+        """The name or directory of the model that the run began with. The toy's is made here if it
+        is not there yet, and if this run needs it."""
         cfg = self.cfg
         self.toy_seconds = 0.0
         if not cfg.toy:
             return cfg.model
         began = time.perf_counter()
         start = cfg.model
-        if not checkpoint or cfg.kl_coef or cfg.lora_rank:
+        # A run that goes on from a checkpoint needs it only as a reference, or under adapters.
+        if not self.checkpoint or cfg.kl_coef or cfg.lora_rank:
             start = first_rank_first(lambda: toy.base_policy(cfg.think, quiet=rank() > 0))
         self.toy_seconds = time.perf_counter() - began
         return start
 
-    def load(self, place, checkpoint):
-        """(model, tokenizer) of a directory or a name on the hub. Under adapters the model is
-        frozen, and kept in the dtype of computing."""
-        flag, dtype = "--model", None
+    def load(self, place):
+        """(model, tokenizer) of `place`, a directory or a name on the hub.
+
+        Under adapters the weights are frozen, and so are loaded in the type of computing. Else
+        their dtype is None: they stay as they are stored, in memory that is mapped from the file,
+        until `make_trainable` makes the fp32 masters."""
+        dtype = None
+        flag = "--model"
         if self.cfg.lora_rank:
             dtype = self.dtype
-            if checkpoint:
+            if self.checkpoint:
                 flag = "the base of this run's adapters:"
         return load_model(place, dtype=dtype, flag=flag)
 
@@ -136,7 +160,7 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         if cfg.history_thoughts == "keep":
-            self.chat.refuse_to_keep()
+            self.chat.check_that_thoughts_are_kept()
         self.pad = self.tokenizer.pad_token_id or 0
         self.context = cfg.context or model.config.max_position_embeddings
         if len(self.chat.first_prompt("")) + 2 > self.context:
@@ -165,56 +189,69 @@ class Models:
         check_world()
         return engine
 
-    def make_adapters(self, model, saved, checkpoint, source):
+    def read_saved(self):
+        """What the checkpoint holds for the trainer (see `gather`), or None without a checkpoint.
+        The file is mapped: a tensor is read when it is used."""
+        if not self.checkpoint:
+            return None
+        file = self.checkpoint / "trainer.pt"
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+
+    def make_adapters(self, model, saved, source):
         """Policy, critic and reference as three views of one frozen model with adapters."""
         cfg = self.cfg
         base = SharedBase(
             Policy(model, cfg.temperature),
-            cfg.lora_rank,
-            cfg.lora_alpha,
-            cfg.algo == "ppo",
-            cfg.seed,
+            rank=cfg.lora_rank,
+            alpha=cfg.lora_alpha,
+            critic=cfg.algo == "ppo",
+            seed=cfg.seed,
         )
         if saved:
-            load_adapters(base, saved["adapters"], checkpoint, source)
-        self.policy, self.reference = AdapterView(base, "policy"), AdapterView(base, "reference")
+            load_adapters(base, saved["adapters"], self.checkpoint)
+            check_base(model, source, self.checkpoint)
+        self.policy = AdapterView(base, "policy")
+        self.reference = AdapterView(base, "reference")
         self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
         if not cfg.toy:
             recompute_activations(model, context_fn=base.checkpoint_contexts)
-        self.place(base)
+        self.make_trainable(base)
 
-    def make_whole_models(self, model, saved, checkpoint, source, start):
-        """Policy, critic and reference as models of their own."""
+    def make_whole_models(self, model, saved, source, start):
+        """Policy, critic and reference as models of their own, the latter two where a run needs
+        them."""
         cfg = self.cfg
         self.policy, self.critic, self.reference = Policy(model, cfg.temperature), None, None
         if cfg.algo == "ppo":
-            # the weights are loaded once more; as pages of the same file they take no memory
-            body, _ = self.load(source, checkpoint)
-            self.critic = Critic(body, share=True)
+            # Loaded once more, and not copied: mapped from the same file, the weights take no
+            # memory before they become masters.
+            critic_model, _ = self.load(source)
+            self.critic = Critic(critic_model, share=True)
             if saved:
                 self.critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
-            reference, _ = self.load(start, checkpoint)
-            self.reference = Policy(reference, cfg.temperature)
+            reference_model, _ = self.load(start)
+            self.reference = Policy(reference_model, cfg.temperature)
         if not cfg.toy:
             recompute_activations(model)
             if self.critic:
                 recompute_activations(self.critic.body)
         for module in (self.policy, self.critic, self.reference):
             if module:
-                self.place(module)
+                self.make_trainable(module)
 
-    def place(self, module):
-        """Make the fp32 masters of a module, on many ranks as shards, block by block."""
+    def make_trainable(self, module):
+        """Make the fp32 masters of a module; as shards, if there is a process group."""
         if dist.is_initialized():
-            computing = None if self.dtype == torch.float32 else self.dtype
-            shard(module, self.device.type, computing)
+            dtype = None if self.dtype == torch.float32 else self.dtype
+            shard(module, self.device.type, dtype)
         else:
             make_masters(module)
 
     def make_optimizers(self, saved):
         """AdamW of the policy and of the critic, with the checkpoint's moments if there is one."""
-        self.optimizer, self.critic_optimizer = adamw(self.policy, self.cfg.lr), None
+        self.optimizer = adamw(self.policy, self.cfg.lr)
+        self.critic_optimizer = None
         if self.critic:
             self.critic_optimizer = adamw(self.critic, self.cfg.critic_lr)
         if saved:
@@ -245,38 +282,52 @@ class Models:
             self.probe()
 
     def probe(self):
-        """Let the engine sample a few tokens, and compare its log-probs with the trainer's: nothing
-        else shows that a sync had no effect, or that a cache is stale. The prompt is the same each
-        time, and long enough for the prefix cache. Raises SelfCheckFailed."""
+        """Let the engine sample a few tokens, and compare its log-probs with the trainer's. Nothing
+        else shows that a sync had no effect, or that the engine still has cached results of the old
+        weights. The prompt is always the same, and long enough for vLLM's prefix cache. Raises
+        SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: self.context // 2]
+        # 2: another stream than those of dialogues in training (0) and evaluation (1)
         rng = np.random.default_rng([self.cfg.seed, 2])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
         batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
         with torch.no_grad():
             trainer_log_probs, _ = self.policy(batch)
-            logp_gap([batch], [trainer_log_probs], self.limits["gap_limits"], all_reduce_sum)
+        # raises SelfCheckFailed beyond the limits
+        logp_gap([batch], [trainer_log_probs], self.limits["gap_limits"], all_reduce_sum)
 
     # ------------------------------------------------------------------- distance from the start
 
     def keep_start(self, episodes, path):
-        """Keep a few dialogues of the starting policy with its log-probs in the file `path`, so
-        that the distance from it can be measured at every step without a second model in memory."""
-        few = all_gather_list(episodes[:START_DIALOGUES])
-        few = sorted(few, key=lambda e: e.number)[:START_DIALOGUES]
-        for episode in few:
-            batch = pack([episode], self.pad).to(self.device)
-            with torch.no_grad():
-                log_probs = iter(self.policy(batch)[0][batch.action_mask].tolist())
-            for segment in episode.segments:
-                if segment.log_probs is not None:
-                    segment.log_probs = [next(log_probs) for _ in segment.ids]
+        """Keep a few dialogues of the starting policy in the file `path`, with the log-probs that
+        it gives their tokens. So `kl_start` can measure at every step how far the policy has moved,
+        without the starting policy in memory."""
+        episodes = all_gather_list(episodes[:START_DIALOGUES])
+        episodes = sorted(episodes, key=lambda e: e.number)[:START_DIALOGUES]
+        dialogues = [self.rescored_segments(episode) for episode in episodes]
         if rank() == 0:
-            write_json(path, [[vars(s) for s in e.segments] for e in few])
+            write_json(path, [[vars(s) for s in segments] for segments in dialogues])
+
+    def rescored_segments(self, episode):
+        """The segments of an episode, with the log-probs of the trainer's policy in place of the
+        engine's."""
+        batch = pack([episode], self.pad).to(self.device)
+        with torch.no_grad():
+            log_probs, _ = self.policy(batch)
+        sampled = iter(log_probs[batch.action_mask].tolist())
+        segments = []
+        for segment in episode.segments:
+            if segment.log_probs is not None:
+                new_log_probs = [next(sampled) for _ in segment.ids]
+                segment = dataclasses.replace(segment, log_probs=new_log_probs)
+            segments.append(segment)
+        return segments
 
     def read_start(self, path):
-        """This rank's part of the dialogues of `keep_start`, one a batch; every rank gets equally
-        many batches. Only the first rank need have the file."""
+        """This rank's part of the dialogues that `keep_start` has kept, each a batch of its own.
+        Every rank gets equally many batches, empty ones if need be, because a forward pass is a
+        collective call. Only the first rank needs the file."""
         dialogues = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
         batches = []
         for segments in dialogues[rank() :: world()]:
@@ -286,7 +337,7 @@ class Models:
         return batches + [empty_batch(self.pad)] * (per_rank - len(batches))
 
     def kl_start(self, path):
-        """KL(pi_0, pi) per token, by k3, from the samples of pi_0 in the file `path`."""
+        """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0 in the file `path`."""
         if self.start_batches is None:
             self.start_batches = self.read_start(path)
         sums = torch.zeros(2, dtype=torch.float64)
@@ -294,7 +345,9 @@ class Models:
             batch = batch.to(self.device)
             with torch.no_grad():
                 log_probs, _ = self.policy(batch)
-            k3 = kl_penalty(batch.engine_log_probs, log_probs, "k3")[batch.action_mask]
+            # `keep_start` has put the log-probs of pi_0 in the place of the engine's
+            start_log_probs = batch.engine_log_probs
+            k3 = kl_penalty(start_log_probs, log_probs, "k3")[batch.action_mask]
             sums += torch.tensor([k3.double().sum().item(), k3.numel()])
         kl, tokens = all_reduce_sum(sums).tolist()
         return kl / max(1, tokens)
@@ -302,26 +355,28 @@ class Models:
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
-        """Returns write(directory), for a checkpoint from which any number of ranks can go on.
+        """Gather what a checkpoint holds. Returns write(directory), which writes it. Any number of
+        ranks can go on from it.
 
-        Every rank gathers the shards, tensor by tensor, but only the first keeps them: eight copies
-        of a 7B model with its moments are a terabyte."""
+        A collective call: every rank takes part in the gathering of each tensor, but only the first
+        one keeps them. Eight copies of a 7B model with its moments are a terabyte."""
         first, model = rank() == 0, self.policy.model
         repeated = second_names(model)
-        weights = {
-            name: tensor.cpu()
-            for name, tensor in merge(iter_full_weights(model), model)
-            if first and name not in repeated
-        }
+        weights = {}
+        for name, tensor in merge(iter_full_weights(model), model):
+            # collective: every rank must walk this loop, whatever it keeps
+            if first and name not in repeated:
+                weights[name] = tensor.cpu()
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
             saved["adapters"] = self.gather_adapters()
         elif self.critic:
-            saved["critic"] = {
-                name: tensor.cpu() for name, tensor in iter_full_weights(self.critic) if first
-            }
+            saved["critic"] = {}
+            for name, tensor in iter_full_weights(self.critic):  # collective
+                if first:
+                    saved["critic"][name] = tensor.cpu()
 
         def write(directory):
             self.policy.model.save_pretrained(directory, state_dict=weights)
@@ -342,32 +397,34 @@ class Models:
 
 def second_names(model):
     """The second names of tied tensors in the state_dict (lm_head.weight of a small Qwen). A
-    checkpoint holds such a tensor once, whatever the number of ranks; transformers ties it again.
-    """
-    seen, second = set(), set()
+    checkpoint holds such a tensor once, under its first name; transformers ties it again."""
+    seen, repeated = set(), set()
     for name, p in model.named_parameters(remove_duplicate=False):
         if id(p) in seen:
-            second.add(name)
+            repeated.add(name)
         seen.add(id(p))
-    return second
+    return repeated
 
 
-def load_adapters(base, saved, checkpoint, source):
-    """Give a SharedBase the adapters of a checkpoint. Raises BadInput if they were made with
-    another lora_rank, or for another base: with the model `source` they must give the merged
-    weights of the checkpoint."""
+def load_adapters(base, adapters, checkpoint):
+    """Give a SharedBase the `adapters` of a checkpoint, {name: tensor}. Raises BadInput if they
+    were made with another lora_rank."""
     for name, p in base.named_parameters():
         if not p.requires_grad:
             continue
-        if name not in saved or saved[name].shape != p.shape:
+        if name not in adapters or adapters[name].shape != p.shape:
             raise BadInput(
                 f"--resume: the adapters in {checkpoint.name} are not of "
                 f"config.json's lora_rank ({name}); has it been edited?"
             )
-        p.data.copy_(saved[name])
+        p.data.copy_(adapters[name])
+
+
+def check_base(model, source, checkpoint):
+    """Raise BadInput if the adapters of a checkpoint were made for another base than `source`.
+    `model` has both, and merged they must be the weights that the checkpoint holds."""
     files = [safe_open(path, "pt") for path in checkpoint.glob("*.safetensors")]
     file_of = {name: file for file in files for name in file.keys()}
-    model = base.policy.model
     for name, merged in merge(model.state_dict().items(), model):
         if name not in file_of:
             continue
@@ -380,8 +437,8 @@ def load_adapters(base, saved, checkpoint, source):
 
 
 def write_peft(directory, adapters, cfg):
-    """Write the policy's adapters as the package peft reads them, in a folder of their own: beside
-    config.json transformers would silently put them on top of the merged weights."""
+    """Write the policy's adapters in the format of the package peft, in a folder of their own. If
+    they stood beside config.json, transformers would silently add them to the merged weights."""
     tensors = {}
     for name, tensor in adapters.items():
         if name.endswith(".policy"):

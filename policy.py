@@ -197,11 +197,12 @@ class Agent:
         if room < 1:
             return None
         self.observe(prompt)
+        # key: the engine finds this dialogue's cache by it
         ids, log_probs = await self.engine.generate(
             self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
         )
         stopped = ids[-1] == self.chat.stop_id
-        text = self.chat.opens + self.chat.decode(ids[:-1] if stopped else ids)
+        text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
         if self.think:
             thought, visible, malformed = split_thought(text)
             seen_as_sampled = self.history == "keep"
@@ -212,7 +213,7 @@ class Agent:
             # the template opened this reply.
             seen_as_sampled = not opening and visible == text.strip()
             if thought:
-                self.chat.tell_of_thoughts()
+                self.chat.warn_of_stray_thoughts()
         reply = Reply(text, visible, thought, malformed)
         if seen_as_sampled:
             self.append_to_trunk(reply, opening, ids, log_probs)
@@ -235,9 +236,10 @@ class Agent:
             self.observe([self.chat.stop_id])
 
     def append_branch(self, reply, opening, ids, log_probs):
-        """File a reply of which later turns see the visible text alone: think mode. The opening and
-        what was sampled are a branch, numbered 1, 2, 3, and the trunk goes on with the visible
-        text, unless the reply is malformed.
+        """File a reply of which later turns see the visible text alone: think mode, or direct mode
+        where a stray thought was cut out or the template opened the reply. The opening and what was
+        sampled are a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless
+        the reply is malformed.
 
         That text is encoded here, once. It is not a slice of the sampled ids: "</think>" and the
         word behind it may share a token."""
@@ -341,13 +343,15 @@ def lay_out(episode):
     A turn is a sampled segment, whether it is a branch or trunk. A branch begins at the position
     where the trunk stands; its later segments continue it, and the trunk does not move."""
     row, turn = Row(), 0
-    ends = {}  # {branch: its next position}; branch 0 is the trunk
+    next_position = {0: 0}  # {branch: position of its next token}; branch 0 is the trunk
     for s in episode.segments:
         n = len(s.ids)
         sampled = s.log_probs is not None
         turn += sampled
-        start = ends.get(s.branch, ends.get(0, 0))  # a new branch goes on from the trunk
-        ends[s.branch] = start + n
+        if s.branch not in next_position:
+            next_position[s.branch] = next_position[0]  # it forks here
+        start = next_position[s.branch]
+        next_position[s.branch] = start + n
         row.ids += s.ids
         row.positions += range(start, start + n)
         row.branch += [s.branch] * n
@@ -390,7 +394,7 @@ def empty_batch(pad_id=0):
 def split_batch(
     episodes,
     batch_size,
-    count,
+    n_minibatches,
     max_tokens,
     seed,
     pad_id,
@@ -403,7 +407,7 @@ def split_batch(
 
     episodes         this rank's dialogues
     batch_size       dialogues in the whole batch, over all ranks; Episode.number counts them from 0
-    count            number of mini-batches
+    n_minibatches    how many mini-batches are made
     max_tokens       the most tokens in a micro-batch, padding included
     seed             of the shuffle, the same on all ranks
     pad_id, reward   as in `pack`
@@ -414,18 +418,18 @@ def split_batch(
     # dialogue does not depend on the number of ranks.
     order = random.Random(seed).sample(range(batch_size), batch_size)
     place = {number: i for i, number in enumerate(order)}  # in the shuffled order
-    parts = [[] for _ in range(count)]  # the dialogues of each mini-batch
+    parts = [[] for _ in range(n_minibatches)]  # the dialogues of each mini-batch
     for episode in sorted(episodes, key=lambda e: place[e.number]):
-        parts[place[episode.number] % count].append(episode)
+        parts[place[episode.number] % n_minibatches].append(episode)
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
     minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
     # Every rank must run equally many micro-batches: as many as the rank that has most.
-    counts = [len(micros) for micros in minibatches]
-    counts_per_rank = all_gather_list([counts])  # [rank][mini-batch]
-    largest_counts = [max(counts) for counts in zip(*counts_per_rank)]
-    for micros, largest_count in zip(minibatches, largest_counts):
-        missing = largest_count - len(micros)
+    micro_counts = [len(micros) for micros in minibatches]
+    counts_per_rank = all_gather_list([micro_counts])  # [rank][mini-batch]
+    needed = [max(column) for column in zip(*counts_per_rank)]  # [mini-batch]
+    for micros, n_needed in zip(minibatches, needed):
+        missing = n_needed - len(micros)
         micros += [empty_batch(pad_id)] * missing
     # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).
     # It is left out: an optimizer step without a gradient would still move the weights, by momentum
@@ -458,11 +462,13 @@ def hidden_at_actions(body, batch):
         attention_mask=tree_mask(batch.branch),
         use_cache=False,
     ).last_hidden_state
-    return hidden[:, :-1][batch.action_mask[:, 1:]]  # of [B, L, H]
+    # hidden[:, i] predicts token i + 1: [B, L-1, H] -> [N, H]
+    return hidden[:, :-1][batch.action_mask[:, 1:]]
 
 
 def scatter_to_actions(flat, batch):
-    """Put N numbers back in the places of the policy's tokens: [N] -> [B, L], 0 elsewhere."""
+    """Put N numbers back in the places of the policy's tokens, and 0 at all other tokens: [N] ->
+    [B, L]."""
     return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
         batch.action_mask, flat
     )
@@ -487,8 +493,8 @@ def recompute_activations(model, **how):
 
 
 class Policy(nn.Module):
-    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 where the policy did
-    not sample.
+    """pi_theta. `forward(batch)` returns (log_probs, entropy), each [B, L], 0 at all tokens that
+    the policy did not sample.
 
     Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
 
@@ -544,7 +550,7 @@ class Critic(nn.Module):
         self.to(next(model.parameters()).device)
 
     def forward(self, batch):
-        """V before each sampled token, [B, L], 0 off the policy."""
+        """V before each sampled token, [B, L], 0 at all other tokens."""
         values = self.head(hidden_at_actions(self.body, batch))  # [N, 1]
         return scatter_to_actions(values.float()[:, 0], batch)
 

@@ -196,9 +196,10 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
 
 def explained_variance(values, returns, masks, reduce=identity):
     """1 - Var(R - V) / Var(R) over the policy's tokens of all batches; 0 if R does not vary."""
-    _, error = masked_mean_std([r - v for r, v in zip(returns, values)], masks, reduce, eps=0.0)
-    _, spread = masked_mean_std(returns, masks, reduce, eps=0.0)
-    return float(1 - (error / spread) ** 2) if spread > 1e-6 else 0.0
+    errors = [r - v for r, v in zip(returns, values)]
+    _, error_std = masked_mean_std(errors, masks, reduce, eps=0.0)
+    _, return_std = masked_mean_std(returns, masks, reduce, eps=0.0)
+    return float(1 - (error_std / return_std) ** 2) if return_std > 1e-6 else 0.0
 
 
 # --------------------------------------------------------------------------------------- the update
@@ -210,16 +211,21 @@ def log_probs_of(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
+def all_micro_batches(minibatches):
+    """The micro-batches of all mini-batches, in their order."""
+    return [batch for micros in minibatches for batch in micros]
+
+
 def score_before_update(policy, minibatches, include_first=True):
     """log pi_old of every micro-batch, before the first step: a list of [B, L], in their order. It
     is what the trainer says, not the engine. Without `include_first` it is None for the
     micro-batches of the first mini-batch, and `optimize` fills these in.
 
-    Before the first step pi is pi_old, so the pass that trains the first mini-batch gives its log
-    pi_old too, and a forward pass is saved. But its ratio is then 1 by construction, and checking
-    it proves nothing. So a run includes the first mini-batch at its start and where it is resumed,
-    and at no other step."""
-    batches = [batch for micros in minibatches for batch in micros]
+    Skipping the first mini-batch saves a forward pass: before the first step pi is pi_old, so its
+    training pass gives the same numbers. But then log pi_old comes from the very pass that it is
+    compared with, and `check_first_ratio` cannot fail. So a run includes the first mini-batch at
+    its start and where it is resumed, and at no other step."""
+    batches = all_micro_batches(minibatches)
     skip = 0 if include_first else len(minibatches[0])
     return [None] * skip + log_probs_of(policy, batches[skip:])
 
@@ -232,9 +238,11 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     exceeded: the engine then samples from weights that are not the trainer's, or at another
     temperature, and the run would learn from somebody else's replies.
     """
-    gaps = torch.cat(
-        [(b.engine_log_probs - old)[b.action_mask].abs() for b, old in zip(batches, old_log_probs)]
-    ).double()
+    gaps_of_batches = []
+    for batch, old in zip(batches, old_log_probs):
+        gap = (batch.engine_log_probs - old).abs()
+        gaps_of_batches.append(gap[batch.action_mask])
+    gaps = torch.cat(gaps_of_batches).double()
     total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
     mean = total / max(1.0, count)
     peak = gaps.max().item() if gaps.numel() else 0.0
@@ -300,7 +308,7 @@ def optimize(
     policy,
     optimizer,
     minibatches,
-    old,
+    old_log_probs,
     advantages,
     *,
     clip_eps,
@@ -321,8 +329,8 @@ def optimize(
 
     policy         batch -> (log_probs, entropy), [B, L] each
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
-    old            log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
-                   returns it: some may be None
+    old_log_probs  log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
+                   returns it: None where the first mini-batch was skipped
     advantages     a list of [B, L], one per micro-batch
     clip_eps       of `policy_loss`
     entropy_coef   of the entropy bonus
@@ -342,18 +350,21 @@ def optimize(
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
     the trainer; and before any step whose gradient is not finite.
     """
-    old = list(old)  # a copy: its gaps are filled below
+    # A copy, because it is filled in below. None in the first mini-batch, if that was skipped: then
+    # pi is still pi_old, and its own forward pass in `micro_step` gives log pi_old.
+    old_log_probs = list(old_log_probs)
     sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
-    norms, k = [], 0  # k counts micro-batches
+    gap = {}  # what `logp_gap` returns
+    norms = []
+    k = 0  # counts micro-batches
     for step, micros in enumerate(minibatches):
         # the token normaliser: of the whole mini-batch, over all ranks
         tokens = reduce(sum(b.action_mask.sum() for b in micros)).clamp(min=1)
         for batch in micros:
-            # where old[k] was None, in the first mini-batch, it is filled in
-            old[k], measured = micro_step(
+            old_log_probs[k], measured = micro_step(
                 policy,
                 batch,
-                old[k],
+                old_log_probs[k],
                 advantages[k],
                 ref[k] if ref else None,
                 tokens=tokens,
@@ -370,8 +381,9 @@ def optimize(
                 error = critic.loss(k, batch)
                 (error / tokens * ranks).backward()
             k += 1
-        if step == 0:  # nothing has been stepped yet, and `old` is full
-            gap = logp_gap([b for micros in minibatches for b in micros], old, gap_limits, reduce)
+        if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
+            all_batches = all_micro_batches(minibatches)
+            gap = logp_gap(all_batches, old_log_probs, gap_limits, reduce)
         norm = clip_gradient(policy, max_grad_norm)
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
         check_gradients(norm, critic_norm)
@@ -382,18 +394,30 @@ def optimize(
         if critic:
             critic.optimizer.step()
             critic.optimizer.zero_grad(set_to_none=True)
-    return {**means_of(sums, norms, reduce, tokens.device), **gap}
+    device = minibatches[0][0].action_mask.device
+    return {**means_of(sums, norms, reduce, device), **gap}
 
 
-def micro_step(policy, batch, old, advantages, ref, *, tokens, ranks, ratio_limit, **loss_settings):
+def micro_step(
+    policy,
+    batch,
+    old_log_probs,
+    advantages,
+    ref,
+    *,
+    tokens,
+    ranks,
+    ratio_limit,
+    **loss_settings,
+):
     """Add one micro-batch's part to the policy's gradient.
 
-    old, advantages, ref   as in `optimize`, of this micro-batch: [B, L] or None
-    tokens                 what the summed loss is divided by: the tokens of the mini-batch
-    ranks                  as in `optimize`
-    ratio_limit            of `check_first_ratio`; None after the first mini-batch, where the ratio
-                           may be anything
-    loss_settings          clip_eps, entropy_coef, kl_coef and kl_estimator, for `summed_loss`
+    old_log_probs, advantages, ref   as in `optimize`, of this micro-batch: [B, L] or None
+    tokens          what the summed loss is divided by: the tokens of the mini-batch
+    ranks           as in `optimize`
+    ratio_limit     of `check_first_ratio`; None after the first mini-batch, where the ratio may be
+                    anything
+    loss_settings   clip_eps, entropy_coef, kl_coef and kl_estimator, for `summed_loss`
 
     Returns (log pi_old, the sums over the policy's tokens that `means_of` needs). Where the policy
     is silent there is nothing to check, and all sums are 0. Raises SelfCheckFailed if the first
@@ -401,32 +425,33 @@ def micro_step(policy, batch, old, advantages, ref, *, tokens, ranks, ratio_limi
     """
     mask = batch.action_mask
     log_probs, entropy = policy(batch)
-    if old is None:  # nothing has been stepped yet: pi is pi_old
-        old = log_probs.detach()
-    log_ratio = (log_probs - old)[mask].detach()
+    if old_log_probs is None:  # nothing has been stepped yet: pi is pi_old
+        old_log_probs = log_probs.detach()
+    log_ratio = (log_probs - old_log_probs)[mask].detach()
     if ratio_limit is not None and log_ratio.numel():
         check_first_ratio(log_ratio, ratio_limit)
     loss, clipped = summed_loss(
-        batch, log_probs, entropy, old, advantages, ref=ref, **loss_settings
+        batch, log_probs, entropy, old_log_probs, advantages, ref=ref, **loss_settings
     )
     (loss / tokens * ranks).backward()
-    # KL(pi_old, pi), because pi_old sampled the tokens: old is kl_penalty's `log_probs`, and pi its
-    # `ref_log_probs`.
-    kl = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
+    # pi_old sampled, so this is KL(pi_old, pi)
+    kl = kl_penalty(
+        log_probs=old_log_probs[mask], ref_log_probs=log_probs[mask].detach(), estimator="k3"
+    )
     sums = {
         "kl": kl.sum().item(),
         "entropy": entropy[mask].sum().item(),
         "clipped": clipped.item(),
         "tokens": mask.sum().item(),
     }
-    return old, sums
+    return old_log_probs, sums
 
 
 def summed_loss(
     batch,
     log_probs,
     entropy,
-    old,
+    old_log_probs,
     advantages,
     *,
     ref,
@@ -443,11 +468,11 @@ def summed_loss(
     it into the rewards.
     """
     mask = batch.action_mask
-    weights = importance_weights(old, batch.engine_log_probs)
-    loss, clipped = policy_loss(log_probs, old, advantages, mask, clip_eps, weights)
+    weights = importance_weights(old_log_probs, batch.engine_log_probs)
+    loss, clipped = policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights)
     loss = loss - entropy_coef * entropy[mask].sum()
     if kl_coef and kl_estimator != "k1":
-        kl = kl_penalty(log_probs, ref, kl_estimator, old)
+        kl = kl_penalty(log_probs, ref, kl_estimator, old_log_probs)
         loss = loss + kl_coef * kl[mask].sum()
     return loss, clipped
 
@@ -505,12 +530,13 @@ def ppo_update(
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
-    batches = [batch for micros in minibatches for batch in micros]
+    batches = all_micro_batches(minibatches)
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
     kl_in_rewards = kl_coef and kl_estimator == "k1"
     # rewards with a KL in them need log pi_old of the first mini-batch too
-    old = score_before_update(policy, minibatches, include_first=check_ratio or kl_in_rewards)
+    include_first = check_ratio or kl_in_rewards
+    old_log_probs = score_before_update(policy, minibatches, include_first)
     ref = log_probs_of(reference, batches) if kl_coef else None
     with torch.no_grad():
         old_values = [critic(batch) for batch in batches]
@@ -518,7 +544,7 @@ def ppo_update(
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if kl_in_rewards:
         for k, mask in enumerate(masks):
-            penalty = kl_penalty(old[k], ref[k], "k1")
+            penalty = kl_penalty(old_log_probs[k], ref[k], "k1")
             rewards[k] = rewards[k] - kl_coef * penalty * mask
     # 3. Advantages, whitened over the whole batch.
     advantages, returns = [], []
@@ -541,7 +567,7 @@ def ppo_update(
         policy,
         optimizer,
         minibatches,
-        old,
+        old_log_probs,
         advantages,
         kl_coef=kl_coef,
         ref=ref,

@@ -15,7 +15,7 @@ run is set up and closed. Flags, torchrun, files and pictures are in support/, w
 may skip.
 """
 
-from support import STARTED, errors, llm, plan, ranks, report, rundir, settings, signs
+from support import STARTED, errors, interrupts, llm, plan, ranks, report, rundir, settings, signs
 from support.files import read_json
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.users import INITIAL_EMOTION
@@ -142,6 +142,8 @@ async def rollout(
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
+                # In training the user's model makes the first line (`answer`). In evaluations it is
+                # the profile's own, if it has one (`open`).
                 user_line = await (user.open() if own_first_line else user.answer())
         except (errors.SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
@@ -188,7 +190,20 @@ KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each d
 
 class Trainer:
     """A run. With many ranks each has its own dialogues, its own engine and a shard of the models;
-    only rank 0 writes files. Its attributes are set in `__init__`, behind the steps."""
+    only rank 0 writes files. Its attributes are set in `__init__`, below the steps. The main ones:
+
+        cfg                 the Settings
+        first               is this rank 0, the one that writes and prints?
+        run                 the RunDir: the run's directory and its logs
+        state               what a checkpoint keeps of the run: step, seconds, tokens, evaluations
+        models              the policy, its engine, critic, reference and optimizers
+        simulator, watcher  the model behind the users; the one behind --watch's, or None
+        training_profiles   the users to train on
+        heldout             the users to evaluate with
+        runner              the asyncio.Runner in which all dialogues are held
+        clock, calls        seconds in which only the simulator is at work; the log of its calls
+        start_file          holds a few dialogues of the starting policy, to measure the KL from it
+    """
 
     def train(self):
         """The loop: evaluate, train and save, evaluate. Begins where `self.state` says."""
@@ -213,7 +228,7 @@ class Trainer:
         for step in bar:
             metrics = self.train_step(step)
             # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
-            ranks.raise_pending_interrupt()
+            interrupts.raise_pending_interrupt()
             bar.set_postfix_str(report.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
@@ -225,7 +240,7 @@ class Trainer:
         if state["step"] > 0:
             episodes = self.evaluate(state["step"])
             self.tell(report.dialogue_text("after training", episodes[0]))
-        self.count_total()
+        self.set_total_seconds()
         if self.first:
             report.finish(self.run.path, self.state, self.heldout, toy if cfg.toy else None)
 
@@ -240,8 +255,8 @@ class Trainer:
         profiles = profiles_of_step(self.training_profiles, n_groups, cfg.seed, step)
         people = dict(enumerate(profiles))
         title = None if cfg.toy else f"step {step}"  # the toy's are over too soon for a bar
-        episodes, drop_counts = self.hold_dialogues(people, cfg.group_size, "training", step, title)
-        episodes, drop_counts, tokens_wasted = self.refill(episodes, drop_counts, step)
+        episodes, counts = self.hold_dialogues(people, cfg.group_size, "training", step, title)
+        episodes, counts, tokens_wasted = self.refill(episodes, counts, step)
         episodes_of_all = ranks.gather_episodes(episodes)
         check_groups(episodes_of_all)
         rolled_out = time.perf_counter()
@@ -254,12 +269,12 @@ class Trainer:
         synced = time.perf_counter()
 
         # 5. Log: every dialogue, a line of metrics. (`train` saves the checkpoints.)
-        self.count("rollout", rolled_out - began)
-        self.count("simulator", self.clock.simulator - simulator_seconds_before)
-        self.count("update", synced - rolled_out)
+        self.add_seconds("rollout", rolled_out - began)
+        self.add_seconds("simulator", self.clock.simulator - simulator_seconds_before)
+        self.add_seconds("update", synced - rolled_out)
         self.log_dialogues(step, "train", episodes_of_all)
         metrics = self.metrics_of_step(
-            step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
+            step, episodes, episodes_of_all, counts, tokens_wasted, update_metrics
         )
         metrics["seconds"] = synced - began
         self.state["step"] = step
@@ -270,8 +285,8 @@ class Trainer:
         """Steps 1 and 2: this rank's share of the dialogues with `people`, {group number: Profile}.
 
         kind: "training" or "evaluation". title: of a progress bar, or None. again: the round of
-        `refill`, from 1. Returns (this rank's episodes, drop_counts): over all ranks, {"dropped":
-        number of dialogues, "unreadable": of those whose user's answers could not be read}. Raises
+        `refill`, from 1. Returns (this rank's episodes, counts): over all ranks, {"dropped": number
+        of dialogues, "unreadable": of those whose user's answers could not be read}. Raises
         TooManyLost.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
@@ -304,26 +319,28 @@ class Trainer:
             )
             episodes, lost_here = self.runner.run(dialogues)
         lost = [{"step": step, "kind": kind, **row} for row in ranks.all_gather_list(lost_here)]
-        self.log_lost(lost, len(people) * group_size, again)
+        self.log_or_give_up(lost, len(people) * group_size, again)
         unreadable = sum(row["unreadable"] for row in lost)
         return episodes, {"dropped": len(lost), "unreadable": unreadable}
 
-    def refill(self, episodes, drop_counts, step):
-        """A zero-variance group, whose dialogues all earned the same, teaches GRPO nothing. With
-        --refill N dialogues with new users take its place, up to N times (DAPO's dynamic sampling).
+    def refill(self, episodes, counts, step):
+        """Replace zero-variance groups by dialogues with new users, up to --refill times (DAPO's
+        dynamic sampling). All dialogues of such a group earned the same, so GRPO learns nothing
+        from it.
 
-        episodes, drop_counts: what `hold_dialogues` returned. Returns both, brought up to date, and
-        tokens_wasted: those sampled for replaced groups, over all ranks. drop_counts["refilled"] is
-        the number of groups that were replaced.
+        episodes, counts: what `hold_dialogues` returned. Returns both, brought up to date, and
+        tokens_wasted: those sampled for replaced groups, over all ranks. counts["refilled"] is the
+        number of groups that were replaced.
         """
         cfg = self.cfg
-        drop_counts = {**drop_counts, "refilled": 0}
+        counts = {**counts, "refilled": 0}
         tokens_wasted = 0
         for again in range(1, cfg.refill + 1):
             # the numbers of the zero-variance groups, the same on all ranks
             flat = flat_groups(ranks.gather_episodes(episodes))
             if not flat:
                 break
+            # another seed, so as a rule other users than the step's own
             profiles = profiles_of_step(
                 self.training_profiles, len(flat), f"{cfg.seed} {again}", step
             )
@@ -334,10 +351,10 @@ class Trainer:
             tokens_wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
             kept = [e for e in episodes if e.group not in flat]
             episodes = kept + new_episodes
-            drop_counts["refilled"] += len(flat)
+            counts["refilled"] += len(flat)
             for key, count in new_counts.items():
-                drop_counts[key] += count
-        return episodes, drop_counts, sum_over_ranks([tokens_wasted])
+                counts[key] += count
+        return episodes, counts, sum_over_ranks([tokens_wasted])
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -347,7 +364,7 @@ class Trainer:
         minibatches = split_batch(
             episodes,
             batch_size=cfg.batch_size,
-            count=cfg.minibatches,
+            n_minibatches=cfg.minibatches,
             max_tokens=cfg.tokens_per_gpu,
             seed=f"{cfg.seed} {step}",
             pad_id=m.pad,
@@ -408,16 +425,16 @@ class Trainer:
         began = time.perf_counter()
         people = dict(enumerate(self.heldout))  # groups of one dialogue each
         title = f"evaluating, step {step}"
-        episodes, drop_counts = self.hold_dialogues(people, 1, "evaluation", step, title)
+        episodes, counts = self.hold_dialogues(people, 1, "evaluation", step, title)
         if step == 0:
             self.models.keep_start(episodes, self.start_file)
         episodes_of_all = ranks.gather_episodes(episodes)
         self.log_dialogues(step, "heldout", episodes_of_all)
-        self.count("evaluate", time.perf_counter() - began)
-        n_dropped = drop_counts["dropped"]
+        self.add_seconds("evaluate", time.perf_counter() - began)
+        n_dropped = counts["dropped"]
         if n_dropped:
             self.tell(f"evaluation at step {step}: {n_dropped} dialogues failed and do not count")
-        scores = {"step": step, **summarise(episodes_of_all), **drop_counts}
+        scores = {"step": step, **summarise(episodes_of_all), **counts}
         self.state["evaluations"].append(scores)
         self.run.log_numbers("heldout", scores)
         return episodes_of_all
@@ -425,17 +442,17 @@ class Trainer:
     # ------------------------------------------------------------------------ the metrics of a step
 
     def metrics_of_step(
-        self, step, episodes, episodes_of_all, drop_counts, tokens_wasted, update_metrics
+        self, step, episodes, episodes_of_all, counts, tokens_wasted, update_metrics
     ):
         """The step's line of metrics.jsonl, but for its seconds. episodes: of this rank, with their
-        tokens; drop_counts, tokens_wasted: as `refill` returned them."""
+        tokens; counts, tokens_wasted: as `refill` returned them."""
         batch = batch_metrics(episodes_of_all, self.cfg.think)
         watched_emotion = self.watch(episodes, step)
         tokens_per_dialogue = update_metrics["tokens_trained"] / batch["episodes"]
         return {
             "step": step,
             **batch,
-            **drop_counts,
+            **counts,
             "cut": self.share_of_cut_replies(episodes),
             "reply_tokens": tokens_per_dialogue / batch["turns"],
             **update_metrics,
@@ -470,28 +487,28 @@ class Trainer:
     # -------------------------------------------------------------------------- what the steps call
 
     def evaluation_is_due(self):
-        """Is there an evaluation after the step that is done? (The one after the last step is not
-        meant; it is always made.)"""
+        """Is there an evaluation after the step that is done? Not the evaluation after the last
+        step: `train` always makes that one."""
         cfg, step = self.cfg, self.state["step"]
         return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
 
     def evaluation_was_missed(self):
         """Was the run stopped between a step and the evaluation that was due after it?"""
-        return self.evaluation_is_due() and (
-            self.state["evaluations"][-1]["step"] != self.state["step"]
-        )
+        if not self.evaluation_is_due():
+            return False
+        return self.state["evaluations"][-1]["step"] != self.state["step"]
 
     def tell(self, text):
         """Print a line above the progress bar."""
         if self.first:
             tqdm.write(text)
 
-    def count(self, kind, seconds):
-        """Add to the run's seconds."""
+    def add_seconds(self, kind, seconds):
+        """Add `seconds` to those that the run has spent on work of this kind."""
         self.state["seconds"][kind] += seconds
 
-    def count_total(self):
-        """The run's seconds so far, those before it was resumed among them."""
+    def set_total_seconds(self):
+        """Set the run's seconds so far, those before it was resumed among them."""
         self.state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
 
     def dialogue_bar(self, title, total):
@@ -526,22 +543,22 @@ class Trainer:
                 "refused; dropped.jsonl has what was said before (docs/marks.md)"
             )
 
-    def log_lost(self, lost, held, again):
-        """Log the dialogues that were dropped, `lost` (rows) of `held` (their number), in
-        dropped.jsonl. Raises TooManyLost if they are more than a fifth."""
+    def log_or_give_up(self, lost, n_dialogues, again):
+        """Write `lost`, the rows of the dropped dialogues, to dropped.jsonl. If they are more than
+        a fifth of the `n_dialogues` that were begun, save what is done and raise TooManyLost."""
         # A round of refill (`again`) may be small: there a fifth of the whole batch is the limit.
-        limit = held / 5
+        limit = n_dialogues / 5
         if again:
-            limit = max(held, self.cfg.batch_size) / 5
+            limit = max(n_dialogues, self.cfg.batch_size) / 5
         too_many = len(lost) > limit
         if too_many:
-            # Before they are logged: a resumed run cuts the logs to their length at the checkpoint,
-            # does the step again, and logs it again.
+            # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
+            # before the save would survive the cut, and the repeated step would log them again.
             self.save_what_is_done()
         for row in lost:
             self.run.append("dropped.jsonl", row)
         if too_many:
-            raise errors.TooManyLost(why_too_many(lost, held))
+            raise errors.TooManyLost(why_too_many(lost, n_dialogues))
 
     def save_what_is_done(self):
         """Save a checkpoint of the last whole step, if there is none yet."""
@@ -553,7 +570,7 @@ class Trainer:
 
     def save(self):
         """Step 5's checkpoint. All ranks gather, the first one writes."""
-        self.count_total()
+        self.set_total_seconds()
         log = self.calls.path
         sizes = []  # of this rank's log of calls
         if log and log.exists():
@@ -590,7 +607,7 @@ class Trainer:
         self.models = Models(cfg, checkpoint, self.clock, self.runner)
         if checkpoint:
             self.state = read_json(checkpoint / "state.json")
-        self.count("toy_policy", self.models.toy_seconds)
+        self.add_seconds("toy_policy", self.models.toy_seconds)
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
             raise errors.BadInput(
@@ -658,17 +675,18 @@ class Trainer:
             self.runner.close()
 
 
-def why_too_many(lost, held):
-    """The message of a run that stops because `lost` (rows) of `held` dialogues were dropped."""
+def why_too_many(lost, n_dialogues):
+    """The message of a run that stops because too many of its `n_dialogues` dialogues were dropped:
+    `lost`, their rows."""
     reason = lost[0]["reason"]
     unreadable = sum(row["unreadable"] for row in lost)
     if 2 * unreadable > len(lost):
         return (
-            f"in {unreadable} of {held} dialogues nothing that the user's model "
+            f"in {unreadable} of {n_dialogues} dialogues nothing that the user's model "
             f"said could be read, or it refused the prompt: {reason}; "
             "what was said before stands in dropped.jsonl"
         )
-    return f"the simulator failed in {len(lost)} of {held} dialogues: {reason}"
+    return f"the simulator failed in {len(lost)} of {n_dialogues} dialogues: {reason}"
 
 
 def sum_over_ranks(numbers):
@@ -684,7 +702,7 @@ def main(argv=None):
     rank_here = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = settings.read_flags(argv, quiet=rank_here > 0)
     # From here on Ctrl-C raises KeyboardInterrupt at once, also inside asyncio.
-    usual_handler = ranks.interrupt_at_once()
+    usual_handler = interrupts.interrupt_at_once()
     trainer, out = None, None
     code, message = 0, ""
     try:
@@ -707,7 +725,7 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
-        ranks.interrupt_at_once(usual_handler)  # put back the handler that was there before
+        interrupts.interrupt_at_once(usual_handler)  # put back the handler that was there before
         if trainer:
             trainer.close()
     if message:

@@ -45,7 +45,7 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -266,6 +266,13 @@ class PreparedCall(NamedTuple):
     key: str  # the log keeps the answer under this key
 
 
+class RawAnswer(NamedTuple):
+    """An answer of the model that is still to be read."""
+
+    text: str
+    mark: str  # the mark that its prompt asked for
+
+
 class ReadAnswer(NamedTuple):
     """An answer of the model that could be read."""
 
@@ -279,7 +286,7 @@ class Simulator:
 
     The methods in reading order: `ask` renders the prompt of a hop and hands it to `put`, which
     looks for the answer in the log (`look_up`) or asks the model until an answer can be read
-    (`call`). `check` asks one question before the first dialogue."""
+    (`call_model`). `check` asks one question before the first dialogue."""
 
     def __init__(
         self,
@@ -308,7 +315,7 @@ class Simulator:
         self.log = log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.checked = False  # has this model shown that it can keep the form?
-        self.last_failure = ""
+        self.last_failure = ""  # the message of the last question that failed for good
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
@@ -324,7 +331,9 @@ class Simulator:
 
         def prepare(errors):
             template = self.prompts[name]
-            if errors:  # at temperature 0 the same prompt would get the same answer
+            if errors:
+                # Say what was wrong: at temperature 0 the same prompt would get the same answer.
+                # An Unreadable names its complaint; any other ValueError gets the general one.
                 complaint = getattr(errors[-1], "complaint", "form")
                 template += "\n\n" + self.complaints[complaint]
             mark = mark_of(template, values, len(errors))
@@ -341,23 +350,27 @@ class Simulator:
             question so far, all of which could not be read.
         parse(text, mark): what the answer says. Raises ValueError if it cannot be read.
 
-        `ask_with_retries` awaits `call` and hands its result to `read`. If `read` raises a
-        ValueError, it goes to the end of `errors`, and `call` prepares another prompt."""
+        For example, if the first answer cannot be read and the second one can:
+
+            prepare([])      the prompt, mark 0                    ->  parse raises e1
+            prepare([e1])    the prompt and a complaint, mark 1    ->  a ReadAnswer
+
+        The loop over the attempts is in `ask_with_retries` (support/llm.py)."""
         logged = self.look_up(prepare, parse)
         if logged is not None:
             return logged
 
-        async def call(errors):
+        async def next_attempt(errors):
             prepared = prepare(errors)
-            return await self.call(prepared), prepared.mark
+            text = await self.call_model(prepared)
+            return RawAnswer(text, prepared.mark)
 
-        def read(text_and_mark):
-            text, mark = text_and_mark
-            return ReadAnswer(text, mark, parse(text, mark))
+        def read(raw):
+            return ReadAnswer(raw.text, raw.mark, parse(raw.text, raw.mark))
 
         try:
             return await ask_with_retries(
-                what, call, read, self.retries, self.wait, self.retries_unreadable
+                what, next_attempt, read, self.retries, self.wait, self.retries_unreadable
             )
         except PromptRefused as error:
             self.last_failure = str(error)
@@ -399,25 +412,25 @@ class Simulator:
         temperature = getattr(self.model, "temperature", 0.0)
         return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
 
-    async def call(self, prepared):
+    async def call_model(self, prepared):
         """Make one PreparedCall and log its answer, which is returned. An answer that was cut short
         is asked for once more, with four times the length."""
         async with self.slots:
             began = time.perf_counter()
             with self.clock.during("calls"):
                 text = await self.model(prepared.prompt)
-                # An answer is a str. Those of real models also have the attribute `cut`: did it
-                # stop at the limit of its length (support/llm.py)? If it has its line End, only
-                # what follows that line was cut, and nothing is missing.
+                # `cut`: it stopped at the length limit. (The toy's answers are never cut and have
+                # no such attribute.) If the End line is there all the same, only words behind it
+                # are missing, and nobody reads those.
                 was_cut = getattr(text, "cut", False)
                 has_its_end = prepared.mark != "" and end_of(text, prepared.mark) is not None
                 if was_cut and not has_its_end:
-                    text = await self.call_again(prepared.prompt, text)
+                    text = await self.call_with_more_room(prepared.prompt, text)
         seconds = time.perf_counter() - began
         self.log.write(prepared.key, prepared.prompt, text, seconds, prepared.mark)
         return text
 
-    async def call_again(self, prompt, cut_text):
+    async def call_with_more_room(self, prompt, cut_text):
         """The answer to a prompt with four times the usual length, or `cut_text`, the answer that
         was cut, if the call fails."""
         try:
@@ -437,11 +450,15 @@ class Simulator:
         await self.pass_check(hear_a_reply)
 
     async def pass_check(self, ask):
-        """Await `ask(simulator)`, which asks a question of a copy of this simulator without its
-        log: an old answer says nothing about the server of today. A scripted model needs no check.
+        """Await `ask(simulator)`, which asks one question of a copy of this simulator. The copy has
+        an empty log: an old answer says nothing about the server of today. A scripted model needs
+        no check.
 
-        Raises BadInput if no answer can be read, and TooManyLost if there is none. An exception
-        with which the model refuses every prompt, or this one (PromptRefused), passes through."""
+        This is a method of its own because a judge (tools/judge.py) is checked with another
+        question than a user.
+
+        Raises BadInput if no answer can be read, and TooManyLost if there is none. Not caught here:
+        a refusal of every prompt (a wrong key) or of this one (PromptRefused)."""
         if getattr(self.model, "is_scripted", False):
             return
         unlogged = copy.copy(self)
@@ -654,6 +671,8 @@ def people_of(names):
     people = [profile for name in names for profile in load_profiles(name)]
     if people:
         return people
+    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
+    # however many are made, so making 1000 finds those of any usual run.
     return toy_profiles("heldout", 1000) + toy_profiles("train")
 
 
@@ -735,12 +754,12 @@ def refuse_foreign(name, profiles):
     if not name.startswith("toy"):
         return
     for profile in profiles:
+        if profile.target != "eq":
+            raise BadInput(
+                f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
+                "knows no chit-chat; choose a real --simulator"
+            )
         try:
-            if profile.target != "eq":
-                raise toy.NotOfThisWorld(
-                    f"its target is {profile.target}, and the scripted user "
-                    "knows no chit-chat; choose a real --simulator"
-                )
             toy.read_scene(profile.scene, profile.task)
         except toy.NotOfThisWorld as error:
             raise BadInput(f"profile {profile.id!r}: {error}") from None
@@ -855,10 +874,12 @@ def talk(args):
         raise BadInput(
             f"--profile {args.profile}: there are {len(people)} users, from 0 to {len(people) - 1}"
         )
-    with suppress(EOFError, KeyboardInterrupt):
-        return play(User(simulator, people[args.profile]), args.max_turns)
-    print()
-    return 130
+    user = User(simulator, people[args.profile])
+    try:
+        return play(user, args.max_turns)
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return 130
 
 
 def main(argv=None):

@@ -5,8 +5,10 @@ so that the whole of RLVER runs on a laptop, offline.
 What is true here: a hidden need that shows in the user's words, an emotion that answers every
 reply, a chain of prompts and parsed answers between the two, a policy that must find out what helps
 whom. What is not: nobody is comforted. The English is a template grammar of a few hundred words
-(support/toy_words.py), and what the policy learns is *which kind of sentence helps which need*,
-said to the right person, legibly, and never twice. The words themselves, those of the held-out
+(support/toy_words.py). An *act* is a kind of sentence of this grammar. There are eleven: eight acts
+have the name of the need that they serve (praise, listen, advise ...), three are bad habits that
+serve no need (cheer, dismiss, topic). What the policy learns is *which act helps which need*, said
+to the right person, legibly, and never twice. The words themselves, those of the held-out
 users too, are planted by the supervised training of the base policy; reinforcement learning only
 teaches it to act on what it knows.
 
@@ -168,7 +170,7 @@ SECONDARY = {
     "side": "advise",
 }
 MOST_SENTENCES = 3  # in a reply: the user cannot follow more
-MOST_ACTS = 2  # kinds of sentences in a reply
+MOST_ACTS = 2  # different acts in a reply
 MEETS_NEED = 7  # a change of the emotion from which on the user says that its need is met
 
 
@@ -178,7 +180,7 @@ def judge(reply, need, person, feeling, earlier, challenging):
     "challenging", not "vanilla"?
 
     The first of these that fits decides: silence, not legible, the wrong person, repeated, too many
-    kinds of sentences. A reply without such a fault is worth the mean payoff of its acts."""
+    acts. A reply without such a fault is worth the mean payoff of its acts."""
     sentences = split_sentences(reply)
     acts = [act_of(sentence) for sentence in sentences]
     words = set(tokens_of(reply))
@@ -290,9 +292,11 @@ def need_of(theme):
 
 def listed_under(title, scene):
     """The items of the list below the heading `title`; [] if there is no such heading."""
-    _, _, below = f"\n{scene}\n## ".partition(f"\n## {title}\n")
-    section = below.split("\n## ")[0]
-    return re.findall(r"^- (.*)$", section, re.M)
+    # from behind the heading to the next one, or to the end
+    section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", scene, re.M | re.S)
+    if section is None:
+        return []
+    return re.findall(r"^- (.*)$", section.group(1), re.M)
 
 
 def tags_of(prompt):
@@ -307,7 +311,11 @@ GUARDED_LINES = 2
 class ScriptedModel:
     """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named
     sections goes out, each with the prompt's mark. It sees only the text of the prompt, never the
-    generator of the profiles, and always answers the same text the same way."""
+    generator of the profiles, and always answers the same text the same way.
+
+    What it needs stands in the prompts of both hops (prompts/) between tags: <background> the
+    profile's scene, <hidden_theme> its task, <dialogue> the messages so far, as JSON. The prompt of
+    f_reply, and no other, also has <emotion_level>."""
 
     is_scripted = True  # its answers always have the form, so a run need not check that first
 
@@ -320,7 +328,7 @@ class ScriptedModel:
         scene = read_scene(tags["background"], tags["hidden_theme"])
         dialogue = json.loads(tags["dialogue"])
         mark = mark_in(prompt)
-        if "emotion_level" in tags:  # only the prompt of f_reply has this tag
+        if "emotion_level" in tags:  # the prompt of f_reply
             return self.answer(scene, dialogue, tags["emotion_level"], mark)
         return self.feel(scene, dialogue, mark)
 
@@ -466,7 +474,7 @@ class Recipe:
     small batches, many steps."""
 
     steps: int
-    good: float  # of `corpus_dialogue`
+    good: float  # the share of the corpus's replies that help on purpose, see `corpus_dialogue`
     batch_size: int = 4
     lr_matrices: float = 0.006
     lr_others: float = 0.01
@@ -479,7 +487,10 @@ class Recipe:
 
 # One policy per mode: with thinking and direct dialogues mixed, a model of this size often forgets
 # to think. Without thoughts nothing names the need, so the direct one takes longer to know it.
-RECIPES = {"think": Recipe(1300, 0.17), "direct": Recipe(2400, 0.2)}
+RECIPES = {
+    "think": Recipe(steps=1300, good=0.17),
+    "direct": Recipe(steps=2400, good=0.2),
+}
 
 
 def mode_of(think):
@@ -525,7 +536,8 @@ def digest_of_recipe(think):
 
 def rng_of_corpus(think):
     """The generator that draws the corpus of a mode, at its first dialogue."""
-    return random.Random(f"school {think}")  # another text would be another corpus
+    # the text is the seed; changing it changes the corpus
+    return random.Random(f"school {think}")
 
 
 def make_policy(directory, think, quiet=False):
@@ -577,6 +589,7 @@ def sft(directory, think, quiet=False):
     optimizers = optimizers_of(model, recipe)
     bar = tqdm(range(recipe.steps), desc="making the toy policy", unit="step", disable=quiet)
     for step in bar:
+        # The learning rates rise to their peak in the first steps, and fall to 2 % of it.
         warmup = min(1, (step + 1) / recipe.warmup)
         decay = max(0.02, 1 - step / recipe.steps)
         for optimizer, peak in optimizers.items():
@@ -584,7 +597,7 @@ def sft(directory, think, quiet=False):
         dialogues = [corpus_dialogue(rng, recipe.good) for _ in range(recipe.batch_size)]
         batch = pack([corpus_episode(turns, chat, think) for turns in dialogues])
         log_probs = policy(batch)[0]
-        loss = -log_probs.sum() / batch.action_mask.sum()
+        loss = -log_probs.sum() / batch.action_mask.sum()  # the mean over the trained tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
         for optimizer in optimizers:

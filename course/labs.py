@@ -10,21 +10,17 @@ labs.toml says what a lab is: flags for all arms, flags for each, and patches, w
 as it looks in code. A run is `python rlver.py FLAGS` in a copy of the project's scripts in which
 the patches of its arm are applied; the project is never edited. Everything is under runs/labs/. The
 name of a run ends in a digest of its scripts and flags, and one that is finished is not made again:
-a lab that was stopped goes on, and labs share their healthy runs.
+a lab that was stopped goes on, and labs share their healthy runs. What a lab measures is in
+tell_tales.py, how it is drawn in pictures.py.
 """
 
 from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
 from support.errors import BadInput
-from support.files import read_jsonl
 from support.flags import Parser, natural, positive
-from support.results import read_dialogues
 
-import asyncio
 import difflib
 import fcntl
-import functools
 import hashlib
-import importlib.util
 import os
 import re
 import shlex
@@ -37,16 +33,16 @@ from pathlib import Path
 
 import numpy as np
 
-import toy
-from simulator import Profile, replay
+from pictures import draw
+from tell_tales import series
 
 RUNS = ROOT / "runs" / "labs"
-# a lab looks at the training users, step by step, and at no checkpoint
+# Flags of every run. A lab looks at the training dialogues, step by step, and needs neither large
+# evaluations nor checkpoints.
 ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"
 AT_ONCE = 2  # runs at a time, of one thread each
-LAST = 5  # steps: a table says their mean, at the end or, `at = "start"`, the first
-SEEDS = [0, 1, 2]  # of the runs that the words of labs.toml tell of
-SMOOTH = 3  # steps: the thick lines of a picture are moving averages
+LAST = 5  # steps: a table shows the mean of the last ones or, with `at = "start"`, the first ones
+SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe
 
 
 # ------------------------------------------------------------------------------------ what a lab is
@@ -58,40 +54,46 @@ def load_labs():
 
 
 def kind(arm):
-    """healthy-300 is a healthy arm, broken-300 a broken one."""
+    """The kind of an arm: "healthy" of healthy-300, "broken" of broken-300."""
     return arm.split("-")[0]
 
 
-def scripts_of(lab, arm):
-    """The project's scripts with the patches of an arm, as {path: bytes}. Raises BadInput where a
-    patch does not fit any more."""
+def project_scripts():
+    """The project's scripts as they are, {path: bytes}."""
     paths = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*")]
     for folder in ("prompts", "toy_policy"):
         paths += [path for path in ROOT.glob(f"{folder}/**/*") if path.is_file()]
-    scripts = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(paths)}
+    return {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(paths)}
+
+
+def scripts_of(lab, arm):
+    """The project's scripts with the patches of an arm, {path: bytes}. Raises BadInput where a
+    patch does not fit any more."""
+    scripts = project_scripts()
     for number, patch in enumerate(lab.get("patch", []), 1):
         file = patch["file"]
         if patch["arm"] in (kind(arm), "both"):
             text = replaced(
                 scripts[file].decode(),
-                patch["old"],
-                patch["new"],
-                f"lab {lab['name']}: patch {number}",
-                file,
-                "the project was edited: put that file back, or mend the patch in course/labs.toml",
+                old=patch["old"],
+                new=patch["new"],
+                change=f"lab {lab['name']}: patch {number}",
+                place=file,
+                advice="the project was edited: put that file back, or mend the patch in "
+                "course/labs.toml",
             )
             scripts[file] = text.encode()
     return scripts
 
 
 def digest(*parts):
-    """Ten signs that differ where any of the parts does."""
+    """Ten characters that differ if any of the parts differs."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
 
 
 def copy_of(scripts):
-    """The directory that holds these scripts, made if it is not there: written beside and renamed,
-    never half of it."""
+    """The directory that holds a copy of these scripts, made if it is not there. It is written
+    under another name and renamed, so that there is a whole copy or none."""
     place = RUNS / f"scripts-{digest(scripts)}"
     if not place.is_dir():
         scratch = RUNS / f".{place.name}-{os.getpid()}"
@@ -103,36 +105,41 @@ def copy_of(scripts):
 
 
 def show(lab):
-    """The patches of a lab as unified diffs: first what both arms get, if anything, then the
+    """Print the patches of a lab as unified diffs: first what both arms get, if anything, then the
     mistake."""
-    versions = {
-        "project": scripts_of({}, ""),
-        "both arms": scripts_of(lab, "healthy"),
-        "broken": scripts_of(lab, "broken"),
-    }
+    project = project_scripts()
+    healthy = scripts_of(lab, "healthy")
+    broken = scripts_of(lab, "broken")
     print(f"# {lab['name']}: {lab['title']}\n# all arms: {lab['flags']}")
     for arm, flags in lab["arms"].items():
         print(f"# {arm}: {flags or 'no further flags'}")
-    for old, new in (("project", "both arms"), ("both arms", "broken")):
-        for file, old_text in versions[old].items():
-            new_text = versions[new][file]
-            if new_text == old_text:
-                continue
-            diff = difflib.unified_diff(
-                old_text.decode().splitlines(keepends=True),
-                new_text.decode().splitlines(keepends=True),
-                f"{file} ({old})",
-                f"{file} ({new})",
-                n=2,
-            )
-            print("".join(diff), end="")
+    print_diff(project, "project", healthy, "both arms")
+    print_diff(healthy, "both arms", broken, "broken")
+
+
+def print_diff(old_scripts, old_name, new_scripts, new_name):
+    """Print what differs between two versions of the scripts, each {path: bytes}."""
+    for file, old_text in old_scripts.items():
+        new_text = new_scripts[file]
+        if new_text == old_text:
+            continue
+        diff = difflib.unified_diff(
+            old_text.decode().splitlines(keepends=True),
+            new_text.decode().splitlines(keepends=True),
+            f"{file} ({old_name})",
+            f"{file} ({new_name})",
+            n=2,
+        )
+        print("".join(diff), end="")
 
 
 # ----------------------------------------------------------------------------------------- the runs
 
 
 class Run:
-    """One run of one arm: where it is, and what makes it."""
+    """One run of one arm: where it is, and what makes it. It need not be there yet.
+
+    out: its directory; log: the file of what it prints; process: while it runs."""
 
     def __init__(self, lab, arm, seed, steps=None):
         self.lab = lab
@@ -145,7 +152,8 @@ class Run:
             flags += f" --steps {steps}"
         self.flags = shlex.split(flags)
         name = digest(self.scripts, self.flags)
-        made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]  # by whichever lab
+        # another lab may have made the same run; then it bears that lab's name
+        made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]
         self.out = made[0] if made else RUNS / f"{lab['name']}-{arm}-{seed}-{name}"
         self.log = self.out.with_name(self.out.name + ".log")
         self.process = None
@@ -154,19 +162,25 @@ class Run:
     def __str__(self):
         return f"{self.arm}, seed {self.seed}"
 
-    def beside(self):
-        """The healthy run of the same seed."""
+    def healthy_twin(self):
+        """The run of the healthy arm with the same seed."""
         return Run(self.lab, "healthy", self.seed, self.steps)
 
+    def copy_of_scripts(self):
+        """The directory that holds the scripts of this run."""
+        return copy_of(self.scripts)
+
     def done(self):
+        """Whether the run is there, whole."""
         return (self.out / "summary.json").exists()
 
     def start(self):
-        """As a process group of its own, so that it can be ended with all that it started."""
+        """Start the run, in a process group of its own, so that it can be ended together with all
+        that it started."""
         shutil.rmtree(self.out, ignore_errors=True)  # what a stopped run left
         command = [
             sys.executable,
-            str(copy_of(self.scripts) / "rlver.py"),
+            str(self.copy_of_scripts() / "rlver.py"),
             *self.flags,
             "--out",
             str(self.out),
@@ -192,30 +206,21 @@ class Run:
 
 @terminable()
 def make_runs(runs):
-    """Make those that are not there, AT_ONCE at a time. Raises BadInput if one fails. Whatever
-    happens, none is left running."""
-    waiting = [run for run in runs if not run.done()]
+    """Make the runs that are not there, AT_ONCE at a time. Raises BadInput if one fails. However
+    this ends, none is left running."""
+    missing = [run for run in runs if not run.done()]
+    if len(missing) < len(runs):
+        print(f"{len(runs) - len(missing)} of {len(runs)} runs are there already")
     running = []
-    count = len(waiting)
-    if count < len(runs):
-        print(f"{len(runs) - count} of {len(runs)} runs are there already")
     try:
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                run = waiting.pop(0)
-                running.append(run)
-                run.start()
-                number = count - len(waiting)
-                print(f"[{number}/{count}] {run} -> {os.path.relpath(run.out)}", flush=True)
-            time.sleep(0.2)
-            for run in [run for run in running if run.process.poll() is not None]:
-                running.remove(run)
-                if run.process.returncode or not run.done():
-                    raise BadInput(
-                        f"lab {run.lab['name']}, {run}: the run failed: {last_line(run.log)} "
-                        f"({run.log})"
-                    )
-                print(f"      {run}: done in {time.monotonic() - run.began:.0f} s", flush=True)
+        for number, run in enumerate(missing, 1):
+            while len(running) == AT_ONCE:
+                remove_finished(running)
+            running.append(run)
+            run.start()
+            print(f"[{number}/{len(missing)}] {run} -> {os.path.relpath(run.out)}", flush=True)
+        while running:
+            remove_finished(running)
     finally:
         for run in running:
             if run.process and run.process.poll() is None:
@@ -223,227 +228,72 @@ def make_runs(runs):
                 run.process.wait()
 
 
+def remove_finished(running):
+    """Wait a moment, and take the runs that are over out of the list `running`. Raises BadInput if
+    one has failed."""
+    time.sleep(0.2)
+    for run in [run for run in running if run.process.poll() is not None]:
+        running.remove(run)
+        if run.process.returncode or not run.done():
+            raise BadInput(
+                f"lab {run.lab['name']}, {run}: the run failed: {last_line(run.log)} ({run.log})"
+            )
+        print(f"      {run}: done in {time.monotonic() - run.began:.0f} s", flush=True)
+
+
 def last_line(log):
-    """The last line of a log that is not empty; a progress bar's lines end in a carriage return."""
+    """The last line of a log that is not empty. (The lines of a progress bar end in a carriage
+    return.)"""
     lines = re.split(r"[\r\n]+", log.read_text(errors="replace"))
     lines = [line for line in lines if line.strip()]
     return lines[-1] if lines else "without a word"
 
 
-# ------------------------------------------------------------- tell-tales: one number for each step
-
-
-@functools.lru_cache(maxsize=12)  # the runs of one lab
-def by_step(path):
-    """The training dialogues of a log, a list for each step."""
-    steps = {}
-    for dialogue in read_dialogues(path):
-        if dialogue["split"] == "train":
-            steps.setdefault(dialogue["step"], []).append(dialogue)
-    return [steps[step] for step in sorted(steps)]
-
-
-def dialogues_of(run):
-    return by_step(run.out / "dialogues.jsonl")
-
-
-@functools.lru_cache(maxsize=12)
-def judged(run):
-    """Final emotions, [step][dialogue], if the run's replies are put again to their own users,
-    those of the healthy arm's simulator."""
-    healthy = run.beside()
-    module = load_simulator(healthy.scripts)
-    simulator = module.make_simulator("toy")
-    people = {row["id"]: Profile(**row) for row in toy.profiles("train")}
-
-    async def final_emotion(dialogue):
-        user = module.User(simulator, people[dialogue["profile_id"]])
-        emotions = await replay(dialogue, user)
-        if dialogue["ended"] == "malformed" or not emotions:
-            return 0
-        return emotions[-1]
-
-    async def all_finals():
-        finals = []
-        for dialogues in dialogues_of(run):
-            finals.append([await final_emotion(dialogue) for dialogue in dialogues])
-        return finals
-
-    return asyncio.run(all_finals())
-
-
-def load_simulator(scripts):
-    """The module simulator.py of a copy of the project's scripts, beside our own."""
-    name = f"healthy_simulator_{digest(scripts)}"
-    spec = importlib.util.spec_from_file_location(name, copy_of(scripts) / "simulator.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def own_user(run):
-    """Mean final emotion as the healthy arm's user judges the same replies."""
-    return [np.mean(finals) for finals in judged(run)]
-
-
-def recorded_finals(run):
-    """Final emotions as the run recorded them in its rewards, [step][dialogue]."""
-    return [[round(100 * d["reward"]) for d in dialogues] for dialogues in dialogues_of(run)]
-
-
-def reported_minus_own(run):
-    """How far the recorded final emotion is above the one that the healthy arm's user gives."""
-    steps = zip(recorded_finals(run), judged(run))
-    return [np.mean(np.subtract(recorded, finals)) for recorded, finals in steps]
-
-
-def wrong_reward(run):
-    """Dialogues, in percent, whose recorded reward is not the one that their own replies earn from
-    their own user."""
-    steps = zip(recorded_finals(run), judged(run))
-    return [100 * np.mean(np.not_equal(recorded, finals)) for recorded, finals in steps]
-
-
-def not_followed(run):
-    """Replies, in percent, that are no sentences of the toy's world: its user cannot follow
-    them."""
-    shares = []
-    for dialogues in dialogues_of(run):
-        turns = [turn for dialogue in dialogues for turn in dialogue["turns"]]
-        analyses = [turn["analysis"] for turn in turns if turn["analysis"]]
-        shares.append(100 * np.mean(["I cannot follow that" in text for text in analyses]))
-    return shares
-
-
-def thoughts_read(run):
-    """Dialogues, in percent, in which the user is sent a thought: a reply that was sent with
-    its tag."""
-    return [
-        100 * np.mean([has_sent_thought(dialogue) for dialogue in dialogues])
-        for dialogues in dialogues_of(run)
-    ]
-
-
-def has_sent_thought(dialogue):
-    sent = [turn["reply"] for turn in dialogue["turns"] if turn["emotion"] is not None]
-    return any("<think>" in reply for reply in sent)
-
-
-def baseline_shift(run):
-    """How far the baseline that the arm uses, the mean over turns in the broken one, is above the
-    mean over dialogues, in stds of the group; the mean over the groups of a step."""
-    over_turns = run.arm.startswith("broken")
-    means = []
-    for dialogues in dialogues_of(run):
-        groups = {}
-        for dialogue in dialogues:
-            groups.setdefault(dialogue["group"], []).append(dialogue)
-        shifts = []
-        for group in groups.values():
-            rewards = np.array([dialogue["reward"] for dialogue in group], dtype=float)
-            turns = [len(dialogue["turns"]) for dialogue in group]
-            if rewards.std() > 0:
-                baseline = np.average(rewards, weights=turns if over_turns else None)
-                shifts.append((baseline - rewards.mean()) / rewards.std(ddof=1))
-        means.append(np.mean(shifts or [0]))
-    return means
-
-
-def grad_norm_apart(run):
-    """How far the gradient's norm is from that of the same seed's healthy run, as a share of it."""
-    healthy_norm = series(run.beside(), "grad_norm")
-    return abs(series(run, "grad_norm") / healthy_norm - 1)
-
-
-def same_dialogues(run):
-    """Dialogues, in percent, that are word for word those of the same seed's healthy run."""
-    shares = []
-    for dialogues, healthy in zip(dialogues_of(run), dialogues_of(run.beside())):
-        same = [ours["turns"] == theirs["turns"] for ours, theirs in zip(dialogues, healthy)]
-        shares.append(100 * np.mean(same))
-    return shares
-
-
-# By the name that labs.toml shows them under.
-TELL_TALES = {
-    "own_user": own_user,
-    "reported_minus_own": reported_minus_own,
-    "wrong_reward": wrong_reward,
-    "not_followed": not_followed,
-    "thoughts_read": thoughts_read,
-    "baseline_shift": baseline_shift,
-    "grad_norm_apart": grad_norm_apart,
-    "same_dialogues": same_dialogues,
-}
-
-
-def series(run, name):
-    """A number for each step of a run: a tell-tale, or else a column of its metrics.jsonl."""
-    if name in TELL_TALES:
-        return np.array(TELL_TALES[name](run), dtype=float)
-    rows = read_jsonl(run.out / "metrics.jsonl")
-    return np.array([row[name] for _, row, _ in rows], dtype=float)
-
-
 # ------------------------------------------------------------------------------------ what one sees
 
 
-def draw(lab, curves, path):
-    """The picture of a lab. curves: {what a panel shows: {arm: [a series for each seed]}}."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        1,
-        len(curves),
-        figsize=(max(9, 3.6 * len(curves)), 3.9),
-        constrained_layout=True,
-        squeeze=False,
-    )
-    for axis, panel in zip(axes[0], lab["panels"]):
-        draw_panel(axis, panel, curves[panel["show"]], lab["arms"])
-    figure.suptitle(f"{lab['name']}: {lab['title']}", fontsize=12, fontweight="bold")
-    figure.legend(
-        *axes[0][0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(lab["arms"]),
-        fontsize=9,
-        frameon=False,
-        title=f"thin: each seed; thick: their mean, over {SMOOTH} steps",
-        title_fontsize=8,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90, pil_kwargs={"optimize": True})
-    plt.close(figure)
+def perform(lab, seeds, steps, picture):
+    """Do one lab: make its runs, draw its picture, print its tables and its text. picture: the PNG
+    file."""
+    began = time.monotonic()
+    print(f"\n=== {lab['name']}: {lab['title']}\n")
+    with lock_of_runs():
+        runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds] for arm in lab["arms"]}
+        # all arms of the first seed come first
+        by_seed = zip(*runs.values())
+        make_runs([run for runs_of_seed in by_seed for run in runs_of_seed])
+    curves = {}
+    for panel in lab["panels"]:
+        what = panel["show"]
+        curves[what] = {arm: [series(run, what) for run in runs[arm]] for arm in runs}
+    draw(lab, curves, picture)
+    for panel in lab["panels"]:
+        print_table(panel, curves[panel["show"]], seeds)
+    print(f"\n{warning_of_other_runs(lab, seeds, steps)}What to see\n{lab['see'].strip()}")
+    print(f"\nWhy\n{lab['why'].strip()}\n\nTo think about")
+    for question in lab["questions"]:
+        print(f"- {question}")
+    print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
 
 
-def draw_panel(axis, panel, arms, flags):
-    """One panel. arms: {arm: [a series for each seed]}; flags: {arm: its flags}."""
-    shades = {"healthy": ["tab:blue", "tab:cyan"], "broken": ["tab:red"], "no": ["dimgray"]}
+def print_table(panel, arms, seeds):
+    """Print the means of a panel's series over their last steps (or first ones), one column for
+    each seed. arms: {arm: [a series for each seed]}."""
+    early = panel.get("at") == "start"
+    which = "first" if early else "last"
+    print(f"\n{panel['title']} ({panel['unit']}), mean of the {which} {LAST} steps")
+    columns = [*[f"seed {seed}" for seed in seeds], "mean"]
+    print(f"{'':<14}" + "".join(f"{column:>10}" for column in columns))
     for arm, lines in arms.items():
-        colour = shades[kind(arm)].pop(0)
-        for line in lines:
-            axis.plot(range(1, len(line) + 1), line, color=colour, lw=0.8, alpha=0.45)
-        size = min(SMOOTH, len(lines[0]))
-        mean = np.convolve(np.mean(lines, axis=0), np.ones(size) / size, "valid")
-        middles = np.arange(len(mean)) + (size + 1) / 2
-        label = f"{arm}  {flags[arm]}".strip()
-        axis.plot(middles, mean, color=colour, lw=2.4, label=label)
-    axis.set(xlabel="training step", ylabel=panel["unit"])
-    if panel.get("scale") == "log":
-        axis.set_yscale("log", nonpositive="mask")
-    axis.set_ylim(*panel.get("range", (None, None)))
-    axis.locator_params(axis="x", integer=True)
-    axis.set_title(panel["title"], fontsize=9.5)
-    axis.grid(alpha=0.3)
+        means = [np.mean(line[:LAST] if early else line[-LAST:]) for line in lines]
+        cells = [*means, np.mean(means)]
+        print(f"  {arm:<12}" + "".join(f"{cell:>10.3g}" for cell in cells))
 
 
-def elsewhere(lab, seeds, steps):
-    """A warning in front of a lab's words where its runs are not those that were measured, or "".
-    seeds, steps: of the runs made now; steps None: the lab's own."""
+def warning_of_other_runs(lab, seeds, steps):
+    """The warning above a lab's text if the runs made now have other seeds or another length than
+    those that the text was written about, or "". seeds, steps: of the runs made now; steps None:
+    as many as the lab's flags say."""
     words = lab["flags"].split()
     measured = int(words[words.index("--steps") + 1])
     if seeds == SEEDS and steps in (None, measured):
@@ -456,38 +306,16 @@ def elsewhere(lab, seeds, steps):
 
 
 def steps_and_seeds(steps, seeds):
-    """How long runs are, and their seeds, in words."""
+    """The length of runs, and their seeds, in words: "20 steps and seeds 0, 1, 2"."""
     step_word = "step" if steps == 1 else "steps"
     seed_word = "seeds" if len(seeds) > 1 else "seed"
     return f"{steps} {step_word} and {seed_word} {', '.join(map(str, seeds))}"
 
 
-def perform(lab, seeds, steps, picture):
-    """One lab: its runs, its picture, its table, its words."""
-    began = time.monotonic()
-    print(f"\n=== {lab['name']}: {lab['title']}\n")
-    with only_lab():
-        runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds] for arm in lab["arms"]}
-        by_seed = zip(*runs.values())
-        make_runs([run for runs_of_seed in by_seed for run in runs_of_seed])
-    curves = {}
-    for panel in lab["panels"]:
-        what = panel["show"]
-        curves[what] = {arm: [series(run, what) for run in runs[arm]] for arm in runs}
-    draw(lab, curves, picture)
-    for panel in lab["panels"]:
-        print_table(panel, curves[panel["show"]], seeds)
-    print(f"\n{elsewhere(lab, seeds, steps)}What to see\n{lab['see'].strip()}")
-    print(f"\nWhy\n{lab['why'].strip()}\n\nTo think about")
-    for question in lab["questions"]:
-        print(f"- {question}")
-    print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
-
-
 @contextmanager
-def only_lab():
-    """Hold the lock of the directory of runs: two labs would make, and remove, the same healthy
-    runs. Raises BadInput where another lab has it."""
+def lock_of_runs():
+    """Hold the lock of the directory of runs within this block: two labs at a time would make, and
+    remove, the same healthy runs. Raises BadInput where another lab holds it."""
     RUNS.mkdir(parents=True, exist_ok=True)
     directory = os.open(RUNS, os.O_RDONLY)
     try:
@@ -501,22 +329,8 @@ def only_lab():
         os.close(directory)
 
 
-def print_table(panel, arms, seeds):
-    """The means of a panel's series over their last steps (or first ones), a column a seed. arms:
-    {arm: [a series for each seed]}."""
-    early = panel.get("at") == "start"
-    which = "first" if early else "last"
-    print(f"\n{panel['title']} ({panel['unit']}), mean of the {which} {LAST} steps")
-    columns = [*[f"seed {seed}" for seed in seeds], "mean"]
-    print(f"{'':<14}" + "".join(f"{column:>10}" for column in columns))
-    for arm, lines in arms.items():
-        means = [np.mean(line[:LAST] if early else line[-LAST:]) for line in lines]
-        cells = [*means, np.mean(means)]
-        print(f"  {arm:<12}" + "".join(f"{cell:>10.3g}" for cell in cells))
-
-
 def main(argv):
-    """`course.py lab`. Raises BadInput; course.py says it."""
+    """`course.py lab`. Returns the exit code. Raises BadInput, which course.py prints."""
     labs = load_labs()
     args = make_parser().parse_args(argv)
     names = list(labs) if args.names == ["all"] else args.names
@@ -541,7 +355,7 @@ def main(argv):
 
 
 def print_list(labs):
-    """A line for each lab."""
+    """Print a line for each lab."""
     for name, lab in labs.items():
         defect = f" (defect {', '.join(map(str, lab['defect']))})" if "defect" in lab else ""
         print(f"{name:<18} {lab['title']}{defect}")
@@ -582,5 +396,5 @@ def make_parser():
 
 
 def seed_list(text):
-    """The seeds of "0,1,2", each once."""
+    """The seeds in a text like "0,1,2", each once."""
     return list(dict.fromkeys(natural(seed) for seed in text.split(",")))

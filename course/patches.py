@@ -1,5 +1,5 @@
-"""patches.py - what exercises and labs both do: find the project, read a list, replace a text, end
-a process."""
+"""patches.py - what the files of course/ share: the place of the project, the lists in TOML, a text
+that is replaced, and processes that end with this one."""
 
 import os
 import signal
@@ -17,32 +17,62 @@ import tomllib
 
 
 def read_toml(name):
+    """The file `name` of the directory course/."""
     return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
 
 
-def replaced(text, old, new, whose, where, advice):
-    """`text` with `old`, which must be there exactly once, replaced by `new`. Raises BadInput,
-    saying whose change no longer fits."""
-    if text.count(old) != 1:
+def exercises(only=None):
+    """The exercises as {name: exercise}, all or those named in "gae,clip", in the order of the
+    list. Raises BadInput for an unknown name."""
+    everything = read_toml("exercises.toml")
+    if only is None:
+        return everything
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in everything]
+    if unknown or not names:
+        first = unknown[0] if unknown else ""
         raise BadInput(
-            f"{whose}: its old text is {text.count(old)} times in {where}, not once; {advice}"
+            f"--only {only}: there is no exercise {first!r}; there are {', '.join(everything)}"
         )
+    return {name: exercise for name, exercise in everything.items() if name in names}
+
+
+def replaced(text, *, old, new, change, place, advice):
+    """`text` with `old`, which must be there exactly once, replaced by `new`.
+
+    The other arguments are words for the message. change: which change this is; place: what the
+    text is ("ppo.py"); advice: what to do if the change does not fit. Raises BadInput if `old` is
+    missing or there more than once.
+    """
+    count = text.count(old)
+    if count != 1:
+        raise BadInput(f"{change}: its old text is {count} times in {place}, not once; {advice}")
     return text.replace(old, new)
 
 
 @contextmanager
 def terminable():
-    """A kill (SIGTERM) ends this process as an exception does, by way of every `finally`, so that
-    its children end too."""
-    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Within this block SIGTERM (a plain `kill`) raises SystemExit, so that every `finally` runs
+    and the children of this process end too."""
+    previous = signal.signal(signal.SIGTERM, exit_terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, usual)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def exit_terminated(signal_number, frame):
+    """Handle SIGTERM: end with the exit code of a process that it has killed, 128 + 15."""
+    sys.exit(143)
 
 
 def kill(process):
-    """A process, and whatever it has started."""
+    """End a process, and all that it has started in its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may not have come to a group of its own
+    process.kill()  # a process that has just begun may not have a group of its own yet
+
+
+def plural(count, what="exercise"):
+    """A count and its noun: 1 exercise, 2 exercises."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

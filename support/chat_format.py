@@ -1,8 +1,9 @@
 """support/chat_format.py - the chat template of a model, cut into pieces.
 
 A dialogue grows by one message at a time, and no token that was sampled may ever be encoded again.
-So the template is rendered once, with dummy messages, and cut; after that token ids are put
-together from its pieces and from the ids of what was said.
+But a template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at
+its messages. After that, prompts are put together from the ids of the pieces and the ids of the
+messages, and the template is no longer needed.
 """
 
 from support.errors import BadModel
@@ -15,123 +16,142 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-
-class Blanks(NamedTuple):
-    """How blanks are kept right where pieces are encoded one by one and glued together.
-
-    Some tokenizers (SentencePiece: Llama 2, Mistral, Yi) put a blank in front of whatever they
-    encode, so that each piece would gain one in the middle of the dialogue. What is encoded behind
-    a newline, which is then cut off, gains none."""
-
-    blank_with_user: bool  # a blank between scaffold and user text is encoded with the text
-    scaffold_behind_newline: bool
-    user_behind_newline: bool
-    reply_behind_newline: bool
+# ------------------------------------------------------------------------------------------- pieces
 
 
-# Every piece by itself: byte-level tokenizers (Qwen, Llama 3, GLM-4, DeepSeek), which add nothing.
-PLAIN = Blanks(False, False, False, False)
-# The token in front of a reply takes the blank behind it (Mistral 0.3's special [/INST]).
-REPLY_INSIDE = Blanks(False, False, False, True)
-# The same for the user's text, where only this one would gain a blank (GLM-4 over SentencePiece,
-# Mistral 0.3 with a system prompt).
-USER_INSIDE = Blanks(False, False, True, False)
-# "[INST] My": " My" is one token, where "[INST] " and "My" would be three (Mistral 0.3).
-BLANK_WITH_USER = Blanks(True, False, False, False)
-# A blank in front of every piece, none of them wanted (Llama 2, Mistral 0.1, Yi, TinyLlama, Vicuna,
-# Phi-3).
-ALL_INSIDE = Blanks(True, True, True, True)
-# In the order in which they are tried. The templates of tests/textbook/test_templates.py over the
-# tokenizers there, each with each, need these five and no other.
-WAYS = (PLAIN, REPLY_INSIDE, USER_INSIDE, BLANK_WITH_USER, ALL_INSIDE)
+@dataclass
+class Pieces:
+    r"""What the template writes around the messages, in ids.
+
+    A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
+
+        head             [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
+                         My sister forgot my birthday.
+        ask              [<|im_end|>\n<|im_start|>assistant\n]
+                         Tell me more.
+        ending.stop_id   [<|im_end|>]
+        ending.after     [\n<|im_start|>user\n]
+                         It was last Monday.
+        ask              [<|im_end|>\n<|im_start|>assistant\n]
+        opening          [<think>\n]
+
+    The second reply is sampled behind that. Most templates have no opening.
+    """
+
+    head: list  # from the beginning to the user's first text
+    ask: list  # from a user's text to the reply to it
+    opening: list  # in front of a reply that is to be sampled; not in front of a past one
+    ending: "Ending"  # what follows a reply
+    blanks: "Blanks"  # how messages and pieces are encoded, so that no blank is gained or lost
+    first_blank: str  # " " if it is encoded with the user's first text and not with `head`, or ""
+    later_blank: str  # the same for the user's later texts and `ending.after`
 
 
 class Ending(NamedTuple):
     """What follows a reply, in ids."""
 
-    close: list  # blanks in front of the stop token, mostly none
-    stop_id: int
-    after: list  # what stands between the stop token and the user's next line
+    close: list  # blanks in front of the stop token; mostly none, as in the dialogue above
+    stop_id: int  # sampled by the policy, hence an action, hence trained
+    after: list  # from the stop token to the user's next text; context, hence never trained
 
 
-@dataclass
-class Pieces:
-    """The template's pieces in ids, but for the two leads, which are encoded with a user's text."""
+# ------------------------------------------------------------------------------ blanks at the seams
+#
+# Some tokenizers (SentencePiece: Llama 2, Mistral, Yi) put a blank in front of every text that they
+# encode: "My" becomes the token "_My", where "_" is the blank. Behind the piece "[INST] " that
+# blank is there twice. The remedy is to encode "\nMy" and to cut the ids of the newline off: behind
+# a newline, "My" gains no blank.
+#
+# Where the remedy is needed depends on tokenizer and template. So `choose_pieces` tries five ways.
 
-    blanks: Blanks
-    head: list
-    first_lead: str  # in front of the user's first text: a blank or nothing
-    next_lead: str  # in front of the user's later texts
-    ask: list
-    opening: list
-    ending: Ending
+
+class Blanks(NamedTuple):
+    """Which parts of a dialogue are encoded behind a newline, which is then cut off."""
+
+    scaffold_behind_newline: bool = False  # the pieces, but for `head`
+    user_behind_newline: bool = False
+    reply_behind_newline: bool = False
+    # A blank at the end of the piece in front of a user's text is encoded with that text.
+    blank_with_user: bool = False
+
+
+# Byte-level tokenizers (Qwen, Llama 3, GLM-4, DeepSeek), which add no blank.
+NOTHING_BEHIND_NEWLINE = Blanks()
+# Only a past reply would gain a blank (Mistral 0.3, behind its special token [/INST]).
+REPLY_BEHIND_NEWLINE = Blanks(reply_behind_newline=True)
+# Only the user's text would gain a blank (GLM-4 over SentencePiece, Mistral 0.3 with a system
+# prompt).
+USER_BEHIND_NEWLINE = Blanks(user_behind_newline=True)
+# In "[INST] My", " My" is one token, while "[INST] " and "My" would be three (Mistral 0.3).
+BLANK_WITH_USER = Blanks(blank_with_user=True)
+# Every piece and every text would gain a blank (Llama 2, Mistral 0.1, Yi, TinyLlama, Vicuna,
+# Phi-3).
+ALL_BEHIND_NEWLINE = Blanks(
+    scaffold_behind_newline=True,
+    user_behind_newline=True,
+    reply_behind_newline=True,
+    blank_with_user=True,
+)
+# In the order in which they are tried. The templates of tests/textbook/test_templates.py, each over
+# each of the tokenizers there, need no other.
+WAYS = (
+    NOTHING_BEHIND_NEWLINE,
+    REPLY_BEHIND_NEWLINE,
+    USER_BEHIND_NEWLINE,
+    BLANK_WITH_USER,
+    ALL_BEHIND_NEWLINE,
+)
+
+
+# ---------------------------------------------------------------------------------- the chat format
+
+
+class Scaffold(NamedTuple):
+    """The template's own text around the messages of a dialogue."""
+
+    head: str  # up to the user's first text
+    before_past_reply: str  # from a user's text to a reply that is already there
+    after_reply: str  # from a reply to the user's next text
+    before_new_reply: str  # from a user's text to a reply that is to be sampled
 
 
 class ChatFormat:
-    """The chat template, cut once into the pieces that stand between the messages.
+    """The chat template: cut once into `Pieces`, which are then put around every message.
 
-    A template renders whole dialogues; a dialogue that grows by one message at a time needs only
-    what comes between two messages. So one dummy dialogue is rendered and cut at its contents. With
-    ChatML ("." marks where a text goes):
+    Some templates write more in front of a reply that is to be sampled than in front of one that is
+    past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
+    Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
 
-        head   <|im_start|>system\n . <|im_end|>\n<|im_start|>user\n
-        ask    <|im_end|>\n<|im_start|>assistant\n    after what the user said; the reply is
-                                                      sampled behind it
-        stop   <|im_end|>                             sampled by the policy, hence an action,
-                                                      hence trained
-        after  \n<|im_start|>user\n                  behind the stop token: context, never
-                                                      sampled, never trained
+    The pieces are encoded with special tokens, what people say without: a user who types <|im_end|>
+    has typed ten characters. Once they are cut, a dialogue of two turns is glued together from them
+    and compared with the template's own.
 
-    Some templates open a reply that is to be sampled otherwise than one that is past. What only the
-    former has is `opening` ("<think>\n" of models that always think), which later turns do not see;
-    what only the latter has is `lead` (a newline in GLM-4), and stands before a visible reply.
-
-    The scaffold is encoded with special tokens, what people say without: a user who types
-    <|im_end|> has typed ten characters. At the end a dialogue of two turns is glued together and
-    compared with the template's own.
-
-    think: whether replies begin with a thought. template_args: for the template, as
-    {"enable_thinking": False}. stop_ids: at which the model says that it stops, if it says so.
-    Raises BadModel for a template that cannot be cut.
+    system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
+    arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
+    model's generation_config stops, if it names any. Raises BadModel for a template that cannot be
+    cut, or that does not suit `think` or `stop_ids`.
     """
 
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
-        self.template_args, self.told_of_thoughts = template_args or {}, False
-        # `past` opens an earlier reply, `now` one that is to be sampled
-        head, past, after_reply, now = self.split_template()
-        ask = min(past, now, key=len)  # what both have in common
-        self.lead, self.opens = past[len(ask) :], now[len(ask) :]
-        one_opening = past.startswith(ask) and now.startswith(ask)
-        begins_a_thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opens)
-        if not one_opening or self.lead.strip() or not begins_a_thought_at_most:
-            raise BadModel(
-                f"the chat template opens a first reply with {past!r} and a later one "
-                f"with {now!r}; this code needs one opening"
-            )
-        opens_a_thought = "</think>" not in self.opens
-        if self.opens.strip() and think != opens_a_thought:
-            advice = (
-                "leave out --think, or change its --template-args"
-                if think
-                else "train it with --think"
-            )
-            raise BadModel(
-                f"the chat template opens every reply with {self.opens.strip()!r}; {advice}"
-            )
-        self.place_pieces(head, ask, after_reply)
-        self.opening, self.stop_id = self.pieces.opening, self.pieces.ending.stop_id
-        if stop_ids and self.stop_id not in stop_ids:
-            raise BadModel(
-                f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
-                "which is not among the tokens at which the model's generation_config "
-                f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
-            )
+        self.template_args = template_args or {}
+        self.warned_of_thoughts = False
+        scaffold = self.split_template()
+        openings = [scaffold.before_past_reply, scaffold.before_new_reply]
+        ask = os.path.commonprefix(openings)  # what both begin with
+        self.past_reply_prefix = scaffold.before_past_reply[len(ask) :]
+        self.opening_text = scaffold.before_new_reply[len(ask) :]
+        self.check_openings(scaffold)
+        self.check_think(think)
+        self.pieces = self.choose_pieces(scaffold, ask)
+        self.opening = self.pieces.opening  # the ids of opening_text
+        self.stop_id = self.pieces.ending.stop_id
+        self.check_stop_id(stop_ids)
+
+    # ------------------------------------------------------------------------------- cutting, once
 
     def split_template(self):
-        """A dummy dialogue in the template's own text, cut at its contents into four: up to the
-        user's text, from there to a reply that is past, from there to the user's next text, and
-        from there to a reply that is to be sampled. Raises BadModel."""
+        """The Scaffold of a dummy dialogue. Raises BadModel."""
         text = self.render("@@1@@", "@@2@@", "@@3@@")
         match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
         if not match or self.system_prompt.strip() not in match[1]:
@@ -139,11 +159,11 @@ class ChatFormat:
                 "the chat template does not show every message as it is; this code "
                 "cannot place the replies"
             )
-        return match.groups()
+        return Scaffold(*match.groups())
 
     def render(self, *texts):
-        """The template's own text of a dialogue, up to where the next reply begins. texts: the
-        user's first, the reply to it, and so on in turns."""
+        """The template's own text of a dialogue, up to where the next reply begins. texts: of the
+        user and of the policy by turns, the user's first."""
         messages = []
         if self.system_prompt:
             messages.append({"role": "system", "content": self.system_prompt})
@@ -157,67 +177,72 @@ class ChatFormat:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
-    def place_pieces(self, head, ask, after_reply):
-        """Encode the pieces so that they give the template's dialogue when they are glued together:
-        if possible in its ids, else in its text. Raises BadModel with the first difference.
+    def check_openings(self, scaffold):
+        """Raise BadModel unless the template opens past and new replies alike. One of the two may
+        have something more: a past one white space, a new one <think> or <think></think>."""
+        both_have_more = self.past_reply_prefix and self.opening_text
+        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
+        if both_have_more or self.past_reply_prefix.strip() or not thought_at_most:
+            raise BadModel(
+                f"the chat template opens a first reply with {scaffold.before_past_reply!r} and a "
+                f"later one with {scaffold.before_new_reply!r}; this code needs one opening"
+            )
 
-        Which way of keeping blanks is right depends on tokenizer and template, so all are tried,
-        the plain one first.
-        """
-        texts = "My sister forgot my birthday.", "Tell me more.", "It was last Monday."
+    def check_think(self, think):
+        """Raise BadModel if the opening begins a thought in direct mode, or ends it in think
+        mode."""
+        if not self.opening_text.strip():
+            return
+        begins_a_thought = "</think>" not in self.opening_text
+        if think == begins_a_thought:
+            return
+        advice = "train it with --think"
+        if think:
+            advice = "leave out --think, or change its --template-args"
+        raise BadModel(
+            f"the chat template opens every reply with {self.opening_text.strip()!r}; {advice}"
+        )
+
+    def choose_pieces(self, scaffold, ask):
+        """The Pieces that give the template's own dialogue when they are glued together: if
+        possible its ids, else its text. Raises BadModel with the first difference."""
+        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
         wanted = self.encode(self.render(*texts), behind_newline=False)
         same_text = None  # the first pieces that give the template's text, but in other ids
         for blanks in WAYS:
-            self.pieces = self.cut(blanks, head, ask, after_reply)
-            glued = self.glue(*texts)
+            pieces = self.cut(blanks, scaffold, ask)
+            glued = self.glue(pieces, *texts)
             if glued == wanted:
-                return
+                return pieces
             if same_text is None and self.decode(glued) == self.decode(wanted):
-                same_text = self.pieces
+                same_text = pieces
         if same_text is None:
-            self.pieces = self.cut(PLAIN, head, ask, after_reply)
-            self.refuse_to_cut(self.decode(wanted), self.decode(self.glue(*texts)))
-        self.pieces = same_text
+            pieces = self.cut(NOTHING_BEHIND_NEWLINE, scaffold, ask)
+            glued = self.glue(pieces, *texts)
+            raise_first_difference(self.decode(wanted), self.decode(glued))
+        return same_text
 
-    def cut(self, blanks, head, ask, after_reply):
-        """The Pieces of the template, encoded in one of the WAYS."""
-
-        def ids(text):
-            return self.encode(text, blanks.scaffold_behind_newline)
-
-        kept = " " if blanks.blank_with_user else ""  # what the user's text takes from the scaffold
-        first, later = head.removesuffix(kept), after_reply.removesuffix(kept)
+    def cut(self, blanks, scaffold, ask):
+        """The template's Pieces, encoded as `blanks`, one of the WAYS, says."""
+        head, after_reply = scaffold.head, scaffold.after_reply
+        first_blank = later_blank = ""
+        if blanks.blank_with_user:
+            head, first_blank = split_blank(head)
+            after_reply, later_blank = split_blank(after_reply)
+        behind_newline = blanks.scaffold_behind_newline
         return Pieces(
+            head=self.encode(head, behind_newline=False),
+            ask=self.encode(ask, behind_newline),
+            opening=self.encode(self.opening_text, behind_newline),
+            ending=self.find_stop(self.encode(after_reply, behind_newline)),
             blanks=blanks,
-            head=self.encode(first, behind_newline=False),
-            first_lead=head[len(first) :],
-            next_lead=after_reply[len(later) :],
-            ask=ids(ask),
-            opening=ids(self.opens),
-            ending=self.find_stop(ids(later)),
-        )
-
-    def glue(self, first_line, reply, next_line):
-        """Ids of a dialogue of two turns, up to where the second reply begins."""
-        return (
-            self.first_prompt(first_line)
-            + self.past_reply(reply)
-            + self.next_prompt(next_line)
-            + self.pieces.opening
-        )
-
-    def refuse_to_cut(self, wanted, glued):
-        """Raise BadModel with the first difference between two texts."""
-        i = len(os.path.commonprefix([wanted, glued]))
-        raise BadModel(
-            "the chat template cannot be cut into pieces: it writes "
-            f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
-            f"{glued[max(0, i - 20) : i + 20]!r}"
+            first_blank=first_blank,
+            later_blank=later_blank,
         )
 
     def find_stop(self, tail):
-        """Find the stop token in the ids that follow a reply. Returns an Ending; raises BadModel
-        where there is none, or something else in front of it."""
+        """Find the stop token in the ids that follow a reply. Returns an Ending. Raises BadModel if
+        there is none, or if more than blanks stand in front of it."""
         added = self.tokenizer.added_tokens_decoder
         special_ids = set(self.tokenizer.all_special_ids)
         special_ids |= {i for i, token in added.items() if token.special}
@@ -234,9 +259,99 @@ class ChatFormat:
             )
         return Ending(close=tail[:at], stop_id=tail[at], after=tail[at + 1 :])
 
+    def glue(self, pieces, first_line, reply, next_line):
+        """Ids of a dialogue of two turns, up to where the second reply is sampled."""
+        blanks, ending = pieces.blanks, pieces.ending
+        first_text = pieces.first_blank + first_line
+        past_text = self.past_reply_prefix + reply
+        next_text = pieces.later_blank + next_line
+        return (
+            pieces.head
+            + self.encode_text(first_text, blanks.user_behind_newline)
+            + pieces.ask
+            + self.encode_text(past_text, blanks.reply_behind_newline)
+            + ending.close
+            + [ending.stop_id]
+            + ending.after
+            + self.encode_text(next_text, blanks.user_behind_newline)
+            + pieces.ask
+            + pieces.opening
+        )
+
+    def check_stop_id(self, stop_ids):
+        """Raise BadModel if the model does not stop at the template's stop token."""
+        if stop_ids and self.stop_id not in stop_ids:
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
+            )
+
+    def check_that_thoughts_are_kept(self):
+        """Raise BadModel if the template drops or changes earlier thoughts: with --history-thoughts
+        keep, the policy would learn from a history that nobody else gives it."""
+        if "<think>@</think>@@" not in self.render("a", "<think>@</think>@@", "b"):
+            raise BadModel(
+                "--history-thoughts keep: the chat template does not show an earlier "
+                "<think>...</think> as it was; leave it out"
+            )
+
+    # --------------------------------------------------------------- speaking, for every message
+
+    def first_prompt(self, line):
+        """Ids from the beginning to where the first reply is sampled, but for the opening."""
+        user = self.text(self.pieces.first_blank + line)
+        return self.pieces.head + user + self.pieces.ask
+
+    def next_prompt(self, line):
+        """Ids from behind a reply's stop token to where the next one is sampled, but for the
+        opening."""
+        user = self.text(self.pieces.later_blank + line)
+        return self.pieces.ending.after + user + self.pieces.ask
+
+    def past_reply(self, visible):
+        """Ids of a reply as later turns see it, its stop token included."""
+        ending = self.pieces.ending
+        reply = self.text(self.past_reply_prefix + visible, reply=True)
+        return reply + ending.close + [ending.stop_id]
+
+    def text(self, text, reply=False):
+        """Ids of what a user, or the policy (`reply`), said."""
+        blanks = self.pieces.blanks
+        behind_newline = blanks.reply_behind_newline if reply else blanks.user_behind_newline
+        return self.encode_text(text, behind_newline)
+
+    def decode(self, ids):
+        """The text of ids, special tokens shown."""
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def warn_of_stray_thoughts(self):
+        """Warn once that the policy thinks in direct mode, and say what can be done."""
+        if not self.warned_of_thoughts:
+            tqdm.write(
+                "the policy thinks although it was not asked to; its thoughts are taken out "
+                "of what the user is told (stray_thoughts in the metrics). Train it with "
+                "--think, or turn them off by its template's own switch, for example: "
+                "--template-args '{\"enable_thinking\": false}'",
+                file=sys.stderr,
+            )
+        self.warned_of_thoughts = True
+
+    # ------------------------------------------------------------------------------ text into ids
+
+    def encode_text(self, text, behind_newline):
+        """Ids of a text that was said. It is text only: no special token, even if it spells one."""
+        return self.encode(text, behind_newline, split_special_tokens=True)
+
     def encode(self, text, behind_newline, **options):
-        """Ids of a text; `behind_newline`: as they are in the middle of a longer one. What spells a
-        special token is one."""
+        """Ids of a text, in which special tokens are special, without any that the tokenizer would
+        add. options: further arguments of the tokenizer.
+
+        behind_newline: encode it behind a newline and cut that off (see `Blanks`). Where the
+        newline has become one token with the text, it cannot be cut off, and the text is encoded
+        alone."""
 
         def ids(t):
             return self.tokenizer(t, add_special_tokens=False, **options)["input_ids"]
@@ -247,50 +362,20 @@ class ChatFormat:
                 return both[len(newline) :]
         return ids(text)
 
-    def text(self, text, reply=False):
-        """Ids of what a user, or the policy (`reply`), said: text only, whatever it spells."""
-        blanks = self.pieces.blanks
-        behind_newline = blanks.reply_behind_newline if reply else blanks.user_behind_newline
-        return self.encode(text, behind_newline, split_special_tokens=True)
 
-    def refuse_to_keep(self):
-        """Raise BadModel if the template drops earlier thoughts, or shows them otherwise: with
-        --history-thoughts keep the policy would learn from a history that nobody else gives it."""
-        if "<think>@</think>@@" not in self.render("a", "<think>@</think>@@", "b"):
-            raise BadModel(
-                "--history-thoughts keep: the chat template does not show an earlier "
-                "<think>...</think> as it was; leave it out"
-            )
+def split_blank(text):
+    """("[INST]", " ") for "[INST] "; a text that does not end in a blank, and ""."""
+    if text.endswith(" "):
+        return text[:-1], " "
+    return text, ""
 
-    def past_reply(self, visible):
-        """Ids of a reply as later turns see it, its stop token included."""
-        ending = self.pieces.ending
-        return self.text(self.lead + visible, reply=True) + ending.close + [ending.stop_id]
 
-    def decode(self, ids):
-        """The text of ids, special tokens shown."""
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
-    def tell_of_thoughts(self):
-        """Say once that there are thoughts in direct mode, and what can be done."""
-        if not self.told_of_thoughts:
-            tqdm.write(
-                "the policy thinks although it was not asked to; its thoughts are taken out "
-                "of what the user is told (stray_thoughts in the metrics). Train it with "
-                "--think, or turn them off by its template's own switch, for example: "
-                "--template-args '{\"enable_thinking\": false}'",
-                file=sys.stderr,
-            )
-        self.told_of_thoughts = True
-
-    def first_prompt(self, line):
-        """Ids from the beginning to where the first reply is sampled."""
-        user = self.text(self.pieces.first_lead + line)
-        return self.pieces.head + user + self.pieces.ask
-
-    def next_prompt(self, line):
-        """Ids from behind a reply's stop token to where the next one is sampled."""
-        user = self.text(self.pieces.next_lead + line)
-        return self.pieces.ending.after + user + self.pieces.ask
+def raise_first_difference(wanted, glued):
+    """Raise BadModel with the first difference between the template's text and that of its
+    pieces."""
+    i = len(os.path.commonprefix([wanted, glued]))
+    raise BadModel(
+        "the chat template cannot be cut into pieces: it writes "
+        f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
+        f"{glued[max(0, i - 20) : i + 20]!r}"
+    )

@@ -18,8 +18,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
 
     def run(self, work, argv):
-        """Parse the flags and call work(args). Returns the exit code; of a mistake of the user's,
-        one line is printed."""
+        """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
+        in one line, without a traceback."""
         args = self.parse_intermixed_args(argv)
         # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
         if signal.getsignal(signal.SIGINT) is support.exit_at_once:

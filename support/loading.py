@@ -9,14 +9,13 @@ from support.settings import may_be_on_the_hub
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
-
-# How configurations and layers of transformers name a dropout; `p` is nn.Dropout's.
+# How dropout probabilities are called in the configurations and layers of transformers; `p` is
+# nn.Dropout's.
 DROPOUTS = (
     "attention_dropout",
     "attn_pdrop",
@@ -29,38 +28,43 @@ DROPOUTS = (
 
 
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
-    """Load a Hugging Face causal LM and its tokenizer. `path`: a directory, or a name on the hub.
+    """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
 
-    Weights are fp32 whatever the checkpoint holds: transformers would load a bf16 checkpoint as
-    bf16, and a bf16 weight of 0.02 has neighbours 1.2e-4 away, so an Adam step of 1e-6 would round
-    to nothing. (`dtype`: of weights that nobody trains; None: as they are stored, if that loses
-    nothing; they are then mapped, not copied, until `make_masters`.) Dropout is set to 0, not
-    switched off by `eval()`: with it the same tokens get other log-probs on every pass, and no
-    first ratio is 1.
+    path: a directory, or a name on the hub. flag: where the path came from, for messages.
+    dtype: of the weights.
 
-    Returns (model, tokenizer). Raises BadModel if something is missing or damaged, and for the few
-    architectures that scale or cap their logits behind the output layer, which this code reads
-    directly. `flag`: where the path came from, for the message.
+        float32   The default, whatever the file holds. Weights that are trained must be fp32: a
+                  bf16 weight of 0.02 has neighbours 1.2e-4 away, so that an Adam step of 1e-6
+                  would round to nothing. (transformers would load a bf16 file as bf16.)
+        None      As stored. The file is mapped and not copied, which saves memory. Before training
+                  the caller must call `make_masters`, which makes fp32 copies.
+        another   For a base that is frozen, as under adapters.
+
+    Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
+    With dropout the same tokens would get other log-probs on every pass, and the first ratio would
+    not be 1.
+
+    Raises BadModel if something is missing or damaged, and for the few architectures that scale or
+    cap their logits behind the output layer: `Policy.forward` takes the output layer's own.
     """
     from transformers import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     is_directory = Path(path).is_dir()
-    needed = "one is needed that holds config.json, weights and a tokenizer"
-    if is_directory and not (Path(path) / "config.json").is_file():
-        raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
-    if not is_directory and not may_be_on_the_hub(path):
-        raise BadModel(f"{flag} {path}: no such directory; {needed}")
+    check_place(path, is_directory, flag)
     try:
         directory = path if is_directory else download(path)
+    except Exception as error:
+        reason = f"no such directory, and not to be had from the hub: {in_one_line(error)}"
+        raise BadModel(f"{flag} {path}: {reason}") from None
+    try:
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
         check_vocabulary(tokenizer, model)
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        source = "" if is_directory else "no such directory, and not to be had from the hub: "
-        raise BadModel(f"{flag} {path}: {source}{' '.join(str(error).split())[:200]}") from None
+        raise BadModel(f"{flag} {path}: {in_one_line(error)}") from None
     remove_dropout(model)
     if not logits_are_of_the_output_layer(model):
         raise BadModel(
@@ -70,9 +74,24 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     return model.to(device), tokenizer
 
 
+def in_one_line(error):
+    """The beginning of what an error says."""
+    return " ".join(str(error).split())[:200]
+
+
+def check_place(path, is_directory, flag):
+    """Raise BadModel if `path` is neither a directory with a model nor possibly a name on the
+    hub."""
+    needed = "one is needed that holds config.json, weights and a tokenizer"
+    if is_directory and not (Path(path) / "config.json").is_file():
+        raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
+    if not is_directory and not may_be_on_the_hub(path):
+        raise BadModel(f"{flag} {path}: no such directory; {needed}")
+
+
 def download(name):
-    """The directory of a model from the hub. Left out is what holds the same weights once more, in
-    other layouts."""
+    """Download a model from the hub, if it is not in the cache. Returns its directory. Files that
+    hold the same weights once more, in other formats, are left out."""
     from huggingface_hub import snapshot_download
 
     return snapshot_download(
@@ -99,8 +118,8 @@ def load_tokenizer(directory):
 
 
 def load_weights(directory, dtype):
-    """The model in a directory, its weights in `dtype`; None: in the type in which they are stored.
-    Raises BadModel if a weight is missing, which transformers would make up at random."""
+    """The model in a directory, its weights in `dtype`; None: as they are stored. Raises BadModel
+    if a weight is missing, which transformers would make up at random."""
     from transformers import AutoModelForCausalLM
 
     def load(dtype):
@@ -114,8 +133,9 @@ def load_weights(directory, dtype):
 
     model, loading_info = load(dtype or stored_dtype(directory))
     narrow = (torch.bfloat16, torch.float16)
-    if not dtype and any(buffer.dtype in narrow for buffer in model.buffers()):
-        # a buffer is computed when the model is built, and has just been rounded
+    if dtype is None and any(buffer.dtype in narrow for buffer in model.buffers()):
+        # Buffers (rotary frequencies, scales) are not in the file. They are computed when the model
+        # is built, and here they were rounded to the narrow type. In fp32 they are not.
         model, loading_info = load(torch.float32)
     if loading_info["missing_keys"]:
         raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
@@ -123,7 +143,8 @@ def load_weights(directory, dtype):
 
 
 def stored_dtype(directory):
-    """The type of the weights in a directory; fp32 for a mixture, which a narrower would round."""
+    """The type in which all weights in a directory are stored. fp32 if there are several types: a
+    narrower one would round some of them."""
     types = set()
     for file in Path(directory).glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
@@ -136,16 +157,17 @@ def stored_dtype(directory):
 
 
 def check_vocabulary(tokenizer, model):
-    """Raise BadModel if the tokenizer has ids without a row of the embedding. (More rows than ids
-    are usual, fewer are a mix-up.)"""
-    last, rows = max(tokenizer.get_vocab().values()), len(model.get_input_embeddings().weight)
+    """Raise BadModel if the tokenizer has ids for which the embedding has no row. (More rows than
+    ids are usual; fewer mean that tokenizer and model do not belong together.)"""
+    last = max(tokenizer.get_vocab().values())
+    rows = len(model.get_input_embeddings().weight)
     if last >= rows:
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
 
 
 def remove_dropout(model):
-    """Set every dropout of the model to 0. Its layers too, because they copied the numbers from the
-    configuration when they were built."""
+    """Set every dropout of the model to 0: in its configuration, and in its layers, which copied
+    the numbers from there when they were built."""
     for part in (model.config, *model.modules()):
         for name in DROPOUTS:
             if isinstance(getattr(part, name, None), float):
@@ -153,7 +175,7 @@ def remove_dropout(model):
 
 
 def logits_are_of_the_output_layer(model):
-    """Whether nothing happens to the logits behind the output layer."""
+    """Whether the model returns the logits of its output layer unchanged."""
     with torch.no_grad():
         ids = torch.arange(4)[None]
         logits = model(ids).logits
@@ -162,14 +184,18 @@ def logits_are_of_the_output_layer(model):
 
 
 def stop_ids(path):
-    """The tokens at which a model stops, by its generation_config.json; none if there is none."""
+    """The ids of the tokens at which a model stops, by its generation_config.json; [] if it has no
+    such file, or if the file names none."""
     from transformers import GenerationConfig
 
     try:
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:
         return []
-    return np.atleast_1d(config.eos_token_id or []).tolist()
+    eos = config.eos_token_id  # None, an id, or a list of ids
+    if eos is None:
+        return []
+    return eos if isinstance(eos, list) else [eos]
 
 
 def best_device():

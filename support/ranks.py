@@ -22,16 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# One entry for each Ctrl-C since `interrupt_at_once`. Python prints and forgets an exception that
-# is raised in a destructor; if a Ctrl-C comes there, this list still knows of it.
-pending_interrupts = []
-
 
 def world():
+    """How many ranks there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank():
+    """The number of this process among them, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -48,12 +46,14 @@ def join_ranks(cuda):
         return
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     timeout = timedelta(seconds=GROUP_TIMEOUT)
-    if ranks == 1:
+    if ranks > 1:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        # One GPU, without torchrun. On a GPU it is FSDP2 that computes in bf16 from fp32 masters,
+        # and FSDP2 wants a process group even for one rank. (A HashStore needs no address.)
         dist.init_process_group(
             backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1
         )
-    else:
-        dist.init_process_group(backend, timeout=timeout)
 
 
 def die_with_torchrun():
@@ -66,7 +66,8 @@ def die_with_torchrun():
 
 
 def take_a_gpu():
-    """Compute on the GPU of this process' own number. Raises BadInput if there are too few."""
+    """Compute on the GPU that has this process' number on its machine. Raises BadInput if there
+    are too few."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     if local >= torch.cuda.device_count():
         raise BadInput(
@@ -84,33 +85,13 @@ def leave_ranks(code):
         dist.destroy_process_group()
 
 
-def interrupt_at_once(handler=None):
-    """Let Ctrl-C raise KeyboardInterrupt at once: asyncio would cancel its main task instead, and
-    forget the Ctrl-C if that task is just done. Returns the handler that was there before; call it
-    again with that as `handler` to put it back."""
-    pending_interrupts.clear()
-
-    def interrupt(*_):
-        pending_interrupts.append("Ctrl-C")
-        raise KeyboardInterrupt
-
-    return signal.signal(signal.SIGINT, handler or interrupt)
-
-
-def raise_pending_interrupt():
-    """Raise KeyboardInterrupt again if Python has swallowed it (see `pending_interrupts`)."""
-    if pending_interrupts:
-        raise KeyboardInterrupt
-
-
 def check_world():
     """Raise SelfCheckFailed unless the process group has as many ranks as torchrun started."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if world() != ranks:
         raise SelfCheckFailed(
-            f"torchrun started {ranks} processes, but this one is in a group of "
-            f"{world()}: the process group must be joined before an engine is "
-            "built"
+            f"torchrun started {ranks} processes, but this one is in a group of {world()}: "
+            "the process group must be joined before an engine is built"
         )
 
 
@@ -137,17 +118,18 @@ def all_gather_list(things):
 def broadcast(make):
     """Call make() on the first rank alone. Returns its result on every rank, or raises on every
     rank the BadInput that it raised."""
-    results = [None]  # of one element: torch broadcasts lists, in place
+    box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
-            results[0] = make()
+            box[0] = make()
         except BadInput as error:
-            results[0] = error
+            box[0] = error
     if world() > 1:
-        dist.broadcast_object_list(results)
-    if isinstance(results[0], BadInput):
-        raise results[0]
-    return results[0]
+        dist.broadcast_object_list(box)
+    result = box[0]
+    if isinstance(result, BadInput):
+        raise result
+    return result
 
 
 def first_rank_first(make):
@@ -163,6 +145,7 @@ def first_rank_first(make):
 
 
 def wait_for_all():
+    """Return when every rank has called this."""
     all_gather_list([])
 
 
@@ -177,32 +160,47 @@ def gather_episodes(episodes):
 
 
 def make_masters(module):
-    """Make the parameters that are not frozen fp32, each a copy of its own. Until then they may be
-    pages of the checkpoint's file, mapped and not copied. (Shards have been converted already.)"""
+    """Give a module its master weights: each parameter that is not frozen becomes an fp32 copy.
+
+    Until then a parameter may be in the type in which it is stored, and its memory pages of the
+    checkpoint's file: loaded from there only when they are looked at. Parameters that are shards
+    are masters already (`shard` makes them before it shards them)."""
     for p in module.parameters():
-        if p.requires_grad and not hasattr(p, "full_tensor"):
+        is_shard = hasattr(p, "full_tensor")
+        if p.requires_grad and not is_shard:
             p.data = p.data.to(torch.float32, copy=True)
 
 
 def shard(module, device="cpu", dtype=None):
-    """Shard a Policy or a Critic over all ranks with FSDP2, in place: each transformer block, then
-    the whole, through whose forward() everything goes. Master weights, gradients and Adam's moments
-    are fp32 shards; a block computes in `dtype` (bf16 on a GPU), gathered just before. Gradients
-    come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by their number.
+    """Make the master weights of a Policy, a Critic or a SharedBase and shard them over all ranks
+    with FSDP2, in place.
 
-    An optimizer must be built after this. Raises RuntimeError without a process group."""
+    Each transformer block becomes a unit, and all the rest another one, the root. In a forward pass
+    FSDP2 gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU; None: fp32),
+    and frees them behind it. Master weights, gradients and Adam's moments are fp32 shards.
+    Everything must go through the root's forward(), which is where FSDP2 begins.
+
+    Gradients come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by
+    their number. An optimizer must be built after this: the parameters are new ones. Raises
+    RuntimeError without a process group."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # the longest ModuleList is the list of transformer blocks
     blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
-    for part in (*blocks, module):  # a rank never holds more than its shard and one block
+    # One after the other: a rank never holds more in fp32 than its shard and one block.
+    for part in (*blocks, module):
         make_masters(part)
         fully_shard(part, mesh=mesh, mp_policy=precision)
-    # FSDP2 keeps the root's gathered weights for the backward pass. Where there will be none, the
-    # forward pass frees them.
-    module.register_forward_hook(lambda m, *_: None if torch.is_grad_enabled() else m.reshard())
+
+    def free_gathered_weights(root, *_):
+        # FSDP2 keeps the root's gathered weights for the backward pass, even if there will be none.
+        if not torch.is_grad_enabled():
+            root.reshard()
+
+    module.register_forward_hook(free_gathered_weights)
 
 
 def full_tensor(tensor):
@@ -212,16 +210,20 @@ def full_tensor(tensor):
 
 def iter_full_weights(module):
     """Yield (name, whole tensor) of a module, one at a time: no rank ever holds more than one
-    besides its own shard. By state_dict(), because named_parameters() leaves out the second name of
-    a tied tensor."""
+    besides its own shard. A collective call: every rank must walk to the end.
+
+    By state_dict(), because named_parameters() leaves out the second name of a tied tensor."""
     for name, tensor in module.state_dict().items():
         yield name, full_tensor(tensor.detach())
 
 
 def optimizer_state(module, optimizer, keep=True):
-    """Adam's moments by parameter name, whole, on the CPU: the same file whatever the number of
-    ranks. (A plain state_dict() counts parameters and holds shards.) A collective call; without
-    `keep` this rank takes part and keeps nothing."""
+    """Adam's state as {name of the parameter: {"exp_avg": tensor, ...}}, whole and on the CPU, so
+    that it is the same for any number of ranks. (The optimizer's own state_dict() numbers the
+    parameters instead of naming them, and holds shards.)
+
+    A collective call. keep: whether this rank wants the result; if not, it takes part and gets {},
+    because one copy in memory is enough."""
     state = {}
     for name, p in module.named_parameters():
         moments = {key: full_tensor(value) for key, value in optimizer.state.get(p, {}).items()}

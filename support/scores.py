@@ -76,8 +76,8 @@ def scores_by(name, rows, finals):
 
 def read_scored(path, rule=None):
     """A result file as Scored, by a rule of `final_of`. Without a rule, ours are scored by "every";
-    a file of SAGE's knows only "sage". Raises BadInput for another rule, or for a file without a
-    usable line."""
+    a file of SAGE's knows only "sage". Prints a hint if the file does not say which simulator it is
+    of. Raises BadInput for another rule, or for a file without a usable line."""
     rows, problems = read_results(path)
     if not rows:
         raise BadInput(f"{problems[0]} (and not one of {len(problems)} lines can be used)")
@@ -92,7 +92,10 @@ def read_scored(path, rule=None):
             "--rule every: SAGE's files do not score a tenth reply; only --rule sage "
             "can be had from them"
         )
-    rule = "sage" if by_sage else rule or "every"
+    if by_sage:
+        rule = "sage"
+    elif rule is None:
+        rule = "every"
     return Scored(rows, [final_of(row, rule) for row in rows], rule, problems)
 
 

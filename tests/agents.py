@@ -1,5 +1,5 @@
 """Dialogues of the agent for tests: lines and thoughts, an engine that notes what it does, dice
-that make it say certain words, and the plainest form of an episode to compare with.
+that make it say certain words, and the yardstick to compare with: one row for each turn.
 
 Random policies do not think well-formed thoughts. Where a test needs certain words said, the engine
 is real and the dice are loaded.
@@ -130,6 +130,32 @@ def rows_of(episodes):
                 yield trunk, s.ids
             if s.branch == 0:
                 trunk = trunk + s.ids
+
+
+def by_rows(model, episodes, temperature=1.0):
+    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn
+    in a row of its own."""
+    log_probs, entropy = [], []
+    for trunk, ids in rows_of(episodes):
+        logits = model(torch.tensor([trunk + ids]), use_cache=False).logits[0, len(trunk) - 1 : -1]
+        scores = (logits / temperature).log_softmax(-1)
+        log_probs.append(scores[torch.arange(len(ids)), ids])
+        entropy.append(-(scores.exp() * scores).sum(-1))
+    return torch.cat(log_probs), torch.cat(entropy)
+
+
+def engine_log_probs(episodes):
+    """The log-probs with which the engine drew all sampled tokens, in time order."""
+    return torch.tensor([x for e in episodes for s in sampled(e) for x in s.log_probs])
+
+
+def gradients(model, log_probs, entropy):
+    """The gradients of a loss in which every token has another weight, as it has another
+    advantage."""
+    weights = torch.linspace(-1, 1, len(log_probs))
+    return torch.autograd.grad(
+        (weights * log_probs + 0.3 * entropy).sum() / len(log_probs), list(model.parameters())
+    )
 
 
 def assert_close(a, b, tolerance):

@@ -2,12 +2,11 @@
 can run it hundreds of times. The markers are in pyproject.toml."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = map(str, (HERE.parent, HERE, HERE / "textbook", HERE / "machine"))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 import support  # noqa: F401 - before all that may import torch: it sets what torch reads
 
 # a name that is no directory must fail at once, not ask the network
@@ -46,18 +45,9 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: "learning" in item.fixturenames)
 
 
-def suited(flags):
-    """`flags` of a run, but for those that are the other algorithm's: a run refuses them, and tests
-    have one list for both."""
-    flags = [str(word) for word in flags]
-    algo = (["grpo"] + [after for word, after in zip(flags, flags[1:]) if word == "--algo"])[-1]
-    foreign = {"ppo": "--group-size", "grpo": "--critic-lr"}[algo]
-    return [word for before, word in zip(["", *flags], flags) if foreign not in (before, word)]
-
-
 @pytest.fixture(scope="session", autouse=True)
-def early(request):
-    """Start the learning runs that the selected tests ask for before the first test runs."""
+def start_learning(request):
+    """Start the learning runs before the first test runs, if any selected test asks for one."""
     if any("learning" in item.fixturenames for item in request.session.items):
         request.getfixturevalue("learning")
 
@@ -87,8 +77,8 @@ def hacked(learning):
 
 @pytest.fixture(scope="module")
 def no_pictures():
-    """Runs draw no learning curve: half the time of a run this small. Only where it is looked at is
-    it drawn."""
+    """Runs draw no learning curve: that takes half the time of a run this small, and few tests look
+    at it."""
     from support import report
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,46 +87,27 @@ def no_pictures():
 
 
 @pytest.fixture(scope="module")
-def moods(no_pictures):
-    """The checksum of a reply decides how it feels: runs.py says why."""
-    import toy
-    from runs import mood
+def moods():
+    """The checksum of a reply decides how it feels, and no learning curve is drawn: runs.py says
+    why."""
+    from runs import in_moods
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "judge", mood)
+    with in_moods():
         yield
 
 
 @pytest.fixture(scope="session")
 def whole(tiny_dir, tmp_path_factory):
-    """Uninterrupted runs, one per algorithm, made when asked for: whole("grpo") is the directory,
-    whole.trainers["grpo"] the Trainer. Copy a directory before you go on with it."""
-    import rlver
-    from runs import DRAW, go, in_moods
+    """Uninterrupted runs, WholeRuns in runs.py: whole("grpo") is the directory of one. Copy it
+    before you go on with it."""
+    from runs import WholeRuns
 
-    made = {}
-
-    def run(algo):
-        class Seen(rlver.Trainer):
-            def __init__(self, *args, **more):
-                run.trainers[algo] = self
-                super().__init__(*args, **more)
-
-        if algo not in made:
-            made[algo] = tmp_path_factory.mktemp("whole") / algo
-            # one picture is enough
-            with in_moods(DRAW if algo == "ppo" else lambda *_: None) as patch:
-                patch.setattr(rlver, "Trainer", Seen)
-                assert go(tiny_dir, made[algo], "--algo", algo) == 0
-        return made[algo]
-
-    run.trainers = {}
-    return run
+    return WholeRuns(tiny_dir, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="session")
 def half(tiny_dir, tmp_path_factory):
-    """A run of two steps; copy it before you go on with it."""
+    """The directory of a run of two steps; copy it before you go on with it."""
     from runs import go, in_moods
 
     out = tmp_path_factory.mktemp("half") / "out"
@@ -147,60 +118,41 @@ def half(tiny_dir, tmp_path_factory):
 
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
-    """The first wait of a retry is 5 ms in here, not 400."""
+    """The first wait before a retry is 5 ms, not 400."""
     from support import server
 
     from simulator import Simulator
 
-    monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
     init = Simulator.__init__
-    monkeypatch.setattr(
-        Simulator,
-        "__init__",
-        lambda self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **more: (
-            init(self, model, lang, difficulty, retries, wait and 0.005, *rest, **more)
-        ),
-    )
+
+    def quick_init(
+        self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **settings
+    ):
+        short_wait = 0.005 if wait else 0.0
+        init(self, model, lang, difficulty, retries, short_wait, *rest, **settings)
+
+    monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
+    monkeypatch.setattr(Simulator, "__init__", quick_init)
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
     """Headless Chromium, driven by selenium."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    paths = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    for name, path in paths.items():
-        if not path:
-            pytest.skip(f"{name} is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = paths["chromium"]
-    for flag in (
-        "headless=new",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-dev-shm-usage",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(executable_path=paths["chromedriver"])
-    )
+    from pages import start_chromium
+
+    driver = start_chromium(tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
 
 
 @pytest.fixture
 def page(chromium, tmp_path):
-    """The page of a report, opened in Chromium; none of its tests may leave an error there."""
+    """The page of a report, opened in Chromium. No test of it may leave an error there."""
     from pages import Page
 
     page = Page(chromium, tmp_path / "report.html")
     yield page
-    assert page.complaints() == []  # no error and no exception, in any of these tests
+    assert page.complaints() == []
     assert page.js("window.pwned") is None
 
 
@@ -241,59 +193,53 @@ def tiny_tokenizer():
 
 @pytest.fixture(scope="session")
 def chat(tiny_tokenizer):
-    """Its template in pieces, with a system prompt."""
+    """The template of the tiny tokenizer in pieces, with a system prompt."""
     from support.chat_format import ChatFormat
 
     return ChatFormat(tiny_tokenizer, "Be warm.")
 
 
 def make_tiny_model(tokenizer, **settings):
-    """A random Qwen2 of two layers. Its weights are large for their number, so that no two tokens
-    are equally likely."""
+    """A random Qwen2 of two layers; `settings` override those of its config. Its weights are large
+    for their number, so that no two tokens are equally likely."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    config = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Qwen2ForCausalLM(
-            Qwen2Config(
-                **{
-                    **dict(
-                        vocab_size=len(tokenizer),
-                        hidden_size=32,
-                        intermediate_size=64,
-                        num_hidden_layers=2,
-                        num_attention_heads=2,
-                        num_key_value_heads=2,
-                        max_position_embeddings=512,
-                        initializer_range=0.2,
-                        tie_word_embeddings=False,
-                        pad_token_id=tokenizer.pad_token_id,
-                        bos_token_id=None,
-                        eos_token_id=tokenizer.eos_token_id,
-                    ),
-                    **settings,
-                }
-            )
-        )
+        return Qwen2ForCausalLM(Qwen2Config(**{**config, **settings}))
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_tokenizer):
-    """Shared by all tests: copy it before you change it."""
+    """A random model, shared by all tests: copy it before you change it."""
     return make_tiny_model(tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
 def tiny_gqa_model(tiny_tokenizer):
-    """Its two heads share keys and values, and its embeddings serve as output layer too: both as in
-    the small Qwens."""
+    """A random model whose two heads share keys and values, and whose embeddings serve as output
+    layer too: both as in the small Qwens."""
     return make_tiny_model(tiny_tokenizer, num_key_value_heads=1, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")
 def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
-    """Both on disk, as `load_model` wants them."""
+    """The tiny model and its tokenizer in a directory, as `load_model` wants them."""
     path = tmp_path_factory.mktemp("tiny")
     tiny_model.save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)

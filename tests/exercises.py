@@ -6,9 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "course"))
-import course
+from patches import exercises
 
-ALL = course.exercises()
+from surgery import find, text_of
+
+ALL = exercises()
 FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function in e["functions"]]
 
 
@@ -18,4 +20,4 @@ def source(file):
 
 def written(text, name):
     """The text of a function in a module's text."""
-    return course.text_of(text, course.find(ast.parse(text), name))
+    return text_of(text, find(ast.parse(text), name))

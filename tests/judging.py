@@ -3,6 +3,7 @@ and a tool called by its name."""
 
 from support import llm
 from support.files import read_json
+from support.toy_words import NEEDS
 
 import importlib
 import json
@@ -107,7 +108,7 @@ def good_file(tmp_path):
     rng = random.Random(1)
     return write(
         tmp_path / "good.jsonl",
-        [toy_result(i, [list(toy.NEEDS)[i % 8]] * 8, rng) for i in range(8)],
+        [toy_result(i, [list(NEEDS)[i % 8]] * 8, rng) for i in range(8)],
     )
 
 

@@ -5,6 +5,9 @@ from support.page import write_report
 
 import json
 import re
+import shutil
+
+import pytest
 
 BEFORE = dict(step=0, score=21.06, stderr=1.3, success=0.0, failure=36.72, malformed=1.0, n=128)
 AFTER = dict(step=50, score=85.0, stderr=1.42, success=30.5, failure=0.78, malformed=0.8, n=128)
@@ -132,6 +135,33 @@ def long_dialogues(n=100, length=1500, sign="I hear how much this hurts. "):
     return [
         dialogue(f"u-{i}", side, i % 101, turns) for i in range(n) for side in ("before", "after")
     ]
+
+
+def start_chromium(profile):
+    """Headless Chromium, driven by selenium, with its profile in the directory `profile`. Skips the
+    test where one of the programs is not installed."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    paths = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    for name, path in paths.items():
+        if not path:
+            pytest.skip(f"{name} is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = paths["chromium"]
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={profile}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=paths["chromedriver"])
+    return webdriver.Chrome(options=options, service=service)
 
 
 class Page:

@@ -1,10 +1,21 @@
-"""Result files for tests: lines as SAGE's files and as ours hold them."""
+"""result_files.py - result files for tests, lines as SAGE's files and as ours hold them; and small
+evaluations that write such files."""
+
+from support.toy_words import NEEDS
 
 import json
 
-import toy
+import evaluate
 
-TASKS = [need.theme for need in toy.NEEDS.values()]
+# flags of short dialogues, and of a small run
+SHORT = ["--max-tokens", "4", "--max-turns", "2"]
+SMALL = ["--steps", "1", "--batch-size", "4", "--group-size", "2", *SHORT]
+TASKS = [need.theme for need in NEEDS.values()]
+
+
+def measure(*flags):
+    """Run evaluate.py with these flags. Returns its exit code."""
+    return evaluate.main([str(flag) for flag in flags])
 
 
 def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):

@@ -19,7 +19,6 @@ import pytest
 
 import rlver
 import toy
-from conftest import suited
 
 DRAW = picture.learning_curve
 SMALL = (
@@ -33,17 +32,65 @@ SMALL = (
 
 
 def mood(reply, *_):
+    """What `toy.judge` returns for a reply, (change, analysis), by its checksum alone."""
     return zlib.crc32(reply.encode()) % 21 - 10, "I am in a mood"
 
 
 @contextmanager
 def in_moods(learning_curve=lambda *_: None):
-    """Runs in here are judged by `mood`, and draw no picture unless `learning_curve` does. Yields
-    the MonkeyPatch."""
+    """Within this block runs are judged by `mood`, and draw no picture unless `learning_curve`
+    does. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "learning_curve", learning_curve)
         patch.setattr(toy, "judge", mood)
         yield patch
+
+
+def suited(flags):
+    """The `flags` of a run without those that only the other algorithm takes. A run refuses such
+    flags, and many tests have one list for both algorithms."""
+    words = [str(word) for word in flags]
+    algo = "grpo"
+    for flag, value in zip(words, words[1:]):
+        if flag == "--algo":  # as for argparse the last one counts
+            algo = value
+    foreign = {"ppo": "--group-size", "grpo": "--critic-lr"}[algo]
+    while foreign in words:
+        position = words.index(foreign)
+        del words[position : position + 2]  # the flag and its value
+    return words
+
+
+class WholeRuns:
+    """Uninterrupted runs of the policy in `model`, one for each algorithm, made when they are first
+    asked for: runs("grpo") is the directory, runs.trainers["grpo"] the Trainer."""
+
+    def __init__(self, model, place):
+        self.model = model
+        self.place = place
+        self.made = set()
+        self.trainers = {}
+
+    def __call__(self, algo):
+        out = self.place / algo
+        if algo not in self.made:
+            self.made.add(algo)
+            self.make(algo, out)
+        return out
+
+    def make(self, algo, out):
+        trainers = self.trainers
+
+        class KeptTrainer(rlver.Trainer):
+            def __init__(self, *args, **settings):
+                trainers[algo] = self
+                super().__init__(*args, **settings)
+
+        # the learning curve of one of them is enough
+        learning_curve = DRAW if algo == "ppo" else lambda *_: None
+        with in_moods(learning_curve) as patch:
+            patch.setattr(rlver, "Trainer", KeptTrainer)
+            assert go(self.model, out, "--algo", algo) == 0
 
 
 def go(model, out, *more):
@@ -52,6 +99,7 @@ def go(model, out, *more):
 
 
 def go_on(out, *more):
+    """Resume a run. Returns main's exit code."""
     return rlver.main(["--resume", str(out), *map(str, more)])
 
 
@@ -62,6 +110,7 @@ def rows(path):
 
 
 def metrics(out):
+    """The lines of metrics.jsonl, but for the seconds."""
     return [
         {key: value for key, value in row.items() if key != "seconds"}
         for row in rows(out / "metrics.jsonl")
@@ -70,15 +119,26 @@ def metrics(out):
 
 def summary(out):
     """What summary.json says about anything but time and memory."""
-    told = json.loads((out / "summary.json").read_text())
-    return {key: told[key] for key in ("before", "after", "steps", "tokens")}
+    everything = json.loads((out / "summary.json").read_text())
+    return {key: everything[key] for key in ("before", "after", "steps", "tokens")}
 
 
 def files(place):
+    """{path: bytes} of all files below a directory; None for a directory."""
     return {
         str(path.relative_to(place)): path.read_bytes() if path.is_file() else None
         for path in sorted(Path(place).rglob("*"))
     }
+
+
+def output_of(capfd, code, main, *argv):
+    """`main(argv)` must end with the exit code `code` and without a traceback. Returns what it
+    printed, stdout and then stderr."""
+    capfd.readouterr()
+    assert main([str(word) for word in argv]) == code
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+    return out + err
 
 
 def refuse(capfd, *argv):
@@ -88,10 +148,10 @@ def refuse(capfd, *argv):
         code = rlver.main([str(word) for word in argv])
     except SystemExit as stop:
         code = stop.code
-    said = capfd.readouterr().err
-    assert code == 2, said
-    assert said.count("\n") == 1 and "Traceback" not in said, said
-    return said
+    error = capfd.readouterr().err
+    assert code == 2, error
+    assert error.count("\n") == 1 and "Traceback" not in error, error
+    return error
 
 
 def cut_at(number, patch, error=KeyboardInterrupt, middle=lambda line: len(line) // 2):

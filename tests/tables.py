@@ -6,9 +6,11 @@
     python tests/tables.py --write            only write the tables, from what is there
 
 A job is a run of rlver.py, or another command. When it ends, its numbers become one line of
-docs/reference/runs.jsonl, which is under version control: a job that has its line there is not made
-again, so the command goes on where it was stopped, on another machine too. Runs have one thread
-each, two at a time; those of the part "machine" alone, with as many as they say.
+docs/reference/runs.jsonl, which is under version control: a job that has its line there is not done
+again, so the command goes on where it was stopped, on another machine too. Two runs are made at a
+time, with one thread each; commands, and runs of the part "machine", are done one by one.
+
+Throughout this file `measured` is what that file holds, {name of the job: its line}.
 
 The tables stand in the documents between two comments, `<!-- tables: NAME -->` and
 `<!-- tables: end -->`, and are written there by this script; a test compares them with the numbers.
@@ -38,8 +40,8 @@ from support.flags import Parser, positive
 import labs
 
 RUNS = ROOT / "runs" / "tables"
-EVERY = 5  # steps between evaluations of the runs of a table
-# Student's t, two-sided 95 %, for the mean of so many seeds
+EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
+# {number of seeds: Student's t for the two-sided 95 % interval of their mean}
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 FLAGS = {
     "grpo-think": "--algo grpo --think",
@@ -47,7 +49,8 @@ FLAGS = {
     "ppo-think": "--algo ppo --think",
     "ppo-direct": "--algo ppo",
 }
-NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}  # as tables say it
+# The variants as tables name them: "grpo --think".
+NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}
 
 
 # ----------------------------------------------------------------------------------------- the jobs
@@ -55,24 +58,26 @@ NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}  
 
 @dataclass
 class Job:
-    """Something to be measured. name: of its line. flags: of rlver.py; or `command`, of another
-    script. lab: of which lab the mistake is put in. needs: names of runs that must be there."""
+    """Something to be measured: a run of rlver.py with `flags`, or another script's `command`."""
 
-    part: str
-    name: str
+    part: str  # what --only chooses
+    name: str  # of its line, and of its directory
     flags: str = ""
-    command: str = ""
-    lab: str = ""
-    needs: tuple = ()
+    command: str = ""  # {NAME} is the directory of the run NAME, {json} a file for its result
+    lab: str = ""  # the lab whose mistake is put in
+    needs: tuple = ()  # names of the runs that must be there
     threads: int = 1
     environment: dict = field(default_factory=dict)
 
-
-EVALUATED = f"--eval-every {EVERY}"
+    @property
+    def alone(self):
+        """Whether nothing else may run beside it. Commands start processes of their own, and those
+        of the part "machine" have other threads than the rest."""
+        return self.part == "machine" or not self.flags
 
 
 def jobs():
-    """All jobs, in the order in which they are made."""
+    """All jobs, in the order in which they are done."""
     yield from variants()
     yield from mistakes()
     yield from rewards()
@@ -92,13 +97,13 @@ def jobs():
 
 
 def variants():
-    """The four variants."""
+    """The four variants, ten seeds each."""
     for seed, (name, flags) in itertools.product(range(10), FLAGS.items()):
         yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed} {EVALUATED}")
 
 
 def rewards():
-    """A reward a turn, and other advantages."""
+    """One reward for each turn (delta), and other advantages; five seeds each."""
     for seed in range(5):
         for name, flags in FLAGS.items():
             delta = f"{flags} --reward delta --seed {seed} {EVALUATED}"
@@ -109,7 +114,7 @@ def rewards():
 
 
 def ranks():
-    """Adapters: of several ranks, and of rank 8 with the other variants."""
+    """Adapters of several ranks, and of rank 8 with the other variants; three seeds each."""
     for seed, rank in itertools.product(range(3), (1, 4, 8, 16)):
         flags = f"--algo grpo --lora-rank {rank} --seed {seed} {EVALUATED}"
         yield Job("ranks", f"grpo-direct-rank{rank}-{seed}", flags)
@@ -119,12 +124,13 @@ def ranks():
 
 
 def users():
-    """Challenging users, and a scorer that can be hacked."""
+    """Challenging users, and a scorer that can be hacked; three seeds each."""
     for seed in range(3):
         flags = f"--algo grpo --think --difficulty challenging --seed {seed} {EVALUATED}"
         yield Job("challenging", f"grpo-think-challenging-{seed}", flags)
     for seed in range(3):
-        flags = f"--algo grpo --simulator toy-weak --watch toy --seed {seed}"
+        # twice as long as usual: the weak scorer pays for little of what the policy does at first
+        flags = f"--algo grpo --simulator toy-weak --watch toy --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
 
 
@@ -144,28 +150,31 @@ def machines():
     for name, variant in FLAGS.items():
         flags = f"{variant} --seed 0 {EVALUATED}"
         yield Job("machine", f"{name}-two-threads", flags, threads=2)
-        plain = {"ATEN_CPU_CAPABILITY": "default"}
-        yield Job("machine", f"{name}-plain-kernels", flags, environment=plain)
+        no_vectors = {"ATEN_CPU_CAPABILITY": "default"}
+        yield Job("machine", f"{name}-plain-kernels", flags, environment=no_vectors)
 
 
 # -------------------------------------------------------------------------------------- the results
 
 
 class Results:
-    """docs/reference/runs.jsonl: a line for each job that was made."""
+    """docs/reference/runs.jsonl: a line for each job that was done. commit: whether each new line
+    is committed."""
 
     def __init__(self, path, commit=False):
-        self.path, self.commit = Path(path), commit
+        self.path = Path(path)
+        self.commit = commit
 
     def read(self):
-        """{name: line}."""
+        """The lines as {name of the job: line}."""
         if not self.path.is_file():
             return {}
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return {line["name"]: line for line in map(json.loads, lines)}
 
     def add(self, line):
-        """Append a line, whole, whoever else does so at the time; commit it, if that is wanted."""
+        """Append a line, and commit it if that is wanted. The lock keeps lines whole if several
+        processes add one at the same time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -175,24 +184,81 @@ class Results:
                 self.commit_line(line["name"])
 
     def commit_line(self, name):
-        """Commit the line together with the tables that follow from it: a test compares them. A
-        document in which somebody is writing is left out; its table comes with their commit."""
-        root = self.path.resolve().parents[2]  # the checkout of these results, not always this one
+        """Commit the line together with the tables that follow from it, because a test compares
+        them. A document with uncommitted changes is left out: somebody is writing in it, and its
+        table comes with their commit."""
+        # the checkout of these results, which need not be the one of this script
+        root = self.path.resolve().parents[2]
         status = ["git", "status", "--porcelain", "--", "README.md", "docs"]
         lines = subprocess.run(status, cwd=root, capture_output=True, text=True).stdout.splitlines()
-        being_written = {line[3:] for line in lines}
+        with_changes = {line[3:] for line in lines}
         subprocess.run(
             [sys.executable, "tests/tables.py", "--write"], cwd=root, capture_output=True
         )
         paths = [path.relative_to(root) for path in documents(root)]
-        paths = [str(path) for path in paths if str(path) not in being_written]
+        paths = [str(path) for path in paths if str(path) not in with_changes]
         paths.append(str(self.path.resolve().parent.relative_to(root)))
         subprocess.run(["git", "add", *paths], cwd=root)
         subprocess.run(["git", "commit", "-q", "-m", f"Measured: {name}", "--", *paths], cwd=root)
 
 
-def machine():
-    """What the numbers were measured on."""
+def line_of_run(job, place):
+    """The line of a run that is over, from its directory `place`."""
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((place / "summary.json").read_text())
+    # a metric that this kind of run does not have is null from the first step to the last
+    metrics = {
+        key: [row[key] for row in rows]
+        for key in rows[0]
+        if rows[0][key] is not None or rows[-1][key] is not None
+    }
+    return rounded(
+        {
+            "name": job.name,
+            "part": job.part,
+            "flags": flags_of(job),
+            "lab": job.lab,
+            "threads": job.threads,
+            "environment": job.environment,
+            "machine": this_machine(),
+            "evaluations": summary["evaluations"],
+            "seconds": summary["seconds"],
+            "peak_rss_mb": summary["peak_rss_mb"],
+            "warnings": summary["warnings"],
+            "metrics": metrics,
+        }
+    )
+
+
+def line_of_command(job, result, output):
+    """The line of a command that is over. result: what it wrote to {json}, or None; output: what it
+    printed."""
+    return rounded(
+        {
+            "name": job.name,
+            "part": job.part,
+            "command": job.command,
+            "machine": this_machine(),
+            "result": result,
+            "output": output,
+        }
+    )
+
+
+def rounded(value):
+    """A value of JSON with its numbers rounded to five digits: enough for every table, and
+    short."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return value
+
+
+def this_machine():
+    """What the numbers are measured on."""
     import torch
 
     info = Path("/proc/cpuinfo")
@@ -205,97 +271,71 @@ def machine():
     }
 
 
-def short(value):
-    """Numbers with five digits: enough for every table, and small."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: short(v) for key, v in value.items()}
-    return [short(v) for v in value] if isinstance(value, list) else value
+# ----------------------------------------------------------------------------------- doing the jobs
 
 
-def line_of_run(job, place):
-    """The line of a run that is over, from its directory."""
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((place / "summary.json").read_text())
-    return short(
-        {
-            "name": job.name,
-            "part": job.part,
-            "flags": job.flags,
-            "lab": job.lab,
-            "threads": job.threads,
-            "environment": job.environment,
-            "machine": machine(),
-            **{key: summary[key] for key in ("evaluations", "seconds", "peak_rss_mb", "warnings")},
-            "metrics": {
-                key: [row[key] for row in rows]
-                for key in rows[0]
-                if rows[0][key] is not None or rows[-1][key] is not None
-            },
-        }
-    )
-
-
-# -------------------------------------------------------------------------------------- making them
-
-
-def make(job, results):
-    """Make a job, if its line is not there."""
-    there = results.read()
-    for name in job.needs:  # on another machine the line is there, and the run is not
-        if not (RUNS / name / "summary.json").is_file():
-            run(next(j for j in jobs() if j.name == name))
-    if job.name in there:
+def do_job(job, results):
+    """Do a job and add its line to the Results, if the line is not there yet. A job that fails adds
+    none."""
+    if job.name in results.read():
         return
+    for name in job.needs:  # the line of such a run may be from another machine, without the run
+        if not (RUNS / name / "summary.json").is_file():
+            train(next(other for other in jobs() if other.name == name))
     if job.flags:
-        place = run(job)
+        place = train(job)
         if place:
             results.add(line_of_run(job, place))
     else:
-        file = RUNS / f"{job.name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        places = {"json": file, **{name: RUNS / name for name in job.needs}}
-        command = re.sub(r"\{([\w-]+)\}", lambda match: str(places[match[1]]), job.command)
-        output = call(job, shlex.split(command), ROOT)
+        result_file = RUNS / f"{job.name}.json"
+        result_file.parent.mkdir(parents=True, exist_ok=True)
+        output = run_script(job, command_of(job, result_file), ROOT)
         if output is not None:
-            result = json.loads(file.read_text()) if "{json}" in job.command else None
-            results.add(
-                short(
-                    {
-                        "name": job.name,
-                        "part": job.part,
-                        "command": job.command,
-                        "machine": machine(),
-                        "result": result,
-                        "output": output,
-                    }
-                )
-            )
+            has_result = "{json}" in job.command
+            result = json.loads(result_file.read_text()) if has_result else None
+            results.add(line_of_command(job, result, output))
 
 
-def run(job):
-    """The run of a job; one that was stopped goes on. Returns its directory, None if it fails."""
-    place, home = RUNS / job.name, ROOT
-    if job.lab:
-        lab = labs.load_labs()[job.lab]
-        home = labs.copy_of(labs.scripts_of(lab, "broken"))
-        if not lab.get("patch"):  # the mistake is a flag
-            job.flags += f" {lab['arms']['broken']}"
+def command_of(job, result_file):
+    """The command of a job as a list of words, its {placeholders} replaced by paths."""
+    paths = {"json": result_file, **{name: RUNS / name for name in job.needs}}
+    command = re.sub(r"\{([\w-]+)\}", lambda match: str(paths[match[1]]), job.command)
+    return shlex.split(command)
+
+
+def train(job):
+    """Make the run of a job; one that was stopped goes on, and one that is there is taken as it is.
+    Returns its directory, or None if it fails."""
+    place = RUNS / job.name
     if (place / "summary.json").is_file():
         return place
-    flags = (
-        ["--resume", place]
-        if (place / "config.json").is_file()
-        else [*job.flags.split(), "--out", place]
-    )
-    output = call(job, ["rlver.py", *map(str, flags)], home)
+    if (place / "config.json").is_file():
+        flags = ["--resume", str(place)]
+    else:
+        flags = [*flags_of(job).split(), "--out", str(place)]
+    output = run_script(job, ["rlver.py", *flags], scripts_for(job))
     return None if output is None else place
 
 
-def call(job, command, home):
-    """Run a script of the project, or a module of it with `-m`, with the job's threads. Returns
-    what it printed, or None where it did not end well."""
+def flags_of(job):
+    """The flags of a job's run. Where a lab's mistake is a flag and not a patch, that is added."""
+    if job.lab:
+        lab = labs.load_labs()[job.lab]
+        if not lab.get("patch"):
+            return f"{job.flags} {lab['arms']['broken']}"
+    return job.flags
+
+
+def scripts_for(job):
+    """The directory of the scripts that a job runs: the project, or a copy with a lab's mistake."""
+    if job.lab:
+        return labs.copy_of(labs.scripts_of(labs.load_labs()[job.lab], "broken"))
+    return ROOT
+
+
+def run_script(job, command, home):
+    """Run a script of the project in the directory `home`, or a module of it with `-m`, with the
+    job's threads. Returns what it printed, or None if its exit code is not 0."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=home,
@@ -311,62 +351,76 @@ def call(job, command, home):
 # -------------------------------------------------------------------------------------- the numbers
 
 
-def seeds_of(there, name):
-    """The lines NAME-0, NAME-1, ... that are there, in their order."""
-    lines = [line for key, line in there.items() if re.fullmatch(re.escape(name) + r"-\d+", key)]
+def seeds_of(measured, name):
+    """The measured lines NAME-0, NAME-1, ... in the order of their seeds."""
+    pattern = re.escape(name) + r"-\d+"
+    lines = [line for key, line in measured.items() if re.fullmatch(pattern, key)]
     return sorted(lines, key=lambda line: int(line["name"].rsplit("-", 1)[1]))
 
 
-def after(line, key="score", index=-1):
-    return line["evaluations"][index][key]
+def first(line, key="score"):
+    """A number of a run's evaluation before the training."""
+    return line["evaluations"][0][key]
+
+
+def last(line, key="score"):
+    """A number of a run's evaluation after the training."""
+    return line["evaluations"][-1][key]
+
+
+def scores_by_step(line):
+    """{step: held-out score} of a run's evaluations."""
+    return {evaluation["step"]: evaluation["score"] for evaluation in line["evaluations"]}
 
 
 def interval(values, digits=1):
-    """ "mean ± half of the 95 % interval of the mean over seeds"."""
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}" if values else "-"
+    """The mean over seeds and half of its 95 % interval, as "80.0 ± 24.8"."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     half = T_95[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5
     return f"{np.mean(values):.{digits}f} ± {half:.{digits}f}"
 
 
-def points_of(line):
-    """[(step, held-out score)] of a run's evaluations."""
-    return [(e["step"], e["score"]) for e in line["evaluations"]]
-
-
 def dialogues_until(points, goal, batch=64):
     """Training dialogues until the held-out score first passes `goal`, on straight lines between
-    the evaluations `points`; None if it never does."""
-    for (a, low), (b, high) in itertools.pairwise(points):
-        if low < goal <= high:
-            return batch * (a + (b - a) * (goal - low) / (high - low))
+    the evaluations `points` [(step, score)]; None if it never does. batch: dialogues of a step."""
+    for (step, score), (next_step, next_score) in itertools.pairwise(points):
+        if score < goal <= next_score:
+            share = (goal - score) / (next_score - score)
+            return batch * (step + (next_step - step) * share)
     return None
 
 
 def markdown(columns, rows):
-    return "\n".join(
-        ["| " + " | ".join(map(str, row)) + " |" for row in [columns]]
-        + ["|" + "---|" * len(columns)]
-        + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    )
+    """A table in Markdown."""
+    head = "| " + " | ".join(map(str, columns)) + " |"
+    rule = "|" + "---|" * len(columns)
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([head, rule, *lines])
 
 
-def table_variants(there):
-    """The four variants: before and after."""
+# --------------------------------------------------------------------------------------- the tables
+# Each takes what is `measured` and returns Markdown, "" if too little is measured.
+
+
+def table_variants(measured):
+    """The four variants: before and after the training."""
     rows = []
     for name, words in NAMES.items():
-        lines = seeds_of(there, name)
+        lines = seeds_of(measured, name)
         if not lines:
             return ""
-        finals = [after(line) for line in lines]
+        scores = [last(line) for line in lines]
         rows.append(
             [
                 f"`{words}`",
-                interval([after(line, index=0) for line in lines]),
-                interval(finals),
-                f"{min(finals):.0f} to {max(finals):.0f}",
-                f"{np.mean([after(line, 'failure') for line in lines]):.1f} %",
-                f"{np.mean([after(line, 'malformed') for line in lines]):.1f} %",
+                interval([first(line) for line in lines]),
+                interval(scores),
+                f"{min(scores):.0f} to {max(scores):.0f}",
+                f"{np.mean([last(line, 'failure') for line in lines]):.1f} %",
+                f"{np.mean([last(line, 'malformed') for line in lines]):.1f} %",
                 len(lines),
             ]
         )
@@ -375,26 +429,30 @@ def table_variants(there):
     )
 
 
-def table_rewards(there, goal=60, early=10):
-    """Terminal against delta, and the three advantages: five seeds each."""
+def table_rewards(measured, goal=60, early=10):
+    """Terminal against delta, and the three advantages: five seeds each. goal: the score that shall
+    be reached; early: the step of the first column."""
     rows = []
     for name, words in NAMES.items():
         for kind in ("", "-delta", "-dr-grpo", "-rloo"):
-            lines = seeds_of(there, name + kind)[:5]
+            lines = seeds_of(measured, name + kind)[:5]
             if not lines:
                 continue
-            until = [dialogues_until(points_of(line), goal) for line in lines]
-            reached = [u for u in until if u is not None]
-            at = [dict(points_of(line))[early] for line in lines]
+            scores = [scores_by_step(line) for line in lines]
+            dialogues = [dialogues_until(list(curve.items()), goal) for curve in scores]
+            reached = [count for count in dialogues if count is not None]
+            if len(reached) == len(lines):
+                until_goal = interval(reached, 0)
+            else:
+                until_goal = f"{len(reached)} of {len(lines)} seeds"
+            by_seed = ["never" if count is None else f"{count:.0f}" for count in dialogues]
             rows.append(
                 [
-                    f"{words}, {kind[1:] or 'terminal'}",
-                    interval(at),
-                    interval([after(line) for line in lines]),
-                    interval(reached, 0)
-                    if len(reached) == len(until)
-                    else f"{len(reached)} of {len(until)} seeds",
-                    ", ".join("never" if u is None else f"{u:.0f}" for u in until),
+                    f"{words}, {kind.removeprefix('-') or 'terminal'}",
+                    interval([curve[early] for curve in scores]),
+                    interval([last(line) for line in lines]),
+                    until_goal,
+                    ", ".join(by_seed),
                 ]
             )
     return markdown(
@@ -403,39 +461,45 @@ def table_rewards(there, goal=60, early=10):
     )
 
 
-def table_ranks(there, early=10):
-    """Adapters of several ranks beside the whole model: three seeds each."""
+def table_ranks(measured, early=10):
+    """Adapters of several ranks beside the whole model (here rank 0): three seeds each. early: the
+    step of the first column."""
     rows = []
     for name, words in NAMES.items():
+        if not seeds_of(measured, f"{name}-rank8"):
+            continue
         for rank in (0, 1, 4, 8, 16):
-            lines = seeds_of(there, f"{name}-rank{rank}" if rank else name)[:3]
-            if not seeds_of(there, f"{name}-rank8") or not lines:
+            lines = seeds_of(measured, f"{name}-rank{rank}" if rank else name)[:3]
+            if not lines:
                 continue
-            at = [dict(points_of(line))[early] for line in lines]
             rows.append(
                 [
                     f"`{words}`",
                     f"rank {rank}" if rank else "the whole model",
-                    interval(at),
-                    interval([after(line) for line in lines]),
+                    interval([scores_by_step(line)[early] for line in lines]),
+                    interval([last(line) for line in lines]),
                 ]
             )
     return markdown(["run", "trained", f"score after {early} steps", "at the end"], rows)
 
 
-def table_machine(there):
-    """The same run, with other threads and other kernels."""
+def table_machine(measured):
+    """The same run with other threads and other kernels: its score, for how many steps it is the
+    same to the last digit, and how far the emotions are apart on average."""
     rows = []
     for name, words in NAMES.items():
-        usual = there.get(f"{name}-0")
-        others = [there.get(f"{name}-{kind}") for kind in ("two-threads", "plain-kernels")]
+        usual = measured.get(f"{name}-0")
+        others = [measured.get(f"{name}-{kind}") for kind in ("two-threads", "plain-kernels")]
         if not usual or not all(others):
             return ""
-        row = [f"`{words}`", f"{after(usual):.1f}"]
+        row = [f"`{words}`", f"{last(usual):.1f}"]
+        emotions = np.array(usual["metrics"]["emotion"])
         for other in others:
-            a, b = (np.array(line["metrics"]["emotion"]) for line in (usual, other))
-            alike = int(np.argmax(a != b)) if (a != b).any() else len(a)
-            row += [f"{after(other):.1f}", alike, f"{np.abs(a - b).mean():.1f}"]
+            other_emotions = np.array(other["metrics"]["emotion"])
+            differs = emotions != other_emotions
+            steps_alike = int(np.argmax(differs)) if differs.any() else len(emotions)
+            apart = np.abs(emotions - other_emotions).mean()
+            row += [f"{last(other):.1f}", steps_alike, f"{apart:.1f}"]
         rows.append(row)
     head = ["run, seed 0", "one thread"]
     for kind in ("two threads", "plain kernels"):
@@ -443,17 +507,78 @@ def table_machine(there):
     return markdown(head, rows)
 
 
-def table_mistakes(there, shown=4):
-    """Which runs leave the reference band: healthy ones, and those with a lab's mistake."""
-    flagged = leave_one_out(there)
+def table_challenging(measured):
+    """Training with the vanilla user and with the challenging one; the same seeds."""
+    rows = []
+    for words, name in (("vanilla", "grpo-think"), ("challenging", "grpo-think-challenging")):
+        lines = seeds_of(measured, name)[:3]
+        if len(lines) < 3:
+            return ""
+        before, after = [first(line) for line in lines], [last(line) for line in lines]
+        finals = ", ".join(f"{score:.1f}" for score in after)
+        rows.append([words, interval(before), interval(after), finals])
+    return markdown(["user", "before", "after", "after, by seed"], rows)
+
+
+def table_hackable(measured, stretch=12):
+    """What the weak scorer says of the replies in training, what the strict user says of the same
+    ones, and how the replies change: means over stretches of steps, over all seeds."""
+    lines = seeds_of(measured, "grpo-direct-weak")
+    if not lines:
+        return ""
+    n = len(lines[0]["metrics"]["step"])
+    begins = range(0, n, stretch)
+    rows = []
+    for words, key, digits in (
+        ("the weak scorer, which is the reward", "emotion", 1),
+        ("the strict user, who watches", "watched", 1),
+        ("words a reply", "reply_words", 1),
+        ("replies that repeat a sentence to the same user", "repeat_within", 2),
+        ("distinct word pairs", "distinct_2", 2),
+    ):
+        curves = np.array([line["metrics"][key] for line in lines], float)
+        means = [curves[:, begin : begin + stretch].mean() for begin in begins]
+        rows.append([words, *[f"{mean:.{digits}f}" for mean in means]])
+    return markdown(["steps", *[f"{b + 1} to {min(n, b + stretch)}" for b in begins]], rows)
+
+
+def columns(line):
+    """The metrics of a line as support/reference.py takes them."""
+    metrics = line["metrics"]
+    steps = range(len(metrics["step"]))
+    return reference.columns_of(
+        [{key: values[i] for key, values in metrics.items()} for i in steps]
+    )
+
+
+def leave_one_out(measured):
+    """{variant: [(name, places)]} of the healthy runs that leave a band, if the band is made of
+    the other runs of their variant. places: where they leave it."""
+    flagged = {}
+    for variant in reference.VARIANTS:
+        lines = seeds_of(measured, variant)
+        flagged[variant] = []
+        for line in lines:
+            others = [columns(other) for other in lines if other is not line]
+            places = reference.outside(columns(line), reference.bands_of(others))
+            if places:
+                flagged[variant].append((line["name"], places))
+    return flagged
+
+
+def table_mistakes(measured, shown=4):
+    """Which runs leave the reference band: healthy ones, and those with a lab's mistake. shown: the
+    most metrics that are named."""
+    healthy = sum(len(seeds_of(measured, variant)) for variant in reference.VARIANTS)
+    flagged = sum(map(len, leave_one_out(measured).values()))
     rows = [
         [
             "the forty runs, each against the nine others of its variant",
             "-",
-            f"none, in {40 - sum(map(len, flagged.values()))} of 40 runs",
+            f"none, in {healthy - flagged} of {healthy} runs",
         ]
     ]
-    for line in there.values():
+    for line in measured.values():
         if line["part"] != "mistakes":
             continue
         variant = "-".join(line["name"].split("-")[:2])
@@ -462,11 +587,14 @@ def table_mistakes(there, shown=4):
         words = ", ".join(metrics[:shown]) or "none"
         if len(metrics) > shown:
             words += f", and {len(metrics) - shown} more"
-        rows.append([f"`{NAMES[variant]}`, lab {line['lab']}", f"{after(line):.1f}", words])
+        rows.append([f"`{NAMES[variant]}`, lab {line['lab']}", f"{last(line):.1f}", words])
     return markdown(["run", "held-out score at the end", "metrics outside of the band"], rows)
 
 
+# By the names in the documents' comments.
 TABLES = {
+    "challenging": table_challenging,
+    "hackable": table_hackable,
     "mistakes": table_mistakes,
     "variants": table_variants,
     "rewards": table_rewards,
@@ -475,65 +603,90 @@ TABLES = {
 }
 
 
-# ---------------------------------------------------------------------------- bands, and the tables
-
-
-def leave_one_out(there):
-    """{variant: [names of the runs that are flagged, held against the nine others]}."""
-    flagged = {}
-    for variant in reference.VARIANTS:
-        lines = seeds_of(there, variant)
-        flagged[variant] = []
-        for line in lines:
-            others = [columns(x) for x in lines if x is not line]
-            if places := reference.outside(columns(line), reference.bands_of(others)):
-                flagged[variant].append((line["name"], places))
-    return flagged
-
-
-def columns(line):
-    """A line's metrics as support/reference.py wants them."""
-    metrics = line["metrics"]
-    steps = range(len(metrics["step"]))
-    return reference.columns_of(
-        [{key: values[i] for key, values in metrics.items()} for i in steps]
-    )
-
-
-def write_reference(there):
-    """docs/reference/*.csv, where all ten runs of a variant are there."""
-    for variant in reference.VARIANTS:
-        lines = seeds_of(there, variant)
-        if len(lines) == 10:
-            reference.write_bands(variant, reference.bands_of([columns(x) for x in lines]))
-
+# ----------------------------------------------------------------- the documents, and the reference
 
 BLOCK = re.compile(r"(<!-- tables: (\w+) -->\n)(.*?)(<!-- tables: end -->)", re.S)
 
 
 def documents(root=ROOT):
+    """The files in which tables may stand."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
-def written(text, there):
-    """A document's text with its tables as they follow from the numbers."""
+def with_tables(text, measured):
+    """A document's text with its tables as they follow from the numbers. A table for which too
+    little is measured stays as it is."""
 
     def table(match):
-        rows = TABLES[match[2]](there)
-        return f"{match[1]}{rows}\n{match[4]}" if rows else match[0]
+        opening, name, _, closing = match.groups()
+        rows = TABLES[name](measured)
+        return f"{opening}{rows}\n{closing}" if rows else match[0]
 
     return BLOCK.sub(table, text)
 
 
-def write(there):
-    write_reference(there)
+def write_documents(measured):
+    """Write the bands and all tables."""
+    write_bands(measured)
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        if written(text, there) != text:
-            path.write_text(written(text, there), encoding="utf-8")
+        new_text = with_tables(text, measured)
+        if new_text != text:
+            path.write_text(new_text, encoding="utf-8")
+
+
+def write_bands(measured):
+    """Write docs/reference/VARIANT.csv for each variant of which all ten runs are measured."""
+    for variant in reference.VARIANTS:
+        lines = seeds_of(measured, variant)
+        if len(lines) == 10:
+            bands = reference.bands_of([columns(line) for line in lines])
+            reference.write_bands(variant, bands)
+
+
+# ------------------------------------------------------------------------------------- command line
 
 
 def main(argv=None):
+    """Do what the flags say."""
+    args = make_parser().parse_args(argv)
+    results = Results(args.results, args.commit)
+    chosen = [job for job in jobs() if job.part in args.only]
+    if args.list:
+        measured = results.read()
+        for job in chosen:
+            print(f"{'there' if job.name in measured else '-----'}  {job.part:<12}{job.name}")
+        return
+    if not args.write:
+        do_jobs(chosen, results, args.jobs)
+    measured = results.read()
+    write_documents(measured)
+    print_flagged(measured)
+
+
+def do_jobs(chosen, results, at_once):
+    """Do the jobs: first those that may run beside others, `at_once` of them at a time, then those
+    that must run alone. What a job raises is raised here, when the others beside it are done."""
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(do_job, job, results) for job in chosen if not job.alone]
+    for future in futures:
+        future.result()
+    for job in chosen:
+        if job.alone:
+            do_job(job, results)
+
+
+def print_flagged(measured):
+    """Print which healthy runs leave the band of the others."""
+    for variant, flagged in leave_one_out(measured).items():
+        count = len(seeds_of(measured, variant))
+        print(f"{variant}: {len(flagged)} of {count} runs are flagged by the others")
+        for name, places in flagged:
+            print(f"    {name}: {reference.sentence(places)}")
+
+
+def make_parser():
+    """The command line."""
     parts = list(dict.fromkeys(job.part for job in jobs()))
     parser = Parser(prog="tables.py", description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -554,30 +707,7 @@ def main(argv=None):
         metavar="FILE",
         help="where the numbers are kept (default: docs/reference/runs.jsonl)",
     )
-    args = parser.parse_args(argv)
-    results = Results(args.results, args.commit)
-    there = results.read()
-    chosen = [job for job in jobs() if job.part in args.only]
-    if args.list:
-        for job in chosen:
-            print(f"{'there' if job.name in there else '-----'}  {job.part:<12}{job.name}")
-        return
-    if not args.write:
-        alone = [job for job in chosen if job.part == "machine" or not job.flags]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            for job in chosen:
-                if job not in alone:
-                    pool.submit(make, job, results)
-        for job in alone:
-            make(job, results)
-    write(results.read())
-    for variant, flagged in leave_one_out(results.read()).items():
-        print(
-            f"{variant}: {len(flagged)} of {len(seeds_of(results.read(), variant))} runs are "
-            "flagged by the others"
-        )
-        for name, places in flagged:
-            print(f"    {name}: {reference.sentence(places)}")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs with --lora-rank: what a checkpoint holds, who can read it, how such a run goes on. (On two
-ranks: test_ranks.py.) As in runs.py the checksum of a reply decides how it feels, so that
-there is something to learn from."""
+ranks: test_ranks.py and test_rank_runs.py.) As in runs.py the checksum of a reply decides how it
+feels, so that there is something to learn from."""
 
 import json
 import shutil
@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import make_tiny_model, suited
-from runs import SMALL, alike, cut_at, go, go_on, refuse
+from conftest import make_tiny_model
+from runs import SMALL, alike, cut_at, go, go_on, refuse, suited
 
 pytestmark = pytest.mark.usefixtures("moods")
 

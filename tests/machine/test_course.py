@@ -15,6 +15,9 @@ sys.path.insert(0, str(ROOT / "course"))
 import course
 import labs
 from exercises import ALL, FUNCTIONS, source
+from grading import about
+from matrix import wrong_answers
+from surgery import find, parses
 
 # ----------------------------------------------------------------------------------------- the list
 
@@ -34,20 +37,20 @@ def test_the_list_fits_the_project():
         ), name
         for test in e["tests"]:
             file, function = test.split("::")
-            assert course.find(trees[file], function), test
+            assert find(trees[file], function), test
         (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
         assert (
             f"`{e['file']}`" in row
             and f"| {e['minutes']} |" in row
             and all(f"`{f}`" in row for f in e["functions"])
         )
-    assert all(course.find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
+    assert all(find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
 
 
 @pytest.mark.slow
 def test_every_exercise_has_wrong_answers_that_fit_the_code():
     """Whoever edits a function learns here which wrong answers must be edited with it."""
-    names = [name for name, *_ in course.wrong_answers(ALL)]
+    names = [name for name, *_ in wrong_answers(ALL)]
     assert all(names.count(name) >= 4 for name in ALL)
 
 
@@ -56,9 +59,9 @@ def test_every_test_that_grades_says_what_it_is_about():
     """The grader quotes it, as the title of an exercise's result."""
     for exercise in ALL.values():
         for test in exercise["tests"]:
-            said = course.about(test.split("::")[1])
+            said = about(test.split("::")[1])
             assert 20 < len(said) <= 110 and "\n" not in said, test
-    assert course.about("test_that_is_not_there") == ""
+    assert about("test_that_is_not_there") == ""
 
 
 def test_the_project_knows_nothing_of_the_course():
@@ -124,7 +127,7 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert healthy != broken or len(set(lab["arms"].values())) > 1, name
         for scripts in (healthy, broken):
             new = {text for file, text in scripts.items() if file.endswith(".py")} - seen
-            assert all(course.parses(text.decode()) for text in new), name
+            assert all(parses(text.decode()) for text in new), name
             seen |= new
         assert len(lab["see"]) > 80 and len(lab["why"]) > 80 and len(lab["questions"]) >= 2, name
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name

@@ -17,14 +17,14 @@ import torch
 
 import models
 import rlver
-from conftest import suited
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from grpo import grpo_update
 from lora import AdapterView, SharedBase, merge
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
-from test_ranks import ROOT, SMALL, make_episodes
+from runs import suited
+from several_ranks import ROOT, SMALL, make_episodes
 
 fake_cuda = pytest.mark.fake_cuda
 FLAGS = dict(clip_eps=0.2, entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", ratio_limit=0.2)
@@ -223,7 +223,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     load_model(out / "checkpoint-000002")
 
 
-# -------------------------------------------------------------------------------------- with a GPU
+# --------------------------------------------------------------------------------------- with a GPU
 
 
 def gpu(test):

@@ -1,6 +1,7 @@
 """What stops a run: the self-checks, and a simulator that fails in one dialogue or in all."""
 
 from support.errors import SelfCheckFailed
+from support.toy_words import PEOPLE
 
 import json
 import re
@@ -164,7 +165,7 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
 ):
     """A dead server: a batch of nothing must not become a mean of nothing. Exit code 75, what there
     is is saved, and when the user is well again the run goes on as if nothing had been."""
-    persons = toy.PEOPLE[split]
+    persons = PEOPLE[split]
     garbage(
         monkeypatch,
         lambda reply, prompt: (

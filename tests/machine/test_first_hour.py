@@ -2,9 +2,9 @@
 word, runs that could not go on, complaints in another program's language. Each test is one of
 them."""
 
-from support import plan
 from support.results import intention_of
 from support.settings import resolve_settings
+from support.toy_words import NEEDS
 
 import importlib.util
 import json
@@ -23,7 +23,8 @@ import evaluate
 import rlver
 import simulator
 import toy
-from server import Loopback, people
+from runs import output_of, rows
+from server import people
 from tools import report as report_tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -38,19 +39,6 @@ def go(model, out, *flags):
     return rlver.main(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)])
 
 
-def said(capfd, code, main, *argv):
-    """`main(argv)` ends with `code`. Returns what it said, errors last."""
-    capfd.readouterr()
-    assert main([str(word) for word in argv]) == code
-    out, err = capfd.readouterr()
-    assert "Traceback" not in out + err
-    return out + err
-
-
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
 @pytest.fixture(scope="module")
 def run(tiny_dir, tmp_path_factory, no_pictures):
     """A finished run of two steps, with settings that are nobody's default."""
@@ -59,7 +47,7 @@ def run(tiny_dir, tmp_path_factory, no_pictures):
     return out
 
 
-# ------------------------------------------------------------------------ what is this policy?
+# ----------------------------------------------------------------------------- what is this policy?
 
 
 def measured(path, *flags):
@@ -105,13 +93,15 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     assert before[0]["rlver"]["policy"].endswith("checkpoint-000000")
     assert not (run / "checkpoint-000000").exists()
     assert [r["history"] for r in before] != [r["history"] for r in after]
-    text = said(
+    text = output_of(
         capfd, 0, evaluate.main, "--compare", tmp_path / "before.jsonl", tmp_path / "after.jsonl"
     )
     assert "after:  policy" in text and "checkpoint-000002" in text and "1 seed each" in text
     assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
     measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
-    assert "no checkpoint of step 7" in said(capfd, 2, evaluate.main, "--policy", run, "--step", 7)
+    assert "no checkpoint of step 7" in output_of(
+        capfd, 2, evaluate.main, "--policy", run, "--step", 7
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +121,7 @@ def test_results_of_other_settings_are_never_mixed(run, tiny_dir, tmp_path, monk
     copied = shutil.copytree(run, tmp_path / "run")
     short = ["--limit", 2, "--max-turns", 2]
     measured(tmp_path / "r.jsonl", "--policy", copied)
-    text = said(
+    text = output_of(
         capfd,
         2,
         evaluate.main,
@@ -149,10 +139,10 @@ def test_results_of_other_settings_are_never_mixed(run, tiny_dir, tmp_path, monk
         (5, "benchmark-2.jsonl"),
         (5, "benchmark-2.jsonl"),
     ):
-        said(capfd, 0, evaluate.main, "--policy", copied, *short, "--max-tokens", tokens)
+        output_of(capfd, 0, evaluate.main, "--policy", copied, *short, "--max-tokens", tokens)
         assert rows(copied / name)[0]["rlver"]["max_tokens"] == tokens
     before = sorted(p.name for p in tiny_dir.iterdir())
-    said(capfd, 0, evaluate.main, "--policy", tiny_dir, *short, "--max-tokens", 5)
+    output_of(capfd, 0, evaluate.main, "--policy", tiny_dir, *short, "--max-tokens", 5)
     assert sorted(p.name for p in tiny_dir.iterdir()) == before
     assert len(list((tmp_path / "results").glob("*.jsonl"))) == 1
 
@@ -161,14 +151,16 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     """Not in twelve lines of a download library's retries."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / "runs" / "mine")
-    text = said(capfd, 2, evaluate.main, "--policy", "runs/TYPO")
+    text = output_of(capfd, 2, evaluate.main, "--policy", "runs/TYPO")
     assert text.count("\n") == 1 and "no such run" in text and "runs/mine" in text
     (tmp_path / "empty").mkdir()
     for flags in (["--policy", "empty"], ["--policy", "runs/mine", "--think"]):
-        assert said(capfd, 2, evaluate.main, *flags).count("\n") == 1
-    assert "no such directory" in said(capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere")
-    assert "no config.json" in said(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
-    assert "from 0 to 1499" in said(capfd, 2, simulator.main, "--profile", 99999)
+        assert output_of(capfd, 2, evaluate.main, *flags).count("\n") == 1
+    assert "no such directory" in output_of(
+        capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere"
+    )
+    assert "no config.json" in output_of(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
+    assert "from 0 to 1499" in output_of(capfd, 2, simulator.main, "--profile", 99999)
 
 
 @pytest.mark.slow
@@ -184,7 +176,7 @@ def test_a_chat_ends_politely(run):
     assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
 
 
-# ------------------------------------------------------------------------------ who are the users?
+# ------------------------------------------------------------------------------- who are the users?
 
 
 def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, capfd):
@@ -195,7 +187,7 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
         (simulator.main, []),
         (evaluate.main, ["--policy", tiny_dir]),
     ):
-        text = said(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
+        text = output_of(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
         assert text.count("\n") == 1 or main is evaluate.main
         assert "prompts/profiles/" in text and "train_profile.jsonl" in text
     assert not (tmp_path / "out").exists()
@@ -208,7 +200,7 @@ def test_every_shipped_person_has_a_named_need():
         for profile in simulator.load_profiles(path):
             if profile.target != "eq":  # who chats has none
                 continue
-            assert profile.need in toy.NEEDS, profile.id
+            assert profile.need in NEEDS, profile.id
             assert intention_of(profile.task, profile.need)[0] == profile.need
             assert intention_of(profile.task)[0] in (profile.need, "other"), profile.id
 
@@ -216,12 +208,12 @@ def test_every_shipped_person_has_a_named_need():
 def test_an_unknown_need_is_refused(tmp_path, capfd):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "need": "money"}) + "\n")
-    assert "need 'money' is unknown" in said(capfd, 2, simulator.main, "--profiles", path)
+    assert "need 'money' is unknown" in output_of(capfd, 2, simulator.main, "--profiles", path)
 
 
 def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
     """Its advantage is 0, always: the run would train nothing and end with exit code 0."""
-    text = said(
+    text = output_of(
         capfd,
         2,
         rlver.main,
@@ -238,7 +230,7 @@ def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
     assert resolve_settings({"algo": "ppo"}).group_size == 1
 
 
-# ---------------------------------------------------------------------- interrupted and resumed
+# -------------------------------------------------------------------------- interrupted and resumed
 
 
 @pytest.mark.slow
@@ -253,14 +245,14 @@ def test_a_start_that_came_to_no_step_can_be_started_again(tiny_dir, tmp_path, c
     (out / ".checkpoint-000000").mkdir()
     assert go(tiny_dir, out) == 0 and len(rows(out / "metrics.jsonl")) == 2
     assert (out / "calls.jsonl").exists()
-    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", out)
+    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", out)
     (out / "summary.json").unlink()
-    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", out)
+    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", out)
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
     (other / "config.json").write_text("{}")
-    assert "not empty" in said(capfd, 2, go_main(tiny_dir), "--out", other)
+    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", other)
 
 
 def go_main(model):
@@ -272,7 +264,7 @@ def test_a_finished_run_says_so(run, tmp_path, capfd):
     """It was evaluated a second time, and its last evaluation cut from the log before."""
     out = shutil.copytree(run, tmp_path / "run")
     before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
-    text = said(capfd, 0, rlver.main, "--resume", out)
+    text = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished: 2 steps" in text and "--steps N, N the total" in text
     assert before == {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
     assert rlver.main(["--resume", str(out), "--steps", "3"]) == 0
@@ -312,106 +304,7 @@ def test_the_advice_is_the_last_thing_on_the_screen(wait, tmp_path):
     assert last == f"stopped; go on with: python rlver.py --resume {tmp_path / 'out'}"
 
 
-# --------------------------------------------------------------------- before anything is paid for
-
-
-def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monkeypatch, capfd):
-    """One small call, before the model is loaded. The run leaves nothing, so it can be started
-    again with another model name or key."""
-    monkeypatch.setenv("RLVER_API_KEY", "wrong")
-    flags = ["--profiles", people(tmp_path / "p.jsonl"), "--out", tmp_path / "out"]
-    with Loopback(key="right") as server:
-        text = said(
-            capfd,
-            2,
-            rlver.main,
-            "--model",
-            tiny_dir,
-            *flags,
-            "--simulator",
-            f"openai:scripted@{server.url}",
-        )
-    assert "401" in text and "start it again" in text and "--resume" not in text
-    assert not (tmp_path / "out").exists()
-
-
-def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
-    """The first refusal says that it waits, and for whom; a newcomer took the silence for a
-    hang."""
-    monkeypatch.setattr("support.server.WAIT_IF_UNREACHABLE", 0.01)
-    monkeypatch.setattr("support.llm.backoff", lambda *_: 0.01)
-    text = said(
-        capfd,
-        75,
-        rlver.main,
-        "--model",
-        tiny_dir,
-        "--profiles",
-        people(tmp_path / "p.jsonl"),
-        "--out",
-        tmp_path / "out",
-        "--simulator",
-        "openai:m@http://127.0.0.1:9/v1",
-    )
-    assert text.count("cannot be reached") == 2 and "waiting, and trying again" in text
-    assert "nothing is saved yet: start the run again when the simulator is well" in text
-
-
-def test_the_plan_counts_calls_tokens_and_money():
-    """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
-    4 dialogues of 4 calls each."""
-    cfg = resolve_settings(
-        dict(
-            algo="grpo",
-            batch_size=4,
-            group_size=2,
-            max_turns=2,
-            steps=10,
-            eval_size=4,
-            simulator="openai:m@http://h/v1",
-        )
-    )
-    text = plan.calls_of(cfg, (1.0, 2.0))
-    calls = 10 * (2 + 4 * 3) + 2 * 4 * 4
-    assert f"14 a step, {calls} in all" in text
-    tokens_in, tokens_out = map(
-        float, re.search(r"about ([\d.]+) million tokens to it and ([\d.]+)", text).groups()
-    )
-    cost = float(re.search(r"price ([\d.]+)", text).group(1))
-    assert cost == pytest.approx(tokens_in + 2 * tokens_out, abs=0.2)
-    assert plan.calls_of(resolve_settings({})) == ""
-
-
-@pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3", "nan,1", "inf,1"])
-def test_a_price_is_two_numbers(price, capfd):
-    with pytest.raises(SystemExit) as stop:
-        rlver.main(["--price", price])
-    assert stop.value.code == 2 and capfd.readouterr().err.count("\n") == 1
-
-
-def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd):
-    """Missing: one line. There: the numbers of metrics.jsonl, under its directory."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec",
-        lambda name, *more: None if name == "tensorboard" else find(name, *more),
-    )
-    text = said(
-        capfd, 2, rlver.main, "--model", tiny_dir, "--tensorboard", "--out", tmp_path / "out"
-    )
-    assert "pip install tensorboard" in text and text.count("\n") == 1
-    monkeypatch.undo()
-    pytest.importorskip("tensorboard")
-    assert go(tiny_dir, tmp_path / "out", "--tensorboard") == 0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
-    events.Reload()
-    logged = [row["emotion"] for row in rows(tmp_path / "out" / "metrics.jsonl")]
-    assert [e.value for e in events.Scalars("train/emotion")] == pytest.approx(logged)
-
-
-# ---------------------------------------------------------------------------- report and picture
+# ------------------------------------------------------------------------------- report and picture
 
 
 @pytest.mark.slow
@@ -432,3 +325,25 @@ def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypa
     assert report_tool.main([str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").exists()
     assert report_tool.main([str(tiny_dir)]) == 2
+
+
+def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path, monkeypatch, capfd):
+    """Missing: one line. There: the numbers of metrics.jsonl, under its directory."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *more: None if name == "tensorboard" else find(name, *more),
+    )
+    text = output_of(
+        capfd, 2, rlver.main, "--model", tiny_dir, "--tensorboard", "--out", tmp_path / "out"
+    )
+    assert "pip install tensorboard" in text and text.count("\n") == 1
+    monkeypatch.undo()
+    pytest.importorskip("tensorboard")
+    assert go(tiny_dir, tmp_path / "out", "--tensorboard") == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    logged = [row["emotion"] for row in rows(tmp_path / "out" / "metrics.jsonl")]
+    assert [e.value for e in events.Scalars("train/emotion")] == pytest.approx(logged)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
 import course
 from exercises import ALL, FUNCTIONS, source, written
+from surgery import find, put
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,9 @@ def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
     for name, file, function in FUNCTIONS:
         text, node = (
             (whole / file).read_text(encoding="utf-8"),
-            course.find(ast.parse(source(file)), function),
+            find(ast.parse(source(file)), function),
         )
-        hole = course.find(ast.parse(text), function)
+        hole = find(ast.parse(text), function)
         assert ast.unparse(hole.args) == ast.unparse(node.args) and ast.get_docstring(
             hole
         ) == ast.get_docstring(node)
@@ -43,7 +44,7 @@ def test_a_handout_has_a_hole_for_every_exercise_and_is_else_the_project(whole):
         text = (whole / file).read_text(encoding="utf-8")
         for _, f, function in FUNCTIONS:
             if f == file:
-                text = course.put(text, function, written(source(file), function))
+                text = put(text, function, written(source(file), function))
         assert text == source(file)
     others = {path.name for path in ROOT.glob("*.py")} - {file for _, file, _ in FUNCTIONS}
     assert others and all(
@@ -101,7 +102,7 @@ def test_a_handout_holds_no_answer(whole):
         for line in path.read_text(encoding="utf-8").splitlines()
     }
     for name, file, function in FUNCTIONS:
-        node = course.find(ast.parse(source(file)), function)
+        node = find(ast.parse(source(file)), function)
         body = node.body[ast.get_docstring(node) is not None :]
         lines = source(file).split("\n")[body[0].lineno - 1 : node.end_lineno]
         for line in map(squeeze, lines):

@@ -12,8 +12,7 @@ import torch
 
 import rlver
 import toy
-from conftest import suited
-from runs import SMALL, alike, cut_at, go, go_on, rows, summary
+from runs import SMALL, alike, cut_at, go, go_on, rows, suited, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 

@@ -2,8 +2,9 @@
 loopback, with every fault that a language model has."""
 
 from support import llm
-from support.answers import Unreadable, unmarked_sections
+from support.answers import unmarked_sections
 from support.results import intention_of
+from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -19,8 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 import simulator
-import toy
-from marks import sign, signed
+from marks import signed
 from server import Loopback, answer_check, completion
 from simulator import (
     PROMPTS,
@@ -38,10 +38,6 @@ from tools.writing import (
     PLACEHOLDERS,
     PROFILE_FIELDS,
     SECTIONS,
-    alike,
-    ngrams_of,
-    read_first_line,
-    read_sections,
     write_users,
 )
 
@@ -51,7 +47,7 @@ NEED = {
     lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
     for lang in ("en", "zh")
 }
-TASKS = dict(zip(toy.NEEDS, NEED["en"]))
+TASKS = dict(zip(NEEDS, NEED["en"]))
 GROUPS = {"negative": list("abcdef"), "passive": list("ghijk")}
 
 
@@ -86,13 +82,13 @@ def test_quotas_are_exact(count, split):
     assert len(drawn) == count == len({slot["id"] for slot in drawn})
     for part in {slot["split"] for slot in drawn}:
         needs = Counter(slot["need"] for slot in drawn if slot["split"] == part)
-        halves = [[needs[name] for name in list(toy.NEEDS)[i : i + 4]] for i in (0, 4)]
+        halves = [[needs[name] for name in list(NEEDS)[i : i + 4]] for i in (0, 4)]
         assert sum(halves[0]) == sum(halves[1]) and all(max(h) - min(h) <= 1 for h in halves)
     tests = [slot for slot in drawn if slot["split"] == "test"]
     assert abs(len(tests) - split * count) <= 1
     assert not {s["topic"] for s in tests} & {s["topic"] for s in drawn if s["split"] == "train"}
     assert all(
-        slot["task"] == toy.NEEDS[slot["need"]].theme
+        slot["task"] == NEEDS[slot["need"]].theme
         and len(set(slot["cha_group"])) == 3
         and set(slot["cha_group"]) <= set(GROUPS[slot["main_cha"]])
         for slot in drawn
@@ -118,9 +114,9 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         for line in read("traits.txt")
     }
     assert list(sizes.values()) == [10, 15, 13]  # as in the released script
-    for name, need in zip(toy.NEEDS, read("needs.txt"), strict=True):
+    for name, need in zip(NEEDS, read("needs.txt"), strict=True):
         assert intention_of(need)[0] in (name, "other") and (
-            lang == "zh" or need == toy.NEEDS[name].theme
+            lang == "zh" or need == NEEDS[name].theme
         )
     forms = {
         name: load_prompt(name, lang, "writer", placeholders=placeholders)
@@ -130,85 +126,6 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     for kind, parts in SECTIONS.items():  # the parser reads the form that is asked for
         form = forms[kind]
         assert list(unmarked_sections(form, {name: name for name in parts})) == parts
-
-
-# ------------------------------------------------------------------------ what an answer has to be
-
-SCENE = {
-    name: f"{name} is a long story of which a good deal can be told, with place and day. " * 2
-    for name in SECTIONS["scene"]
-}
-PERSON = {
-    name: f"{name} with 3 details that nobody would think of at once"
-    for name in SECTIONS["persona"]
-}
-THEME = NEED["en"][5]
-
-
-def told(parts, **changes):
-    return "\n".join(f"{name}: {text}" for name, text in {**parts, **changes}.items() if text)
-
-
-FAULTS = {
-    "no section Age": ("persona", told(PERSON, Age=None)),
-    "section Hobbies is empty": ("persona", told(PERSON, Hobbies="-")),
-    "section Age is empty": ("persona", told(PERSON, Age="old")),
-    "it says the hidden theme": ("persona", told(PERSON, Talk=f"Thinks: {THEME.upper()}")),
-    "the persona has": ("persona", "\n".join(f"{name}: 1" for name in SECTIONS["persona"])),
-    "no section Raises": ("scene", told(SCENE, Raises=None)),
-    "no section Lowers": ("scene", told(SCENE, Lowers=None)),
-    "hidden theme, which": ("scene", told(SCENE, State=THEME.replace(" ", "\n ").rstrip("."))),
-    "dialogue is written": (
-        "scene",
-        told(SCENE, Timeline='A day.\nAnna: "You again."\nMe: "Yes."\n'),
-    ),
-    "dialogue is written out": ("scene", told(SCENE, Event="So:\n“You again.”\n“Yes, me.”\n")),
-    "the same replies": ("scene", told(SCENE, Raises="Kind words.", Lowers="kind words")),
-    "the scene has": ("scene", told(SCENE, Cause="and so on\n" * 1200)),
-    "no line 'End kqvt'": ("first line", "I cannot help with that."),
-    "says goodbye": ("first line", "I am off. Bye."),
-    "says the hidden": ("first line", THEME),
-    "first line has 2 characters": ("first line", "Hm"),
-}
-
-
-def first_line(text):
-    """What is made of an answer of the reply hop, whose Response is `text`."""
-    whole = sign(f"Thinking: t\nOrigin: o\nChange: c\nResponse: {text}", "kqvt")
-    return read_first_line(text if "cannot help" in text else whole, "kqvt", "en", THEME)
-
-
-@pytest.mark.parametrize("complaint", FAULTS)
-def test_a_faulty_answer_is_complained_of(complaint):
-    """In words that the writer can act on. The same answer without its fault is taken."""
-    kind, text = FAULTS[complaint]
-    with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
-        first_line(text) if kind == "first line" else read_sections(text, kind, "en", THEME)
-    # of a first line one of the fixed list is told, for it is read by its mark
-    assert isinstance(caught.value, Unreadable) or kind != "first line"
-    assert read_sections(told(PERSON), "persona", "en", THEME)["Name"].startswith("Name with")
-    assert read_sections(told(SCENE, Event='He said "no" and left.'), "scene", "en", THEME)
-    assert first_line("Well, it rains.") == "Well, it rains."
-
-
-def test_a_cut_answer_is_none():
-    """It may end in the middle of Lowers, and nobody would see."""
-    text = llm.Answer(told(SCENE))
-    text.cut = True
-    with pytest.raises(ValueError, match="cut off"):
-        read_sections(text, "scene", "en", THEME)
-
-
-def test_near_duplicates_by_hand():
-    """N-grams of six words: of 12 words there are 7. Half of them and one more is a near-duplicate;
-    in Chinese the words are characters."""
-    text = "a b c d e f g h i j k l"
-    assert len(ngrams_of(text)) == 7
-    seen = {"one": ngrams_of(text)}
-    assert alike(ngrams_of("a b c d e f g h i X Y Z"), seen) == "one"  # 4 of 7
-    assert alike(ngrams_of("a b c d e f g h X Y Z W"), seen) is None  # 3 of 7
-    assert alike(set(), seen) is None  # too short to tell
-    assert len(ngrams_of("她把我从主桌挪到了")) == 4
 
 
 # ------------------------------------------------------------------------------------- the pipeline

@@ -2,16 +2,17 @@
 what a held-out score means, so what these tests hold on to is mostly arithmetic: who is where, how
 often, and never twice."""
 
+from support.errors import BadInput
+from support.toy_words import NEEDS
+
 import re
 from collections import Counter
 from itertools import combinations
 
 import pytest
 
-import toy
 from simulator import (
     PROMPTS,
-    BadInput,
     Simulator,
     User,
     fill,
@@ -54,7 +55,7 @@ def test_every_intention_is_played_and_none_dominates():
     score would say nothing about the rest. The English sentences are those of the toy, letter for
     letter, so that runs can be compared intention by intention."""
     tasks = {name: Counter(p.task for p in people(name)) for name in COUNTS}
-    english = [need.theme for need in toy.NEEDS.values()]
+    english = [need.theme for need in NEEDS.values()]
     assert tasks["en_train"] == Counter(english * 2) and tasks["en_test"] == Counter(english)
     assert (
         len(tasks["zh_train"]) == len(tasks["zh_train"] | tasks["zh_test"]) == 8

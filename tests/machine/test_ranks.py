@@ -1,6 +1,6 @@
 """One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for
 real. What two ranks compute must be what one computes, to 1e-5; and whatever happens to one of
-them, nobody waits for ever.
+them, nobody waits for ever. (Whole runs: test_rank_runs.py.)
 
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
@@ -9,12 +9,7 @@ import itertools
 import json
 import os
 import re
-import shutil
-import socket
-import subprocess
 import sys
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,89 +18,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from conftest import suited
-
-SMALL = [
-    "--steps",
-    "3",
-    "--batch-size",
-    "8",
-    "--group-size",
-    "4",
-    "--minibatches",
-    "2",
-    "--max-turns",
-    "3",
-    "--max-tokens",
-    "6",
-    "--lr",
-    "2e-3",
-    "--critic-lr",
-    "2e-3",
-    "--warmup",
-    "2",
-    "--eval-size",
-    "4",
-    "--save-every",
-    "1",
-    "--tokens-per-gpu",
-    "300",
-    "--keep",
-    "9",
-]
-
-
-def torchrun(ranks, script, *flags, env=None, timeout=240):
-    """(exit code, stdout, stderr). A rank that dies of SIGSEGV died inside torch (once on CI; never
-    in 130 steps of the same run here): that is told with the trace, and a new run is begun once
-    more."""
-    for _ in range(2):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(ranks),
-                str(script),
-                *map(str, flags),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})},
-        )
-        if "Signal 11 (SIGSEGV)" not in done.stderr or "--out" not in flags:
-            break
-        warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}", stacklevel=2)
-        shutil.rmtree(flags[flags.index("--out") + 1], ignore_errors=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def make_episodes(count=6, think=True):
-    """Dialogues of unequal length with made-up log-probs: the update does not care who said
-    what."""
-    import random
-
-    from policy import Episode, Segment
-
-    episodes, rng = [], random.Random(0)
-
-    def some_ids(low, high):
-        return [rng.randrange(3, 300) for _ in range(rng.randint(low, high))]
-
-    for n in range(count):
-        e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=rng.random())
-        for turn in range(1, rng.randint(2, 4)):
-            e.segments.append(Segment(some_ids(3, 9)))
-            ids = some_ids(2, 12)
-            e.segments.append(Segment(ids, branch=turn * think, log_probs=[-5.0] * len(ids)))
-            if think:
-                e.segments.append(Segment(some_ids(1, 4)))
-        episodes.append(e)
-    return episodes
+from runs import suited
+from several_ranks import SMALL, make_episodes, torchrun
 
 
 def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
@@ -237,166 +151,7 @@ def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
         ), key
 
 
-# --------------------------------------------------------------------------------------- whole runs
-
-
-def dialogues(out):
-    return [json.loads(line) for line in (out / "dialogues.jsonl").read_text().split("\n") if line]
-
-
-def rows(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().split("\n") if line]
-
-
-def alike(a, b):
-    """The same steps: the same dialogues word for word, the same numbers to rounding."""
-    assert dialogues(a) == dialogues(b)
-    assert len(rows(a)) == len(rows(b)) == 3
-    for x, y in zip(rows(a), rows(b)):
-        for key in set(x) - {"seconds", "logp_gap", "logp_gap_max"}:
-            assert x[key] == (
-                None if y[key] is None else pytest.approx(y[key], abs=2e-4, rel=2e-3)
-            ), key
-
-
-def run(ranks, tiny_dir, out, *flags):
-    flags = suited(["--model", tiny_dir, *SMALL, "--out", out, *flags])
-    return torchrun(ranks, "rlver.py", *flags) if ranks > 1 else alone(*flags)
-
-
-def alone(*flags):
-    done = subprocess.run(
-        [sys.executable, "rlver.py", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("algo, lora", [("grpo", 0), ("ppo", 0), ("ppo", 4)])
-def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
-    """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
-    of Adam, critic and adapters included."""
-    more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (lora > 0)
-    for ranks, name in ((1, "one"), (2, "two")):
-        code, out, err = run(ranks, tiny_dir, tmp_path / name, *more)
-        assert code == 0, err
-        assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
-    alike(tmp_path / "one", tmp_path / "two")
-
-    def trained(out):  # it was evaluated once more at its first end
-        return [d for d in dialogues(out) if d["split"] == "train"]
-
-    for ranks, start in ((2, "one"), (1, "two")):
-        there = tmp_path / f"{start}-on-{ranks}"
-        code, out, err = run(3 - ranks, tiny_dir, there, *more, "--steps", 1)
-        assert code == 0, err
-        resume = ["--resume", there, "--steps", 3]
-        code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)
-        assert code == 0, err
-        assert trained(there) == trained(tmp_path / "one")
-        assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
-        assert [r["grad_norm"] for r in rows(there)] == pytest.approx(
-            [r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3
-        )
-
-
-@pytest.mark.soak
-def test_ranks_agree_on_refilled_groups_and_on_who_watches(tiny_dir, tmp_path):
-    """--refill and --watch on two ranks are what they are on one: the same groups replaced, the
-    same users in their places, the same opinion of the same replies. (A random policy is understood
-    by nobody, so all groups are flat.)"""
-    flags = ["--refill", 2, "--watch", "toy-weak", "--reward", "delta"]
-    for ranks, name in ((1, "one"), (2, "two")):
-        code, out, err = run(ranks, tiny_dir, tmp_path / name, *flags)
-        assert code == 0, err
-    alike(tmp_path / "one", tmp_path / "two")
-    assert all(row["refilled"] > 0 and row["watched"] is not None for row in rows(tmp_path / "one"))
-
-
-def two_nodes(places, *flags):
-    """One rank on each of two "nodes": two agents of torchrun that meet on loopback, each started
-    in a directory of its own. Returns [(exit code, stderr)] of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(n),
-                "--master-addr",
-                "127.0.0.1",
-                "--master-port",
-                str(port),
-                "--nproc-per-node",
-                "1",
-                str(ROOT / "rlver.py"),
-                *map(str, flags),
-            ],
-            cwd=place,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for n, place in enumerate(places)
-    ]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(lambda node: node.communicate(timeout=240)[1], nodes))
-    finally:
-        for node in nodes:
-            node.kill()
-    return [(node.returncode, text) for node, text in zip(nodes, said)]
-
-
-@pytest.mark.soak
-def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(
-    tiny_dir, tmp_path
-):
-    """`--out run` is another directory on each of them. The first writes everything; the second
-    must not wait for a file that it will never see, such as the dialogues of the starting policy.
-    A run that goes on needs its checkpoint on both, which is said once, in one line, and nobody
-    waits for hours."""
-    places = [tmp_path / "first", tmp_path / "second"]
-    for place in places:
-        place.mkdir()
-    flags = ["--model", tiny_dir, *SMALL, "--out", "run", "--steps", 1, "--algo", "ppo"]
-    nodes = two_nodes(places, *suited(flags))
-    assert [code for code, _ in nodes] == [0, 0], nodes
-    assert len(rows(places[0] / "run")) == 1
-    assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
-
-    nodes = two_nodes(places, "--resume", "run", "--steps", 2)
-    assert all(code not in (0, None) for code, _ in nodes), nodes
-    told = re.findall("^rlver.py: .*", nodes[0][1] + nodes[1][1], re.M)
-    assert len(told) == 1 and "checkpoint-000001 is not on " in told[0], nodes
-    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])  # and no traceback
-    assert len(rows(places[0] / "run")) == 1
-
-
-@pytest.mark.soak
-def test_two_nodes_go_on_where_each_has_a_copy_of_the_checkpoint(tiny_dir, tmp_path):
-    places = [tmp_path / "first", tmp_path / "second"]
-    for place in places:
-        place.mkdir()
-    code, _, err = run(1, tiny_dir, places[0] / "run", "--steps", 1)
-    assert code == 0, err
-    shutil.copytree(
-        places[0] / "run" / "checkpoint-000001", places[1] / "run" / "checkpoint-000001"
-    )
-    nodes = two_nodes(places, "--resume", "run", "--steps", 2)
-    assert [code for code, _ in nodes] == [0, 0], nodes
-    assert [row["step"] for row in rows(places[0] / "run")] == [1, 2]
+# ---------------------------------------------------------------------------------- errors on ranks
 
 
 @pytest.mark.slow
@@ -455,7 +210,7 @@ def failing(tiny_dir, out):
     sys.exit(rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", out])))
 
 
-# ----------------------------------------------------------------------------------------- loading
+# ------------------------------------------------------------------------------------------ loading
 
 
 def resident():

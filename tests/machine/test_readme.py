@@ -1,48 +1,23 @@
-"""What the README and docs/ say: every command parses, and those of the toy run; every function,
-file, flag, key and link that they name is there."""
+"""The commands of the README and of docs/: every one parses, and those of the toy run. (What else
+the pages name: test_documents.py.)"""
 
-from support.settings import Settings, make_parser, resolve_settings
+from support.settings import make_parser, resolve_settings
 
-import ast
-import dataclasses
-import functools
 import importlib
-import json
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import evaluate
 import rlver
+from documents import MODULES, PAGES, README, ROOT, quoted
 from tools import replay
 from tools.__main__ import tools
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {
-    "README.md": README,
-    **{
-        f"docs/{path.name}": path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "docs").glob("*.md"))
-    },
-}
-METRICS = PAGES["docs/metrics.md"]
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in (ROOT, ROOT / "support", ROOT / "tools")
-    for path in folder.glob("[a-z]*.py")
-}
-
-
-def quoted(text):
-    """What stands in `backticks`, outside of blocks of code."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```\n.*?^```$", "", text, flags=re.S | re.M))
 
 
 def commands_of(text):
@@ -134,247 +109,6 @@ def test_every_command_parses():
             source = (ROOT / script).read_text(encoding="utf-8")  # whose parser is inside of main
             for word in flags:
                 assert not word.startswith("--") or f'"{word}"' in source, (script, word)
-
-
-# ------------------------------------------------------------------------- functions that are named
-
-
-class NoSuchName(Exception):
-    pass
-
-
-def attribute(thing, name):
-    """thing.name; of a class also a field that has no default and so is no attribute of it."""
-    try:
-        return getattr(thing, name)
-    except AttributeError:
-        if name in getattr(thing, "__dataclass_fields__", {}):
-            return None
-        raise NoSuchName(name) from None
-
-
-def resolve(name, home=None):
-    """Find what `name` names. Returns the module that it was found in; raises NoSuchName.
-
-    name: "ppo.gae", "policy.Policy.forward", "support.signs", or without a module: then it is a
-    name of the module `home`, which was named before it ("parse_emotion" behind
-    "simulator.User.feel"), or "Trainer.evaluate", a method of a class of any module."""
-    parts = name.split(".")
-    module = next((".".join(parts[:k]) for k in (2, 1) if ".".join(parts[:k]) in MODULES), None)
-    if module:
-        parts = parts[module.count(".") + 1 :]
-    elif home and hasattr(importlib.import_module(home), parts[0]):
-        module = home
-    elif len(parts) > 1:
-        module = next(
-            (m for m in sorted(MODULES) if hasattr(importlib.import_module(m), parts[0])), None
-        )
-    if not module:
-        raise NoSuchName(name)
-    functools.reduce(attribute, parts, importlib.import_module(module))
-    return module
-
-
-def resolve_all(words, strict):
-    """Resolve the names among `words`, a cell of a table or the whole text of a page, in their
-    order. strict: a name without a module must be one too; else only names that begin with a module
-    or a class are looked at. Returns how many were."""
-    home, count = None, 0
-    for word in words:
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", word) or word.endswith(
-            (".py", ".md", ".txt", ".json", ".jsonl")
-        ):
-            continue
-        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools."))])
-        if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
-            home, count = resolve(word, home), count + 1
-    return count
-
-
-def cells(text, header):
-    """The cells of all columns headed `header` in the tables of a page."""
-    column = None
-    for line in text.splitlines():
-        row = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
-        if header in row:
-            column = row.index(header)
-        elif not row:
-            column = None
-        elif column is not None and not set(line) <= set("|-"):
-            yield row[column]
-
-
-def test_every_function_that_the_readme_names_is_there():
-    """The tables lead from an equation to a function; a renamed function must not leave them
-    pointing nowhere. In the text the same goes for what is named with its module or its class."""
-    named = [quoted(cell) for cell in cells(README, "function")]
-    assert len(named) >= 12 and all(resolve_all(words, strict=True) for words in named)
-    named = [quoted(cell) for cell in cells(PAGES["docs/differences.md"], "here")]
-    assert sum(resolve_all([w for w in words if "." in w], strict=True) for words in named) >= 15
-    assert sum(resolve_all(quoted(text), strict=False) for text in PAGES.values()) >= 40
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "`ppo.gea`",
-        "`gae`",
-        "`policy.Policy.forwards`",
-        "`policy.Polices.forward`",
-        "`simulator.User.feels`",
-        "`simulator.User.feel`, `parse_emotions`",
-        "`Trainer.evaluated`",
-        "`Trainers.evaluate`",
-        "`support.sign.signs`",
-        "`support.signs.sign`",
-        "`policy.Batch.mask`",
-        "`grpo.group_advantages`, `policy_loss`",
-    ],
-)
-def test_a_misspelt_name_is_found(cell):
-    """The last one is in ppo.py, not in the module that was named before it."""
-    with pytest.raises(NoSuchName):
-        resolve_all(quoted(cell), strict=True)
-
-
-def test_methods_and_bare_names_are_resolved():
-    words = [
-        "simulator.User.feel",
-        "parse_emotion",
-        "User.answer",
-        "policy.Batch.action_mask",
-        "tree_mask",
-        "Trainer.evaluate",
-        "support.signs.signs",
-        "support.plan",
-    ]
-    assert resolve_all(words, strict=True) == len(words)
-    assert resolve("Trainer.evaluate") == "rlver" and resolve("tree_mask", "policy") == "policy"
-
-
-# --------------------------------------------------------------------- links, files, steps, numbers
-
-
-def test_every_page_is_linked_and_every_link_resolves():
-    """A page that nothing leads to is not read."""
-    for page, text in PAGES.items():
-        for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
-    linked = set(re.findall(r"\]\(([^)\s]+)\)", README))
-    assert set(PAGES) - {"README.md"} <= linked and "docs/learning_curve.png" in linked
-
-
-def test_every_file_that_is_named_is_there():
-    for page, text in [
-        *PAGES.items(),
-        (".ci/run", (ROOT / ".ci" / "run").read_text()),
-        ("BENCHMARKS.md", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")),
-    ]:
-        words = text.split() if page == ".ci/run" else " ".join(quoted(text)).split()
-        for word in words:
-            if re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word) and not word.startswith(
-                ("runs/", "results/")
-            ):
-                at = [ROOT / word, ROOT / "support" / word]
-                of_a_run = word in ("checkpoint-000050/", "tensorboard/")
-                assert any(p.exists() for p in at) or of_a_run, (page, word)
-
-
-def test_the_readme_is_short_enough_to_be_read():
-    """Lines of text end at 100 columns; a command is one line, however long."""
-    lines = README.splitlines()
-    assert len(lines) <= 150
-    assert not [line for line in lines if len(line) > 100 and not line.startswith("python3 ")]
-
-
-def test_the_numbered_steps_are_those_of_the_code():
-    """Each step of the README is a comment above the code that does it."""
-    steps = re.findall(r"^(\d)\. \*\*([\w ]+)", README, re.M)
-    comments = " ".join(re.findall(r"^ +# (\d\. .*)$", (ROOT / "rlver.py").read_text(), re.M))
-    assert [int(number) for number, _ in steps] == [1, 2, 3, 4, 5, 6]
-    for number, name in steps:
-        assert re.search(rf"\b{number}\. {name}\b", comments, re.I), name
-
-
-def test_the_docs_name_what_a_resumed_run_may_change():
-    section = PAGES["docs/gpus.md"].split("## Checkpoints")[1]
-    for setting in dataclasses.fields(Settings):
-        if setting.metadata["resumable"]:
-            assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name
-
-
-@pytest.mark.slow
-def test_the_defects_are_listed_by_number_with_tests_that_are_there():
-    """All 28, in order. A test that is named for one is there; and where docstrings name a defect,
-    one of those tests is."""
-    about = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        about |= {
-            node.name: ast.get_docstring(node) or ""
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef)
-        }
-    rows = re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", PAGES["docs/differences.md"], re.M)
-    assert [int(number) for number, _ in rows] == list(range(1, 29))
-    for number, cell in rows:
-        tests = quoted(cell)
-        assert set(tests) <= set(about) and (tests or cell == "-"), (number, cell)
-        named = {
-            name for name, text in about.items() if re.search(rf"\bdefect {number}\b", text, re.I)
-        }
-        assert not named or named & set(tests), (number, named)
-
-
-def test_references_explain_every_name_with_a_year():
-    """ "Shao 2024" says nothing to who has not read it."""
-    explained = set(re.findall(r"^\| ([A-Z]\w+ \d{4}) \|", PAGES["docs/references.md"], re.M))
-    chapters = [
-        path.read_text(encoding="utf-8")
-        for path in [*ROOT.glob("*.py"), *ROOT.glob("support/*.py"), *ROOT.glob("course/*.md")]
-    ]
-    named = re.findall(
-        r"\b(Schulman|Shao|Yao et al\.|Gao|Li) (\d{4})", " ".join([*PAGES.values(), *chapters])
-    )
-    named = {f"{name.removesuffix(' et al.')} {year}" for name, year in named}
-    assert len(named) >= 7 and named <= explained
-
-
-def test_every_defect_that_tests_name_is_in_the_table():
-    tests = " ".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
-    named = {
-        int(number)
-        for numbers in re.findall(r"\bdefects? ([\d, ]+)", tests, re.I)
-        for number in re.findall(r"\d+", numbers)
-    }
-    listed = {
-        int(number)
-        for numbers in re.findall(r" \(([\d, ]+)\)", PAGES["docs/differences.md"])
-        for number in numbers.split(",")
-    }
-    assert len(named) > 10 and named <= listed
-
-
-def keys_of(value):
-    """The keys of a JSON value, at any depth."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return set(value if isinstance(value, dict) else ()).union(*map(keys_of, inner))
-
-
-@pytest.mark.slow
-def test_the_glossary_has_every_key(tiny_dir, tmp_path):
-    """docs/metrics.md explains each key of the files of a run, and none that is not there."""
-    flags = (
-        "--algo ppo --steps 1 --batch-size 4 --max-turns 2 --max-tokens 4 --eval-size 2 "
-        "--minibatches 1"
-    ).split()
-    assert rlver.main(["--model", str(tiny_dir), *flags, "--out", str(tmp_path / "run")]) == 0
-    for name in ("metrics.jsonl", "summary.json", "dialogues.jsonl"):
-        text = (tmp_path / "run" / name).read_text(encoding="utf-8")
-        row = json.loads(text if name == "summary.json" else text.split("\n")[0])
-        section = re.search(rf"^## `{re.escape(name)}`$(.*?)(?=^## |\Z)", METRICS, re.S | re.M)
-        explained = {key for cell in cells(section.group(1), "key") for key in quoted(cell)}
-        assert explained == keys_of(row), name
 
 
 # --------------------------------------------------------------------------------- does it all run?

@@ -224,7 +224,7 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     """A number in a table is one that was measured: `python tests/tables.py --write`."""
     for path in tables.documents():
         text = path.read_text(encoding="utf-8")
-        assert tables.written(text, THERE) == text, path
+        assert tables.with_tables(text, THERE) == text, path
         assert text.count("<!-- tables: ") == 2 * len(tables.BLOCK.findall(text)), path
 
 
@@ -239,14 +239,31 @@ def test_each_job_has_its_name_and_is_made_once(tmp_path, monkeypatch):
     jobs = [tables.Job("a", "one", "--algo grpo"), tables.Job("a", "bad", "--algo ppo")]
     monkeypatch.setattr(
         tables,
-        "run",
+        "train",
         lambda job: made.append(job.name) or (tmp_path if job.name == "one" else None),
     )
     monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
     for _ in range(2):
         for job in jobs:
-            tables.make(job, results)
+            tables.do_job(job, results)
     assert made == ["one", "bad", "bad"] and list(results.read()) == ["one"]
+    # nor are the runs that it needs
+    needy = tables.Job("replay", "replay", needs=("grpo-think-0",), command="-m tools.replay")
+    results.add({"name": "replay"})
+    monkeypatch.setattr(tables, "RUNS", tmp_path)
+    tables.do_job(needy, results)
+    assert made == ["one", "bad", "bad"]
+
+
+def test_what_a_job_raises_is_seen(tmp_path, monkeypatch):
+    """In a pool of threads an exception is lost unless somebody asks for the result."""
+
+    def broken(job, results):
+        raise ZeroDivisionError(job.name)
+
+    monkeypatch.setattr(tables, "do_job", broken)
+    with pytest.raises(ZeroDivisionError, match="grpo-think-0"):
+        tables.main(["--only", "variants", "--results", str(tmp_path / "runs.jsonl")])
 
 
 def test_a_line_holds_what_tables_need(tmp_path):

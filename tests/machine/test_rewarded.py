@@ -13,8 +13,7 @@ import pytest
 
 import rlver
 import toy
-from conftest import suited
-from runs import SMALL, alike, go, go_on, metrics, refuse, rows
+from runs import SMALL, alike, go, go_on, metrics, refuse, rows, suited
 
 pytestmark = pytest.mark.usefixtures("moods")
 

@@ -3,6 +3,7 @@
 from support.errors import BadInput
 from support.results import intention_of, read_results
 from support.scores import compare, files_of_side, final_of, score
+from support.toy_words import NEEDS
 
 import json
 import random
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 
 import evaluate
-import toy
 from result_files import TASKS, our_line, sage_line, write
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
     [
         *[
             (need.theme, name, "rational" if i < 4 else "emotional")
-            for i, (name, need) in enumerate(toy.NEEDS.items())
+            for i, (name, need) in enumerate(NEEDS.items())
         ],
         ("你想批判、辩证地分析事件中的问题", "analyse", "rational"),
         ("你想得到对眼前困境真正有帮助的建议", "advise", "rational"),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlver
-from conftest import suited
-from runs import SMALL, files, refuse
+from runs import SMALL, files, refuse, suited
 from server import people
 
 pytestmark = pytest.mark.usefixtures("moods")

@@ -25,7 +25,7 @@ import pytest
 
 import evaluate
 import rlver
-from test_readme import PAGES
+from documents import PAGES
 from tools import chat
 from tools.judge import together
 
@@ -126,7 +126,7 @@ def test_one_thing_at_a_time(capfd, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# --------------------------------------------------------------------------- before the first line
+# ---------------------------------------------------------------------------- before the first line
 
 
 def imported(path):
@@ -346,7 +346,7 @@ def test_a_file_is_no_place_for_a_run(tmp_path, capfd):
     assert "is a file, and a run needs a directory" in line and "--resume" not in line
 
 
-# -------------------------------------------------------------------------------- where things go
+# ---------------------------------------------------------------------------------- where things go
 
 
 def test_no_documented_command_writes_into_the_root():

@@ -1,19 +1,21 @@
 """Submissions, as directories and as zip files: how they are found and unpacked, and which are
 refused."""
 
+from support.errors import BadInput
+
 import stat
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from simulator import BadInput
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
 import course
 from exercises import source
+from submissions import MAX_UNPACKED, opened
 
 
 def zipped(place, **members):
@@ -48,6 +50,9 @@ WANTED = {"ppo.py", "support/forms.py"}
             ],
             "a/b/ppo.py",
         ),
+        (["a/b/c/d/e/ppo.py"], "a/b/c/d/e/ppo.py"),
+        (["a/b/c/d/e/f/ppo.py", "a/notes.txt", "old/notes.txt"], "a/b/c/d/e/f/ppo.py"),
+        (["h/ppo.py", "old/2025/h/ppo.py"], "h/ppo.py"),
         (["h\\ppo.py", "h\\support\\forms.py"], "h/ppo.py h/support/forms.py"),
         (["grpo.py", "h/simulator.py"], None),
         ([], None),
@@ -70,9 +75,9 @@ def test_a_submission_is_found_in_its_folder(kind, members, found, tmp_path):
             path.write_text(str(path.relative_to(place)))
     if found is None:
         with pytest.raises(BadInput, match="none of the files to grade is there"):
-            course.opened(place, WANTED, scratch)
+            opened(place, WANTED, scratch)
     else:
-        home = course.opened(place, WANTED, scratch)
+        home = opened(place, WANTED, scratch)
         there = [
             (home / file).read_text().replace("\\", "/")
             for file in sorted(WANTED)
@@ -86,7 +91,19 @@ def test_two_folders_with_answers_are_a_question(tmp_path):
     """Which of them is the submission? That is the student's to say."""
     place = zipped(tmp_path / "x.zip", **{"old/ppo.py": "", "new/ppo.py": ""})
     with pytest.raises(BadInput, match="'new' and in 'old'; leave one"):
-        course.opened(place, WANTED, tmp_path)
+        opened(place, WANTED, tmp_path)
+
+
+def test_a_link_that_leads_back_is_not_followed_for_ever(tmp_path):
+    """Neither where the files are beside it nor where there are none."""
+    place = tmp_path / "anna"
+    (place / "work").mkdir(parents=True)
+    (place / "back").symlink_to(place)
+    (place / "again").symlink_to(place)
+    with pytest.raises(BadInput, match="none of the files to grade is there"):
+        opened(place, WANTED, tmp_path)
+    (place / "work" / "ppo.py").touch()
+    assert opened(place, WANTED, tmp_path) == place / "work"
 
 
 def link(path):
@@ -117,14 +134,14 @@ def link(path):
 def test_a_bad_zip_file_is_one_line_and_writes_nothing(evil, said, tmp_path, capfd, monkeypatch):
     """Neither outside of the scratch directory nor, in the end, in it; and no other submission is
     graded first."""
-    monkeypatch.setattr(course.tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     place = tmp_path / "anna.zip"
     with zipfile.ZipFile(place, "w") as archive:
         archive.writestr("support/forms.py", "x = 1\n" * 99)
         archive.writestr("ppo.py", "")
         if evil == "large":
-            archive.writestr("runs/weights", bytes(course.UNPACKED), zipfile.ZIP_DEFLATED)
+            archive.writestr("runs/weights", bytes(MAX_UNPACKED), zipfile.ZIP_DEFLATED)
         elif evil not in ("cut", "changed", "encrypted"):
             archive.writestr(evil, "../../ppo.py")
     data = place.read_bytes()

@@ -1,5 +1,7 @@
 """tools.capabilities, tools.needs and tools.validity: scores of whole files, side by side."""
 
+from support.toy_words import NEEDS
+
 import asyncio
 import json
 import random
@@ -8,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import judging
-import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools.dialogues import load_dialogues
@@ -74,7 +75,7 @@ def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
     rng = random.Random(3)
     mixed = write(
         tmp_path / "mixed.jsonl",
-        [toy_result(i, [list(toy.NEEDS)[i % 8], "cheer"] * 3, rng) for i in range(8)],
+        [toy_result(i, [list(NEEDS)[i % 8], "cheer"] * 3, rng) for i in range(8)],
     )
     rows = run("validity", good, bad, mixed)[1]["correlations"]
     assert rows["blri, over files"][0] > 0.9 and rows["blri, over files"][3] == 3

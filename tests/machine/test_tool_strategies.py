@@ -4,6 +4,7 @@ is counted over them is checked by hand in tests/textbook/test_strategies.py."""
 from support import judged
 from support.files import write_json
 from support.results import recorded_dialogues
+from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -169,7 +170,7 @@ def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
     rng = random.Random(4)
     path = write(
         tmp_path / "many.jsonl",
-        [toy_result(i, [list(toy.NEEDS)[i % 8]] * 8, rng) for i in range(16)],
+        [toy_result(i, [list(NEEDS)[i % 8]] * 8, rng) for i in range(16)],
     )
     slots = [case.slots for case in coordinate.reasons_cases(path)]
     assert [s["outcome"] for s in slots] == ["success"] * 10

@@ -1,17 +1,17 @@
 """How a student's function gets into the project's file to be graded: with its helpers, and with
 nothing else of what stands around it."""
 
+from support.errors import BadInput
+
 import sys
 from pathlib import Path
 
 import pytest
 
-from simulator import BadInput
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
-import course
 from exercises import written
+from surgery import parses, transplant
 
 OURS = '''"""A module."""
 import math
@@ -66,7 +66,7 @@ class Box:
 # a comment in column 0
         return stranger()
 """
-    got = course.transplant(OURS, theirs, ["one"])
+    got = transplant(OURS, theirs, ["one"])
     assert (
         "sys" not in got
         and "stranger" not in got
@@ -78,7 +78,7 @@ class Box:
     names = {"__name__": "x"}
     exec(got, names)
     assert names["one"](-2) == 2 + 1e-8
-    got = course.transplant(OURS, theirs, ["Box.two"])
+    got = transplant(OURS, theirs, ["Box.two"])
     exec(got, names)
     assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
 
@@ -107,7 +107,7 @@ class Box:
 def test_helpers_are_found_as_python_finds_them(theirs, wanted):
     """A right answer must not be lost to what stands around it."""
     names = {"__name__": "x"}
-    exec(course.transplant(OURS, theirs, ["one"]), names)
+    exec(transplant(OURS, theirs, ["one"]), names)
     assert names["one"](4) == wanted
 
 
@@ -125,20 +125,18 @@ def test_a_syntax_error_costs_the_function_that_it_is_in(broken):
     """For Python the file is lost from there on; for the other exercises it is not."""
     other = "\n\ndef three(x):\n    return 3\n"
     theirs = OURS.replace("    return x", broken).replace('    """Its docstring."""\n', "") + other
-    assert not course.parses(theirs)
+    assert not parses(theirs)
     ours = OURS + other.replace("return 3", "pass")
-    got = course.transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
+    got = transplant(ours, theirs.replace("return 2", "return 22"), ["three"])
     assert "return 3" in got and "return 2\n" in got
-    assert "return 22" in course.transplant(
-        ours, theirs.replace("return 2", "return 22"), ["Box.two"]
-    )
+    assert "return 22" in transplant(ours, theirs.replace("return 2", "return 22"), ["Box.two"])
     with pytest.raises(BadInput, match="does not parse"):
-        course.transplant(ours, theirs, ["one"])
+        transplant(ours, theirs, ["one"])
     method = OURS.replace("        return 2", "    " + broken) + other
-    assert not course.parses(method) and "return 3" in course.transplant(ours, method, ["three"])
+    assert not parses(method) and "return 3" in transplant(ours, method, ["three"])
 
 
 def test_a_function_that_is_gone_is_named():
     for theirs in ("", "one = 1", "class one: pass", "\0", "def ones(x): return x"):
         with pytest.raises(BadInput, match="one is not there"):
-            course.transplant(OURS, theirs, ["one"])
+            transplant(OURS, theirs, ["one"])

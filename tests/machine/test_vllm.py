@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import rlver
-from conftest import make_tiny_model, suited
+from conftest import make_tiny_model
 from engine import VllmEngine
 from models import PROBE
 from policy import Agent, Episode, Policy, pack
 from ppo import logp_gap
+from runs import suited
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from agents import assert_close, episode_of, random_episode, rows_of
+from agents import assert_close, episode_of, gradients, random_episode, rows_of
 from policy import Critic, Policy, Segment, pack
-from test_log_probs import gradients
 
 
 def speaking_critic(model):

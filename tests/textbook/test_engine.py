@@ -1,5 +1,5 @@
 """The torch engine: draws, slots, its cache of keys and values, new weights, and requests that are
-given up. The yardstick for its log-probs is a row a turn (test_log_probs.by_rows).
+given up. The yardstick for its log-probs is a row a turn (agents.by_rows).
 """
 
 import asyncio
@@ -10,10 +10,20 @@ import pytest
 import torch
 
 import engine as engine_module
-from agents import LINES, THOUGHTS, Recorder, assert_close, episode_of, gossip, sampled, speak
+from agents import (
+    LINES,
+    THOUGHTS,
+    Recorder,
+    assert_close,
+    by_rows,
+    engine_log_probs,
+    episode_of,
+    gossip,
+    sampled,
+    speak,
+)
 from engine import TorchEngine
 from policy import Agent
-from test_log_probs import by_rows, engine_log_probs
 
 
 @pytest.fixture(params=["tiny_model", "tiny_gqa_model"])
@@ -128,7 +138,7 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
         assert excess.abs().max() < 0.05
 
 
-# ------------------------------------------------------------------------------------- new weights
+# -------------------------------------------------------------------------------------- new weights
 
 
 @pytest.mark.parametrize("names", ["state_dict", "named_parameters"])
@@ -232,7 +242,7 @@ def test_an_engine_in_bf16_keeps_its_rotary_frequencies(tiny_model, chat):
     assert buffers and all(b.dtype == torch.float32 for b in buffers if b.is_floating_point())
 
 
-# ------------------------------------------------------------------- errors, and what is given up
+# --------------------------------------------------------------------- errors, and what is given up
 
 
 def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):

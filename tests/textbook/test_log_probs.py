@@ -15,11 +15,11 @@ import torch
 from agents import (
     THOUGHTS,
     assert_close,
+    by_rows,
     episode_of,
     gossip,
+    gradients,
     random_episode,
-    rows_of,
-    sampled,
     speak,
 )
 from engine import TorchEngine
@@ -64,30 +64,6 @@ def test_token_scores_are_a_distribution_of_its_temperature():
         scores(0 * logits, 3.0)[0] - np.log(7)
     ) < 1e-5
     scores(logits.bfloat16(), 0.7)
-
-
-def by_rows(model, episodes, temperature=1.0):
-    """The yardstick: log-probs and entropies of all sampled tokens, in time order, each turn
-    in a row of its own."""
-    log_probs, entropy = [], []
-    for trunk, ids in rows_of(episodes):
-        logits = model(torch.tensor([trunk + ids]), use_cache=False).logits[0, len(trunk) - 1 : -1]
-        scores = (logits / temperature).log_softmax(-1)
-        log_probs.append(scores[torch.arange(len(ids)), ids])
-        entropy.append(-(scores.exp() * scores).sum(-1))
-    return torch.cat(log_probs), torch.cat(entropy)
-
-
-def engine_log_probs(episodes):
-    return torch.tensor([x for e in episodes for s in sampled(e) for x in s.log_probs])
-
-
-def gradients(model, log_probs, entropy):
-    """Of a loss in which every token has a weight of its own, as it has an advantage of its own."""
-    weights = torch.linspace(-1, 1, len(log_probs))
-    return torch.autograd.grad(
-        (weights * log_probs + 0.3 * entropy).sum() / len(log_probs), list(model.parameters())
-    )
 
 
 @pytest.mark.parametrize(

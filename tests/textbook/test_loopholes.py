@@ -17,8 +17,8 @@ import toy
 from policy import Reply
 from rlver import converse
 from simulator import Simulator, User, make_simulator, toy_profiles
-from test_toy import change, sentences
 from toy import SECONDARY, act_of, judge, read_scene, split_sentences
+from toy_replies import change, sentences
 
 
 def test_an_example_by_hand():

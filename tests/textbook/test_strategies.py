@@ -23,6 +23,7 @@ from support.strategies import (
     strategies_of,
     toy_codes,
 )
+from support.toy_words import ACTS
 
 import random
 
@@ -148,7 +149,7 @@ def test_there_are_24_strategies_in_7_groups():
     assert len({code for group in RLVER_GROUPS.values() for code in group}) == 11
     assert {code for group in RLVER_GROUPS.values() for code in group} <= set(CODES)
     assert set(TOY_CODES.values()) <= set(CODES)
-    assert set(TOY_CODES) | {"topic"} == set(toy.ACTS)
+    assert set(TOY_CODES) | {"topic"} == set(ACTS)
 
 
 def test_codes_are_read_and_names_only_counted():
@@ -229,7 +230,7 @@ def test_a_tag_that_a_reply_brings_along_is_no_strategy():
 def test_tags_of_the_toy_are_exact():
     """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
     rng = random.Random(1)
-    for act in toy.ACTS:
+    for act in ACTS:
         said = toy.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
         assert toy_codes(said, toy) == expected

@@ -72,7 +72,9 @@ def test_what_a_policy_reads_is_what_its_template_writes(name, system):
         chat = ChatFormat(tokenizer, system, think)
         said = ["I am here, take your time.", "Tell me more."]
         texts = [
-            chat.lead + "<think>hurt, wants ears</think>" + text if think else chat.past_reply(text)
+            chat.past_reply_prefix + "<think>hurt, wants ears</think>" + text
+            if think
+            else chat.past_reply(text)
             for text in said
         ]
         agent, replies = converse(chat, [*texts, "Be warm."], think)

@@ -19,16 +19,7 @@ import pytest
 import toy
 from simulator import Profile, User, make_simulator, toy_profiles
 from toy import SECONDARY, NotOfThisWorld, act_of, judge, read_scene
-
-
-def sentences(act, person="sister", feeling="hurt"):
-    """All sentences of an act."""
-    return [join_parts(parts, person, feeling) for parts in ACTS[act].all_parts()]
-
-
-def change(reply, need="analyse", earlier=(), challenging=False):
-    """How far `reply` moves a user who is hurt by a sister."""
-    return judge(reply, need, "sister", "hurt", list(earlier), challenging)[0]
+from toy_replies import change, sentences
 
 
 def splits():

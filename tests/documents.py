@@ -1,0 +1,27 @@
+"""documents.py - what the tests of the documents share: the README, the pages of docs/, and what
+stands in backticks there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# {path from the root: text}
+PAGES = {
+    "README.md": README,
+    **{
+        f"docs/{path.name}": path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "docs").glob("*.md"))
+    },
+}
+# the modules of the project, by the names that an import says
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in (ROOT, ROOT / "support", ROOT / "tools")
+    for path in folder.glob("[a-z]*.py")
+}
+
+
+def quoted(text):
+    """What stands in `backticks`, outside of blocks of code."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```\n.*?^```$", "", text, flags=re.S | re.M))

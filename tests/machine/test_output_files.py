@@ -1,0 +1,137 @@
+"""Files of results: none is overwritten or shared, a full disk is named, and a reply that is
+refused costs its dialogue alone."""
+
+from support.files import append_line
+
+import fcntl
+import os
+
+import pytest
+
+import evaluate
+import rlver
+from result_files import SHORT, SMALL, measure, our_line, write
+from server import Loopback, completion
+from tools import blind, capabilities, replay, strategies
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+MAINS = {
+    "evaluate": evaluate.main,
+    "strategies": strategies.main,
+    "capabilities": capabilities.main,
+    "blind": blind.main,
+    "replay": replay.main,
+}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["evaluate", "--score", "F", "--json", "F"],
+        ["evaluate", "--compare", "F", "G", "--json", "G"],
+        ["replay", "F", "--json", "./F"],
+        ["strategies", "F", "--json", "F"],
+        ["capabilities", "F", "--html", "F"],
+        ["capabilities", "F", "--html", "x", "--json", "x"],
+        ["blind", "F", "G", "--out", "F"],
+    ],
+)
+def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
+    """`--json a.jsonl` of the strategies of a.jsonl wrote its tables over the dialogues, exit 0."""
+    monkeypatch.chdir(tmp_path)
+    for name in "FG":
+        write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
+    text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
+    main = MAINS[flags[0]]
+    assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
+    assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
+
+
+def test_results_are_no_page(tiny_dir, tmp_path, capsys):
+    """--out x.html: the page went over the results."""
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "x.html") == 2
+    assert ".jsonl" in capsys.readouterr().err
+    assert (
+        measure(
+            "--policy",
+            tiny_dir,
+            *SHORT,
+            "--limit",
+            1,
+            "--out",
+            tmp_path / "r.jsonl",
+            "--json",
+            tmp_path / "r.html",
+        )
+        == 2
+    )
+
+
+def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
+    """Each line stood there twice, and nothing read the file again."""
+    path = tmp_path / "r.jsonl"
+    held = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    flags = ["--policy", tiny_dir, *SHORT, "--limit", 1, "--out", path]
+    assert measure(*flags) == 2
+    assert "another process is writing there" in capsys.readouterr().err
+    os.close(held)
+    assert measure(*flags) == 0 == measure(*flags)
+
+
+def test_a_full_disk_names_the_file(tmp_path, tiny_dir, capsys, monkeypatch):
+    """/dev/full is a disk that is always full."""
+    with pytest.raises(OSError, match="/dev/full"):
+        append_line("/dev/full", {"a": 1})
+    full = append_line
+    monkeypatch.setattr(evaluate, "append_line", lambda path, row: full("/dev/full", row))
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r.jsonl") != 0
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "/dev/full" in err
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
+    """Nothing is wrong with the training; there is no room for its checkpoint."""
+
+    def full(self, scratch):
+        raise OSError(28, "No space left on device", str(scratch))
+
+    monkeypatch.setattr(rlver.Models, "gather", lambda self: lambda scratch: full(self, scratch))
+    assert (
+        rlver.main(
+            ["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--out", str(tmp_path / "out")]
+        )
+        == 1
+    )
+    err = capsys.readouterr().err
+    assert "self-check" not in err and "checkpoint-000000 could not be written" in err
+    assert "make room" in err and "Traceback" not in err
+
+
+def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
+    """A content filter at one reply of a policy behind a server ended the whole evaluation."""
+
+    def reply(request):
+        body = completion("I am here, let it all out.")
+        if len(request["messages"]) > 2 and "lonely" not in request["messages"][1]["content"]:
+            body["choices"][0]["finish_reason"] = "content_filter"
+        return 200, {}, body
+
+    with Loopback(reply=reply) as server:
+        assert (
+            measure(
+                "--policy",
+                f"openai:m@{server.url}",
+                "--limit",
+                4,
+                "--max-turns",
+                2,
+                "--out",
+                tmp_path / "r.jsonl",
+            )
+            == 75
+        )
+    assert "a content filter took the answer away" in capsys.readouterr().err
