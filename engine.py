@@ -65,13 +65,6 @@ class SlotCache:
         """`update` for the keys or for the values."""
         if layer not in store:
             store[layer] = new[:0, :, :0]  # no slots and no columns
-<<<<<<< HEAD
-        self.grow(store, layer, self.min_slots, self.min_columns)
-        # index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them, torch
-        # puts these two dimensions in front of the others: [R, W, heads, size].
-        store[layer][self.index, :, self.columns] = new.transpose(1, 2)
-        return store[layer][self.rows, :, : self.min_columns]
-=======
         self.grow(store, layer, max(self.slots) + 1, self.length)
         # The index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them,
         # torch puts these two dimensions in front of the others: [R, W, heads, size].
@@ -99,25 +92,6 @@ class SlotCache:
                 self.grow(store, layer, max(targets) + 1, length)
                 index = torch.tensor(targets, device=store[layer].device)
                 store[layer][index, :, :length] = store[layer][source, :, :length]
->>>>>>> main
-
-    def grow(self, store, layer, min_slots, min_columns):
-        """Make room for so many slots and columns, if there is less."""
-        old = store[layer]
-        if old.shape[0] >= min_slots and old.shape[2] >= min_columns:
-            return
-        n_slots = max(min_slots, old.shape[0])
-        rounded_up = (min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
-        n_columns = max(rounded_up, old.shape[2])
-        store[layer] = old.new_zeros(n_slots, old.shape[1], n_columns, old.shape[3])
-        store[layer][: old.shape[0], :, : old.shape[2]] = old
-
-    def copy_row(self, source, targets, length):
-        """Copy the first `length` keys and values of the slot `source` to the slots `targets`."""
-        for store in (self.keys, self.values):
-            for layer in store:
-                self.grow(store, layer, max(targets) + 1, length)
-                store[layer][targets, :, :length] = store[layer][source, :, :length]
 
     def get_seq_length(self, *args):
         """The number of columns that the pass reads. transformers asks for it."""
@@ -246,24 +220,14 @@ class TorchEngine:
             self.forward(list(chunks), list(chunks.values()))
 
     def share_prefixes(self, chunks):
-<<<<<<< HEAD
-        """Compute once what dialogues that begin now have in common, and copy it: the system prompt,
-        which is the same for all, then each group's first line. chunks: {slot: ids to be computed},
-        of which the shared beginnings are cut off.
-=======
         """Compute once what dialogues that begin now have in common, and copy it: the system
         prompt, which is the same for all, then each group's first line. chunks: {slot: ids to be
         computed}, of which the shared beginnings are cut off.
->>>>>>> main
 
         Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
         would cost more than they save. (So the toy, which has no system prompt, does without.)"""
         beginning = [slot for slot in chunks if not self.ids_in_slot[slot]]
-<<<<<<< HEAD
-        if len(common_prefix(beginning, chunks)) < MIN_SHARED:
-=======
         if len(beginning) < 2 or len(common_prefix(beginning, chunks)) < MIN_SHARED:
->>>>>>> main
             return
         self.compute_once([beginning], chunks)
         groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
