@@ -22,7 +22,7 @@ from support.results import describe, read_results
 from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import looks_like_a_path, split_name
+from support.settings import SCRIPTED, looks_like_a_path, split_name
 from support.users import INITIAL_EMOTION, emotion_level
 
 import asyncio
@@ -36,9 +36,11 @@ from typing import Callable
 
 from tqdm import tqdm
 
+import phrases
 import toy
 from simulator import (
     PROMPTS,
+    Profile,
     Simulator,
     User,
     load_profiles,
@@ -226,7 +228,9 @@ def users_to_measure_with(args, policy, simulator, lang):
     chit-chat, people of everyday talk; else those that the run held out; else the toy's. Raises
     BadInput."""
     wants_chat = args.world == "chit-chat"
-    if wants_chat and not args.profiles and simulator.startswith("toy"):
+    if wants_chat and not args.profiles and simulator == "phrases":
+        return [Profile(**row) for row in phrases.chatters()], False
+    if wants_chat and not args.profiles and simulator in SCRIPTED:
         raise BadInput(
             f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
             "choose a real --simulator, as openai:MODEL@URL"

@@ -12,7 +12,7 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, stop_ids
+from support.loading import best_device, load_model, locate, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -128,7 +128,7 @@ class Models:
         cfg = self.cfg
         self.toy_seconds = 0.0
         if not cfg.toy:
-            return cfg.model
+            return first_rank_first(lambda: locate(cfg.model))
         began = time.perf_counter()
         start = cfg.model
         # A run that goes on from a checkpoint needs it only as a reference, or under adapters.

@@ -635,9 +635,9 @@ class Trainer:
             self.check_simulator(self.watcher)
 
     def path_of_calls(self):
-        """The file in which this rank logs its calls; None if no model is asked but the toy's."""
+        """The file in which this rank logs its calls; None if only scripted models are asked."""
         models = [self.cfg.simulator, self.cfg.watch or "toy"]
-        if all(model.startswith("toy") for model in models):
+        if all(model in settings.SCRIPTED for model in models):
             return None
         return self.run.path / (f"calls-{ranks.rank()}.jsonl" if ranks.rank() else "calls.jsonl")
 

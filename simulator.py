@@ -34,7 +34,7 @@ from support.llm import (
     digest,
 )
 from support.server import ServerModel
-from support.settings import split_name
+from support.settings import SCRIPTED, split_name
 from support.toy_words import NEEDS
 from support.users import INITIAL_EMOTION, emotion_level, profile_of_row, read_profiles
 
@@ -50,6 +50,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import phrases
 import toy
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -568,17 +569,19 @@ def make_simulator(
     clock=None,
     flag="--simulator",
 ):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
-    local:DIR. flag: the flag that named it, for messages. Raises BadInput."""
+    """The Simulator over the model `name`: toy, toy-weak (can be hacked), phrases (hears plain
+    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages. Raises BadInput."""
     kind, model, url = split_name(name)
-    if name in ("toy", "toy-weak"):
+    if name in SCRIPTED:
         if lang != "en":
             raise BadInput(
                 f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
             )
-        return Simulator(
-            toy.ScriptedModel(difficulty, weak=name == "toy-weak"), lang, difficulty, clock=clock
-        )
+        if name == "phrases":
+            scripted = phrases.PhrasesModel(difficulty)
+        else:
+            scripted = toy.ScriptedModel(difficulty, weak=name == "toy-weak")
+        return Simulator(scripted, lang, difficulty, clock=clock)
     if kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
             raise BadInput(
@@ -590,7 +593,7 @@ def make_simulator(
         concurrency = None  # the engine has a queue of its own
     else:
         raise BadInput(
-            f"{flag} {name}: unknown; choose toy, toy-weak, openai:MODEL@URL or local:DIR"
+            f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
     return Simulator(
         llm,
@@ -738,9 +741,9 @@ def profiles_of_step(people, count, seed, step):
 
 
 def need_profiles(simulator):
-    """Raise BadInput if `simulator`, a name, needs files of profiles: the toy's users are for its
-    scripted user alone."""
-    if not simulator.startswith("toy"):
+    """Raise BadInput if `simulator`, a name, needs files of profiles: the toy's users are for the
+    scripted ones alone."""
+    if simulator not in SCRIPTED:
         raise BadInput(
             f"--simulator {simulator}: name its users with --profiles; 40 people are in "
             "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
@@ -749,12 +752,14 @@ def need_profiles(simulator):
 
 
 def refuse_foreign(name, profiles):
-    """Raise BadInput if the simulator `name` cannot play one of `profiles`: the toy's scripted user
-    can play only the users of its own world, and a model can play everybody."""
-    if not name.startswith("toy"):
+    """Raise BadInput if the simulator `name` cannot play one of `profiles`. A language model can
+    play everybody; the scripted users play the toy's people, and `phrases` its own chatters too."""
+    if name not in SCRIPTED:
         return
     for profile in profiles:
         if profile.target != "eq":
+            if name == "phrases" and phrases.read_chat(profile.scene, profile.task):
+                continue
             raise BadInput(
                 f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
                 "knows no chit-chat; choose a real --simulator"
@@ -889,7 +894,8 @@ def main(argv=None):
         "--simulator",
         default="toy",
         metavar="NAME",
-        help="model behind the user: toy, toy-weak, openai:MODEL@URL, local:DIR (default: toy)",
+        help="model behind the user: toy, toy-weak, phrases, openai:MODEL@URL, local:DIR (default: "
+        "toy)",
     )
     parser.add_argument(
         "--difficulty",

@@ -5,7 +5,8 @@ tokenizer that does not give back what it was given, logits that are no output o
 """
 
 from support.errors import BadModel
-from support.settings import may_be_on_the_hub
+from support.settings import SMALL, may_be_on_the_hub
+from support.smollm2 import directory_of_smollm2
 
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    path = locate(path)
     is_directory = Path(path).is_dir()
     check_place(path, is_directory, flag)
     try:
@@ -72,6 +74,12 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
             "or capped); not supported"
         )
     return model.to(device), tokenizer
+
+
+def locate(name):
+    """The directory of a model that is called by one word, smollm2, which is made if need be; any
+    other name as it is. Raises BadModel."""
+    return str(directory_of_smollm2()) if name == SMALL else name
 
 
 def in_one_line(error):
@@ -188,6 +196,7 @@ def stop_ids(path):
     such file, or if the file names none."""
     from transformers import GenerationConfig
 
+    path = locate(path)
     try:
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:

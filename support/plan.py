@@ -12,7 +12,7 @@ Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what 
 """
 
 from support.errors import BadInput
-from support.settings import looks_like_a_path, may_be_on_the_hub, resolve_settings
+from support.settings import SCRIPTED, looks_like_a_path, may_be_on_the_hub, resolve_settings
 
 import itertools
 import math
@@ -330,8 +330,9 @@ def count_calls(cfg):
     more for its first line; each evaluation is one dialogue a user."""
     # A real model learns little from the toy's user: if no simulator was named, this is a plan for
     # a server that comes later, and so its calls are counted.
-    is_scripted = cfg.simulator.startswith("toy") and cfg.model == "toy"
-    is_watched = cfg.watch and not cfg.watch.startswith("toy")
+    is_toy = cfg.simulator.startswith("toy") and cfg.model == "toy"
+    is_scripted = is_toy or cfg.simulator == "phrases"
+    is_watched = cfg.watch and cfg.watch not in SCRIPTED
     if is_scripted and not is_watched:
         return None
     turns, of_step, of_evaluations, of_watcher = cfg.max_turns, 0, 0, 0

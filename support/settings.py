@@ -28,6 +28,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SMALL = "smollm2"  # a --model with defaults of its own: a real one that a laptop trains
+
 # Seconds that a rank waits for another one. A rollout must end long before that.
 GROUP_TIMEOUT = 7200
 rollout_seconds = checked(
@@ -41,6 +43,7 @@ def flag(
     *,
     toy=None,
     real=None,
+    small=None,
     algo=None,
     group=None,
     resumable=False,
@@ -52,18 +55,22 @@ def flag(
     default: one value, or `toy` and `real` where the toy and a real model want different ones. Each
         of these may be {"ppo": ..., "grpo": ...}, {"think": ..., "direct": ...} or
         {"lora": ..., "full": ...} where it depends on that (`default_for`).
+    small: of --model smollm2 alone, where it wants another one than other real models.
     algo: "ppo" or "grpo" if the flag is for one algorithm only; None: for both.
     group: the title of a group of --help that begins with this flag.
     resumable: whether a resumed run may change it, because it changes no result.
     argparse_options: what argparse's add_argument needs besides (type, choices, metavar ...)."""
     two_defaults = toy is not None or real is not None
+    if not two_defaults:
+        toy = real = default
     return field(
         default=default,
         metadata=dict(
             text=text,
-            two_defaults=two_defaults,
-            toy=toy if two_defaults else default,
-            real=real if two_defaults else default,
+            two_defaults=two_defaults or small is not None,
+            toy=toy,
+            real=real,
+            small=real if small is None else small,
             algo=algo,
             group=group,
             resumable=resumable,
@@ -85,7 +92,8 @@ class Settings:
         const=True,
     )
     model: str = flag(
-        "policy: toy, or a Hugging Face causal LM: its directory, or its name on the hub",
+        "policy: toy; smollm2, a small real model out of a package; or a Hugging Face causal LM: "
+        "its directory, or its name on the hub",
         "toy",
         metavar="DIR",
     )
@@ -95,7 +103,8 @@ class Settings:
         metavar="JSON",
     )
     simulator: str = flag(
-        "model behind the user: toy; toy-weak, a scorer that can be hacked; "
+        "model behind the user: toy; toy-weak, a scorer that can be hacked; phrases, who hears plain "
+        "English by rule; "
         "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or "
         "$OPENAI_API_KEY; local:DIR, a model in this process",
         "toy",
@@ -124,6 +133,7 @@ class Settings:
         "training steps; 0 only evaluates",
         toy={"think": 30, "direct": 36},
         real=350,
+        small=24,
         type=natural,
         resumable=True,
         group="the run",
@@ -131,7 +141,7 @@ class Settings:
     seed: int = flag("seed of all randomness", 0, type=natural)
     # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes to write
     save_every: int = flag(
-        "steps between checkpoints", toy=5, real=25, type=positive, resumable=True
+        "steps between checkpoints", toy=5, real=25, small=4, type=positive, resumable=True
     )
     tensorboard: bool = flag(
         "write the metrics for TensorBoard too (a package of its own)",
@@ -147,6 +157,7 @@ class Settings:
         "dialogues a step, for both algorithms",
         toy=64,
         real={"ppo": 32, "grpo": 128},
+        small=24,
         type=positive,
         group="rollout",
     )
@@ -154,14 +165,17 @@ class Settings:
         "dialogues that share a user and its first line",
         toy=8,
         real=4,
+        small=6,
         type=positive,
         algo="grpo",
     )
-    max_turns: int = flag("replies of the policy in a dialogue, at most", 8, type=positive)
+    max_turns: int = flag("replies of the policy in a dialogue, at most", 8, small=3, type=positive)
     max_tokens: int = flag(
-        "tokens of a reply, thought included, at most", toy=48, real=5000, type=positive
+        "tokens of a reply, thought included, at most", toy=48, real=5000, small=40, type=positive
     )
-    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, type=above_zero)
+    temperature: float = flag(
+        "sampling temperature, also of all log-probs", 1.0, small=0.7, type=above_zero
+    )
     engine: str = flag(
         "what samples (default: vllm, if it is there, on a GPU; else torch)",
         choices=["torch", "vllm"],
@@ -220,6 +234,7 @@ class Settings:
     lora_rank: int = flag(
         "train low-rank adapters of this rank, on a frozen model; 0: the whole model",
         0,
+        small=16,
         type=natural,
         group="update",
     )
@@ -228,16 +243,18 @@ class Settings:
         "learning rate of the policy",
         toy={"lora": 2e-3, "full": 4e-4},
         real={"lora": 1e-5, "full": 1e-6},
+        small={"lora": 7e-4, "full": 2e-5},
         type=above_zero,
     )
     critic_lr: float = flag(
         "learning rate of the critic",
         toy={"lora": 5e-3, "full": 1e-3},
         real={"lora": 5e-5, "full": 5e-6},
+        small={"lora": 2e-3, "full": 5e-5},
         type=above_zero,
         algo="ppo",
     )
-    warmup: int = flag("steps over which both rise from 0", toy=3, real=50, type=natural)
+    warmup: int = flag("steps over which both rise from 0", toy=3, real=50, small=2, type=natural)
     minibatches: int = flag(
         "optimizer steps from one rollout; with 1 clipping never acts", toy=2, real=1, type=positive
     )
@@ -247,7 +264,9 @@ class Settings:
     value_clip: float = flag(
         "how far values may move; 0: anywhere", 0.5, type=not_negative, algo="ppo"
     )
-    kl_coef: float = flag("weight of the KL to the start; 0: no reference", 0.0, type=not_negative)
+    kl_coef: float = flag(
+        "weight of the KL to the start; 0: no reference", 0.0, small=0.02, type=not_negative
+    )
     kl_estimator: str = flag(
         "k1 (PPO only, in the reward), or in the loss k2, k3, k3-ratio",
         "k3",
@@ -261,18 +280,24 @@ class Settings:
         "padded tokens of a micro-batch; changes memory, not the result",
         toy=8192,
         real=16384,
+        small=1024,
         type=positive,
         resumable=True,
     )
 
     # ---- evaluation on held-out users
     eval_size: int = flag(
-        "dialogues", toy=128, real=100, type=positive, group="evaluation on held-out users"
+        "dialogues",
+        toy=128,
+        real=100,
+        small=64,
+        type=positive,
+        group="evaluation on held-out users",
     )
     eval_every: int = flag("steps between evaluations; 0: only before and after", 0, type=natural)
 
     # ---- not a flag: the most tokens of a dialogue. None: the model's own limit.
-    context: int = flag(None, toy=1024, real=None)
+    context: int = flag(None, toy=1024, real=None, small=1024)
 
     @property
     def toy(self):
@@ -296,7 +321,7 @@ def make_parser():
         description="RLVER from scratch: a model talks with a simulated user whose "
         "final emotion is the reward.",
         epilog="Without --model and --simulator everything is embedded and offline. Defaults are "
-        "given as toy / real model.",
+        "given as toy / real model, and / smollm2 where that has its own.",
     )
     for setting in dataclasses.fields(Settings):
         if setting.metadata["text"] is None:  # a setting without a flag
@@ -319,14 +344,15 @@ def flag_name(name):
 
 
 def help_of(setting):
-    """The help of a setting's flag, with its default, or those of the toy and of a real model."""
+    """The help of a setting's flag, with its default, or those of the toy, of a real model and, if
+    it is another one, of smollm2."""
     text = setting.metadata["text"]
     if setting.metadata["algo"]:
         text = f"{setting.metadata['algo'].upper()}: {text}"
     if setting.metadata["two_defaults"]:
-        toy = default_in_words(setting.metadata["toy"])
-        real = default_in_words(setting.metadata["real"])
-        return f"{text} (default: {toy} / {real})"
+        toy, real, small = (default_in_words(setting.metadata[k]) for k in ("toy", "real", "small"))
+        defaults = f"{toy} / {real}" if small == real else f"{toy} / {real} / {small}"
+        return f"{text} (default: {defaults})"
     if setting.default is not None:
         return f"{text} (default: {setting.default})"
     return text
@@ -414,15 +440,19 @@ def resolve_settings(given):
 
 def default_for(setting, given):
     """The default of a setting in a run with the flags `given`."""
-    is_toy = given.get("model") in (None, "toy")
-    default = setting.metadata["toy" if is_toy else "real"]
+    column = {None: "toy", "toy": "toy", SMALL: "small"}.get(given.get("model"), "real")
+    default = setting.metadata[column]
     if not isinstance(default, dict):
         return default
     if "ppo" in default:
         return default[given.get("algo") or "grpo"]
     if "think" in default:
         return default["think" if given.get("think") else "direct"]
-    return default["lora" if given.get("lora_rank") else "full"]
+    lora_rank = given.get("lora_rank")
+    if lora_rank is None:
+        (of_rank,) = [s for s in dataclasses.fields(Settings) if s.name == "lora_rank"]
+        lora_rank = default_for(of_rank, given)
+    return default["lora" if lora_rank else "full"]
 
 
 def refuse_what_grpo_cannot_do(cfg):
@@ -615,6 +645,11 @@ def cannot_change(name, value):
 
 
 # ------------------------------------------------------------------------------- names of models
+
+
+# The --simulator names of users that are played by rule. They cost nothing, log no calls, and can
+# play only the people that were made for them.
+SCRIPTED = ("toy", "toy-weak", "phrases")
 
 
 def split_name(name):

