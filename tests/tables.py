@@ -8,7 +8,7 @@
 A job is a run of rlver.py, or another command. When it ends, its numbers become one line of
 docs/reference/runs.jsonl, which is under version control: a job that has its line there is not done
 again, so the command goes on where it was stopped, on another machine too. Two runs are made at a
-time, with one thread each; commands, and runs of the part "machine", are done one by one.
+time, with one thread each; commands, and runs with two threads, are done one by one.
 
 Throughout this file `measured` is what that file holds, {name of the job: its line}.
 
@@ -71,9 +71,9 @@ class Job:
 
     @property
     def alone(self):
-        """Whether nothing else may run beside it. Commands start processes of their own, and those
-        of the part "machine" have other threads than the rest."""
-        return self.part == "machine" or not self.flags
+        """Whether nothing else may run beside it: a run with several threads needs both cores, and
+        commands start processes of their own."""
+        return self.threads > 1 or not self.flags
 
 
 def jobs():
