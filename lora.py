@@ -156,9 +156,10 @@ class SharedBase(nn.Module):
     def forward(self, batch, who):
         """What "policy", "critic" or "reference" (`who`) computes for the batch."""
         adapter = None if who == "reference" else who  # the reference is the base alone
-        model = self.critic if who == "critic" else self.policy
         with use_adapter(self.switch, adapter):
-            return model(batch)
+            if who == "critic":
+                return self.critic(batch)
+            return self.policy(batch, as_reference=who == "reference")
 
     def checkpoint_contexts(self):
         """For activation checkpointing, torch's `context_fn`, which is called in each forward pass:

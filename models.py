@@ -12,7 +12,8 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, locate, stop_ids
+from support.loading import best_device, load_model, locate, memory_of, stop_ids
+from support.plan import must_recompute
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -33,6 +34,7 @@ import dataclasses
 import json
 import math
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -211,17 +213,24 @@ class Models:
             load_adapters(base, saved["adapters"], self.checkpoint)
             check_base(model, source, self.checkpoint)
         self.policy = AdapterView(base, "policy")
-        self.reference = AdapterView(base, "reference")
+        self.reference = Reference(AdapterView(base, "reference"))
         self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
-        if not cfg.toy:
+        if self.must_recompute(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         self.make_trainable(base)
+
+    def must_recompute(self, model):
+        """Must activations be computed again in the backward pass, for want of memory?"""
+        memory = memory_of(self.device)
+        if self.device.type == "cpu":
+            memory /= world()  # the ranks share it; each has a GPU of its own
+        return must_recompute(self.cfg, model.config, self.dtype.itemsize, memory)
 
     def make_whole_models(self, model, saved, source, start):
         """Policy, critic and reference as models of their own, the latter two where a run needs
         them."""
         cfg = self.cfg
-        self.policy, self.critic, self.reference = Policy(model, cfg.temperature), None, None
+        self.policy, self.critic, reference_policy = Policy(model, cfg.temperature), None, None
         if cfg.algo == "ppo":
             # Loaded once more, and not copied: mapped from the same file, the weights take no
             # memory before they become masters.
@@ -231,14 +240,17 @@ class Models:
                 self.critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
             reference_model, _ = self.load(start)
-            self.reference = Policy(reference_model, cfg.temperature)
-        if not cfg.toy:
+            reference_policy = Policy(reference_model, cfg.temperature)
+        if self.must_recompute(model):
             recompute_activations(model)
             if self.critic:
                 recompute_activations(self.critic.body)
-        for module in (self.policy, self.critic, self.reference):
+        for module in (self.policy, self.critic, reference_policy):
             if module:
                 self.make_trainable(module)
+        self.reference = None
+        if reference_policy:
+            self.reference = Reference(partial(reference_policy, as_reference=True))
 
     def make_trainable(self, module):
         """Make the fp32 masters of a module; as shards, if there is a process group."""
@@ -393,6 +405,32 @@ class Models:
         if self.critic:
             named_parameters = named_parameters + self.critic.named_parameters()
         return {name: full_tensor(p.detach()).cpu() for name, p in named_parameters}
+
+
+class Reference:
+    """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds up
+    what ref_perplexity is made of."""
+
+    def __init__(self, score):
+        """score: batch -> (log pi_ref at the sampling temperature, log pi_ref at temperature 1),
+        each [B, L]."""
+        self.score = score
+        self.sums = torch.zeros(2, dtype=torch.float64)  # negative log-likelihood, tokens
+
+    def __call__(self, batch):
+        log_probs, log_probs_at_1 = self.score(batch)
+        at_actions = log_probs_at_1[batch.action_mask].double()
+        self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
+        return log_probs, None
+
+    def take_perplexity(self):
+        """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at
+        temperature 1 and given the dialogue, over all passes of all ranks since the last call. It
+        says whether the starting model would have spoken like that. None if there were no
+        tokens."""
+        negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
+        self.sums = torch.zeros(2, dtype=torch.float64)
+        return math.exp(negative_log_likelihood / tokens) if tokens else None
 
 
 def second_names(model):

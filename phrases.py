@@ -145,8 +145,8 @@ COMMON = set(words_of("""
 
 def words_about(scene):
     """The words by which a sentence shows that it is about this user: those of its story."""
-    told = " ".join([scene.story, *scene.details, *scene.cues])
-    content = {word for word in words_of(told) if len(word) > 3 and word not in COMMON}
+    text = " ".join([scene.story, *scene.details, *scene.cues])
+    content = {word for word in words_of(text) if len(word) > 3 and word not in COMMON}
     return content | {scene.person, scene.feeling}
 
 
@@ -407,9 +407,9 @@ class PhrasesModel:
 
     def answer_chatting(self, chat, dialogue, level, mark):
         """The hop f_reply of somebody who chats."""
-        said = sum(message["speaker"] == "me" for message in dialogue)
-        line = f"{toy.OPENINGS[level]} " if said and level in toy.OPENINGS else ""
-        line += chat.lines[said % len(chat.lines)]
+        n_lines = sum(message["speaker"] == "me" for message in dialogue)  # said so far
+        line = f"{toy.OPENINGS[level]} " if n_lines and level in toy.OPENINGS else ""
+        line += chat.lines[n_lines % len(chat.lines)]
         if level == "Emotion-F":
             line = "I am off. Goodbye."
         return (

@@ -482,6 +482,14 @@ def token_scores(head, hidden, targets, temperature):
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
 
+def reference_scores(head, hidden, targets, temperature):
+    """log pi(target) at the sampling temperature and at temperature 1, for a chunk of positions,
+    [n], [n]: the KL needs the first, ref_perplexity the second."""
+    logits = head(hidden).float()  # [n, V]
+    pair = [F.log_softmax(scaled, dim=-1) for scaled in (logits / temperature, logits)]
+    return tuple(log_probs.gather(-1, targets[:, None])[:, 0] for log_probs in pair)
+
+
 def recompute_activations(model, **how):
     """Let a transformers model compute the activations of its blocks again in the backward pass
     instead of keeping them. how: further arguments of torch's checkpoint.
@@ -511,8 +519,10 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.temperature, self.max_logits = model, temperature, max_logits
 
-    def forward(self, batch):
-        """(log pi of the sampled tokens, entropy), each [B, L]."""
+    def forward(self, batch, as_reference=False):
+        """(log pi of the sampled tokens, entropy), each [B, L]. as_reference: log pi at temperature
+        1 in the place of the entropy, which nobody asks a reference for."""
+        scores = reference_scores if as_reference else token_scores
         hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
@@ -520,14 +530,15 @@ class Policy(nn.Module):
         vocabulary = head.weight.shape[0]
         chunk = max(1, max_logits // vocabulary)  # positions
         if len(targets) <= chunk:
-            log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
+            pair = scores(head, hidden, targets, self.temperature)
         else:
             pieces = [
-                checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
+                checkpoint(scores, head, h, t, self.temperature, use_reentrant=False)
                 for h, t in zip(hidden.split(chunk), targets.split(chunk))
             ]
-            log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
-        return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
+            pair = [torch.cat(column) for column in zip(*pieces)]
+        log_probs, second = pair
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(second, batch)
 
 
 class Critic(nn.Module):

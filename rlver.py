@@ -18,6 +18,7 @@ may skip.
 from support import STARTED, errors, interrupts, llm, plan, ranks, report, rundir, settings, signs
 from support.files import read_json
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
+from support.smollm2 import sha256_of_smollm2
 from support.users import INITIAL_EMOTION
 
 import asyncio
@@ -33,7 +34,7 @@ import toy
 from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
-from ppo import ppo_update
+from ppo import all_micro_batches, log_probs_of, ppo_update
 from simulator import (
     User,
     profiles_of_step,
@@ -430,14 +431,35 @@ class Trainer:
             self.models.keep_start(episodes, self.start_file)
         episodes_of_all = ranks.gather_episodes(episodes)
         self.log_dialogues(step, "heldout", episodes_of_all)
+        perplexity = self.ref_perplexity(episodes)
         self.add_seconds("evaluate", time.perf_counter() - began)
         n_dropped = counts["dropped"]
         if n_dropped:
             self.tell(f"evaluation at step {step}: {n_dropped} dialogues failed and do not count")
         scores = {"step": step, **summarise(episodes_of_all), **counts}
+        scores["ref_perplexity"] = perplexity
         self.state["evaluations"].append(scores)
         self.run.log_numbers("heldout", scores)
         return episodes_of_all
+
+    def ref_perplexity(self, episodes):
+        """The perplexity of what the policy said in an evaluation, under the starting policy; None
+        if that is not in memory (it is with adapters, or with a KL)."""
+        cfg, m = self.cfg, self.models
+        if not m.reference:
+            return None
+        minibatches = split_batch(
+            episodes,
+            batch_size=len(self.heldout),
+            n_minibatches=1,
+            max_tokens=cfg.tokens_per_gpu,
+            seed=0,
+            pad_id=m.pad,
+            device=m.device,
+            all_gather_list=ranks.all_gather_list,
+        )
+        log_probs_of(m.reference, all_micro_batches(minibatches))
+        return m.reference.take_perplexity()
 
     # ------------------------------------------------------------------------ the metrics of a step
 
@@ -457,6 +479,8 @@ class Trainer:
             "reply_tokens": tokens_per_dialogue / batch["turns"],
             **update_metrics,
             "kl_start": self.models.kl_start(self.start_file),
+            # where the KL has asked the reference anyway
+            "ref_perplexity": self.models.reference and self.models.reference.take_perplexity(),
             "gap": self.gap_to_held_out(batch["emotion"]),
             "watched": watched_emotion,
             "tokens_sampled": tokens_wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
@@ -600,6 +624,7 @@ class Trainer:
         self.warned = False
         self.make_users(new)
         checkpoint = self.enter_directory(new)
+        self.record_weights()
         # A Ctrl-C while the toy's policy is made must leave a run that can be resumed. For other
         # models config.json is written later: a bad --model must leave nothing behind.
         if cfg.toy and not checkpoint:
@@ -619,6 +644,20 @@ class Trainer:
             rundir.record_heldout(self.run.path, cfg.profiles, [p.id for p in self.heldout])
         ranks.wait_for_all()
         self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
+
+    def record_weights(self):
+        """Set the setting model_sha256, which says what weights smollm2 has: the hub has others
+        under its name. Raises BadInput if a resumed run began with others than are there now."""
+        cfg = self.cfg
+        if cfg.model != settings.SMALL:
+            return
+        sha256 = ranks.broadcast(sha256_of_smollm2)
+        if cfg.model_sha256 not in (None, sha256):
+            raise errors.BadInput(
+                f"--resume: this run began with other weights of {settings.SMALL} (SHA-256 "
+                f"{cfg.model_sha256[:16]}..., installed are {sha256[:16]}...); install those again"
+            )
+        cfg.model_sha256 = sha256
 
     def make_users(self, new):
         """The user's model, the users to train on and those held out, and who watches."""

@@ -570,7 +570,8 @@ def make_simulator(
     flag="--simulator",
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), phrases (hears plain
-    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages. Raises BadInput."""
+    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages. Raises
+    BadInput."""
     kind, model, url = split_name(name)
     if name in SCRIPTED:
         if lang != "en":

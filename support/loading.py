@@ -8,6 +8,7 @@ from support.errors import BadModel
 from support.settings import SMALL, may_be_on_the_hub
 from support.smollm2 import directory_of_smollm2
 
+import os
 from pathlib import Path
 
 import torch
@@ -212,3 +213,10 @@ def best_device():
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def memory_of(device):
+    """The bytes of memory of a device: of the GPU, or of this machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,7 +12,7 @@ Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what 
 """
 
 from support.errors import BadInput
-from support.settings import SCRIPTED, looks_like_a_path, may_be_on_the_hub, resolve_settings
+from support.settings import SCRIPTED, SMALL, looks_like_a_path, may_be_on_the_hub, resolve_settings
 
 import itertools
 import math
@@ -57,6 +57,9 @@ LOGITS_PER_CHUNK = 2**27
 # intermediate size (the MLP's gate and up projection, and their product).
 HIDDEN_TENSORS = 8
 INTERMEDIATE_TENSORS = 3
+# The same for a block whose activations are kept for the backward pass, and not made again
+# (measured with SmolLM2-135M and adapters).
+KEPT_HIDDEN_TENSORS = 12
 
 # The parts of `memory` that are estimates; the others are exact.
 ESTIMATES = {"engine cache", "activations"}
@@ -71,6 +74,9 @@ def report(cfg, given):
     if cfg.model == "toy":
         calls = calls_of(cfg, given["price"]) or "no calls to any server"
         return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}"
+    if cfg.model == SMALL:
+        calls = calls_of(cfg, given["price"]) or "no calls to any server"
+        return f"{SMALL} runs on a laptop: below 4 GB of memory, half an hour\n{calls}"
     config = config_of(cfg.model)
     sizes = sizes_of(config, cfg.lora_rank)
     share = 0
@@ -79,7 +85,7 @@ def report(cfg, given):
     lines = [
         headline(cfg, sizes),
         "",
-        *memory_table(cfg, config, sizes, share),
+        *memory_table(cfg, config, sizes, share, given["card"] or 80.0),
         "",
         *lines_of_work(cfg, latency=given["latency"] or 6.0),
         calls_of(cfg, given["price"]),
@@ -110,10 +116,10 @@ def headline(cfg, sizes):
     return text
 
 
-def memory_table(cfg, config, sizes, share):
+def memory_table(cfg, config, sizes, share, card):
     """The lines of a table of GB: memory by part, the peak, the host; a column for each of GPUS.
-    sizes: of `sizes_of`; share: as in `peak`."""
-    columns = [memory(cfg, config, sizes, gpus) for gpus in GPUS]
+    sizes: of `sizes_of`; share: as in `peak`; card: GB that a GPU has."""
+    columns = [memory(cfg, config, sizes, gpus, card=card) for gpus in GPUS]
     heads = ["1 GPU", *[f"{gpus} GPUs" for gpus in GPUS[1:]]]
     lines = ["GB on each GPU".ljust(28) + "".join(f"{head:>9}" for head in heads)]
     for part in columns[0]:
@@ -209,9 +215,9 @@ def sizes_of(config, rank=0):
     }
 
 
-def memory(cfg, config, sizes, gpus, compute_bytes=2):
+def memory(cfg, config, sizes, gpus, compute_bytes=2, card=80.0):
     """Bytes on each of `gpus`: {part: bytes}; those of ESTIMATES are estimates. sizes: of
-    `sizes_of`; compute_bytes: 2 for bf16, 4 for fp32."""
+    `sizes_of`; compute_bytes: 2 for bf16, 4 for fp32; card: GB that a GPU has."""
     lora = cfg.lora_rank > 0
     trained = sizes["adapters"] if lora else sizes["all"]
     if cfg.algo == "ppo":
@@ -227,7 +233,7 @@ def memory(cfg, config, sizes, gpus, compute_bytes=2):
         "reference": 4 * sizes["all"] / gpus if has_reference else 0,
         "engine weights": weights,
         "engine cache": cache_bytes(cfg, config, gpus, compute_bytes),
-        "activations": activation_bytes(cfg, config, sizes, compute_bytes),
+        "activations": activation_bytes(cfg, config, sizes, compute_bytes, card),
     }
 
 
@@ -242,21 +248,42 @@ def cache_bytes(cfg, config, gpus, compute_bytes):
     return math.ceil(cfg.batch_size / gpus) * length * per_token
 
 
-def activation_bytes(cfg, config, sizes, compute_bytes):
+def activation_bytes(cfg, config, sizes, compute_bytes, card):
     """What the update needs at its peak beside the masters, their gradients and Adam's moments."""
-    tokens = cfg.tokens_per_gpu
-    # the inputs of all blocks, which are kept for the backward pass
-    kept = config.num_hidden_layers * tokens * config.hidden_size * compute_bytes
-    # one block, which is computed again
-    width = HIDDEN_TENSORS * config.hidden_size + INTERMEDIATE_TENSORS * config.intermediate_size
-    block = tokens * width * compute_bytes
+    if must_recompute(cfg, config, compute_bytes, card * GB):
+        # the inputs of all blocks, and one block, which is computed again
+        inputs = config.num_hidden_layers * cfg.tokens_per_gpu * config.hidden_size * compute_bytes
+        activations = inputs + block_bytes(cfg, config, compute_bytes, HIDDEN_TENSORS)
+    else:
+        activations = kept_bytes(cfg, config, compute_bytes)
     # the gathered weights of this block and the next, and those of embedding and output layer,
     # which stay for the whole pass; and the gradients of all that, unless they are frozen
     gathered = 2 * sizes["block"] + sizes["embedding"] + sizes["head"]
     gradient_bytes = 0 if cfg.lora_rank else 4
     # one chunk of logits, in fp32 (4 bytes), and about four tensors of its size
     logits = 4 * 4 * LOGITS_PER_CHUNK
-    return kept + block + gathered * (compute_bytes + gradient_bytes) + logits
+    return activations + gathered * (compute_bytes + gradient_bytes) + logits
+
+
+def block_bytes(cfg, config, compute_bytes, hidden_tensors):
+    """The activations of one transformer block for a micro-batch."""
+    # some configs, as GPT-2's, have no intermediate size: there it is four times the hidden size
+    intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    width = hidden_tensors * config.hidden_size + INTERMEDIATE_TENSORS * intermediate_size
+    return cfg.tokens_per_gpu * width * compute_bytes
+
+
+def kept_bytes(cfg, config, compute_bytes):
+    """The activations of all blocks for a micro-batch."""
+    block = block_bytes(cfg, config, compute_bytes, KEPT_HIDDEN_TENSORS)
+    return config.num_hidden_layers * block
+
+
+def must_recompute(cfg, config, compute_bytes, memory):
+    """Must activations be computed again in the backward pass? That costs a third of an update, so
+    they are kept where those of a micro-batch take at most a quarter of `memory`: the bytes of a
+    GPU, or a rank's share of the host's."""
+    return kept_bytes(cfg, config, compute_bytes) > memory / 4
 
 
 def peak(parts, share=0):
@@ -387,7 +414,7 @@ def gpu_table():
 
 def does_it_fit(cfg, config, gpus, card):
     """A cell of the table: whether a run fits on `gpus` of `card` GB, and what it needs."""
-    parts = memory(cfg, config, sizes_of(config, cfg.lora_rank), gpus)
+    parts = memory(cfg, config, sizes_of(config, cfg.lora_rank), gpus, card=card)
     share = cfg.engine_memory * card * GB
     if share < parts["engine weights"]:
         return "no: engine weights"

@@ -103,11 +103,12 @@ class Settings:
         metavar="JSON",
     )
     simulator: str = flag(
-        "model behind the user: toy; toy-weak, a scorer that can be hacked; phrases, who hears plain "
-        "English by rule; "
-        "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or "
+        "model behind the user: toy; toy-weak, a scorer that can be hacked; phrases, who hears "
+        "plain English by rule; openai:MODEL@URL, a server, its key in $RLVER_API_KEY or "
         "$OPENAI_API_KEY; local:DIR, a model in this process",
-        "toy",
+        toy="toy",
+        real="toy",
+        small="phrases",
         metavar="NAME",
     )
     difficulty: str = flag(
@@ -296,8 +297,10 @@ class Settings:
     )
     eval_every: int = flag("steps between evaluations; 0: only before and after", 0, type=natural)
 
-    # ---- not a flag: the most tokens of a dialogue. None: the model's own limit.
+    # ---- not flags. context: the most tokens of a dialogue; None: the model's own limit.
+    # model_sha256: of the file that smollm2 is made of, set by the run; None for other models.
     context: int = flag(None, toy=1024, real=None, small=1024)
+    model_sha256: str = flag(None)
 
     @property
     def toy(self):
@@ -603,7 +606,7 @@ def problem_with(setting, value):
     could have given it."""
     options = setting.metadata["argparse_options"]
     no_value = f"{value!r} is no value of it"
-    if value in (setting.metadata["toy"], setting.metadata["real"]):
+    if value in [setting.metadata[column] for column in ("toy", "real", "small")]:
         return None
     if "choices" in options:
         return None if value in options["choices"] else no_value

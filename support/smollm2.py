@@ -56,6 +56,11 @@ def directory_of_smollm2(quiet=False):
     return place
 
 
+def sha256_of_smollm2():
+    """The SHA-256 of the file that the model is made of. Raises BadModel."""
+    return sha256_of(gguf_file())
+
+
 def gguf_file():
     """The GGUF in the installed wheel, compared with the hash that the wheel itself records. Raises
     BadModel."""
