@@ -9,6 +9,7 @@ process.
                                      minutes)
     python tests/bench.py --threads  two runs at once on the same cores (goes on where it was)
     python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
+    python tests/bench.py --small    a step of smollm2, by part (ten minutes; needs its package)
     python tests/bench.py --gpu      all that is to be known on a GPU (nine minutes)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
@@ -24,7 +25,7 @@ faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is
 threads         five steps of `grpo --think` alone, and two such runs at once, each with a thread a
                 core: threads that spin for as long as libgomp has it while they wait, or for less;
                 and with one thread each.
-trl, gpu        bench_trl.py and bench_gpu.py say what is measured.
+trl, small, gpu bench_trl.py, bench_small.py and bench_gpu.py say what is measured.
 """
 
 import argparse
@@ -374,6 +375,7 @@ def main():
         action="store_true",
         help="the toy's training by TRL's GRPOTrainer and here, instead",
     )
+    parser.add_argument("--small", action="store_true", help="a step of smollm2 by part, instead")
     parser.add_argument("--gpu", action="store_true", help="speed and memory on a GPU, instead")
     args = parser.parse_args()
     if args.gpu:
@@ -387,6 +389,12 @@ def main():
             parser.exit(2, f"bench.py --trl: {bench_trl.MISSING}\n")
         result = bench_trl.compare(seed=0, steps=DEFAULTS.steps)
         print(json.dumps(result, indent=2) if args.json else bench_trl.table(result))
+        return
+    if args.small:
+        import bench_small
+
+        result = bench_small.compare()
+        print(json.dumps(result, indent=2) if args.json else bench_small.table(result))
         return
     if args.threads:
         print(beside_each_other(ROOT / "results" / "bench-threads.jsonl"))

@@ -1,0 +1,95 @@
+"""bench_small.py - where the time of a step of smollm2 goes, and what two changes save.
+
+    python tests/bench.py --small
+
+Three short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a process of its own:
+
+    as it is
+    nothing shared     the engine computes every prompt in full. As it is, it computes the beginning
+                       that new dialogues have in common once, and copies it
+    recomputed         the update makes the activations again in the backward pass. As it is, it
+                       keeps them, because there is memory enough
+
+Seconds are those of summary.json, per step; the peak is of the process's whole memory.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+STEPS, ROUNDS = 2, 2
+FLAGS = ["--algo", "grpo", "--model", "smollm2", "--steps", str(STEPS), "--eval-size", "8"]
+VARIANTS = ("as it is", "nothing shared", "recomputed")
+
+
+def run_variant(variant, out):
+    """One run, in this process."""
+    import engine
+    import models
+    import rlver
+
+    if variant == "nothing shared":
+        engine.MIN_SHARED = 10**9
+    if variant == "recomputed":
+        models.must_recompute = lambda *_: True
+    sys.exit(rlver.main([*FLAGS, "--out", out]))
+
+
+def measure(variant):
+    """{"rollout", "update", "evaluate", "total": seconds; "tokens_per_s"; "peak_mb"} of one run."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "run"
+        subprocess.run(
+            [sys.executable, __file__, variant, str(out)],
+            check=True,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ,
+        )
+        summary = json.loads((out / "summary.json").read_text())
+    seconds = summary["seconds"]
+    return {
+        "rollout": seconds["rollout"] / STEPS,
+        "update": seconds["update"] / STEPS,
+        "evaluate": seconds["evaluate"],
+        "total": seconds["total"],
+        "tokens_per_s": summary["tokens"]["sampled"] / seconds["rollout"],
+        "peak_mb": summary["peak_rss_mb"],
+    }
+
+
+def compare():
+    """{variant: {name: median over the rounds}}."""
+    rounds = [{variant: measure(variant) for variant in VARIANTS} for _ in range(ROUNDS)]
+    return {
+        variant: {
+            name: statistics.median(measured[variant][name] for measured in rounds)
+            for name in rounds[0][variant]
+        }
+        for variant in VARIANTS
+    }
+
+
+def table(result):
+    """The result as a table in Markdown."""
+    lines = [
+        "| | rollout, s a step | tokens/s | update, s a step | both evaluations, s | peak, GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, r in result.items():
+        cells = [f"{r['rollout']:.1f}", f"{r['tokens_per_s']:.0f}", f"{r['update']:.1f}"]
+        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mb'] / 1000:.1f}"]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_variant(*sys.argv[1:])
