@@ -542,6 +542,37 @@ def table_hackable(measured, stretch=12):
     return markdown(["steps", *[f"{b + 1} to {min(n, b + stretch)}" for b in begins]], rows)
 
 
+def table_signs(measured, tenth=0.1):
+    """The signs that are counted in the replies, with the strict user and with the weak scorer as
+    the reward: means over the first and over the last tenth of the steps, and over all seeds."""
+    lines_of = {
+        "toy": seeds_of(measured, "grpo-direct")[:3],
+        "toy-weak": seeds_of(measured, "grpo-direct-weak"),
+    }
+    if not all(lines_of.values()):
+        return ""
+    held_out, warned = ["held-out score"], ["runs that end with a warning"]
+    for lines in lines_of.values():
+        before = np.mean([first(line) for line in lines])
+        after = np.mean([last(line) for line in lines])
+        held_out.append(f"{before:.0f} to {after:.0f}")
+        warned.append(f"{sum(bool(line['warnings']) for line in lines)} of {len(lines)}")
+    rows = [held_out]
+    for words, key, scale, unit in (
+        ("words a reply", "reply_words", 1, ""),
+        ("replies that repeat a sentence to the same user", "repeat_within", 100, " %"),
+        ("replies that another user hears too", "repeat_across", 100, " %"),
+        ("distinct word pairs, of 100", "distinct_2", 100, ""),
+    ):
+        row = [words]
+        for lines in lines_of.values():
+            curves = scale * np.array([line["metrics"][key] for line in lines], float)
+            n = max(1, round(tenth * curves.shape[1]))
+            row.append(f"{curves[:, :n].mean():.0f} to {curves[:, -n:].mean():.0f}{unit}")
+        rows.append(row)
+    return markdown(["", *[f"`{name}`" for name in lines_of]], [*rows, warned])
+
+
 def columns(line):
     """The metrics of a line as support/reference.py takes them."""
     metrics = line["metrics"]
@@ -596,6 +627,7 @@ TABLES = {
     "challenging": table_challenging,
     "hackable": table_hackable,
     "mistakes": table_mistakes,
+    "signs": table_signs,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,
