@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
 from support import reference
 from support.flags import Parser, positive
+from support.signs import signs
 
 import labs
 
@@ -94,6 +95,7 @@ def jobs():
     yield Job("bench", "bench", command="tests/bench.py", threads=2)
     for lab in labs.load_labs():
         yield Job("labs", f"lab-{lab}", command=f"course/course.py lab {lab}")
+    yield from small()
 
 
 def variants():
@@ -143,6 +145,28 @@ def mistakes():
         ("no-format-check", "grpo-think"),
     ):
         yield Job("mistakes", f"{name}-{lab}", f"{FLAGS[name]} --seed 0", lab=lab)
+
+
+def small():
+    """The small real model, with both cores: GRPO and PPO, three seeds each, then what one change
+    does, one seed each; and the same policies with people who chat."""
+    for algo, seed in itertools.product(("grpo", "ppo"), range(3)):
+        flags = f"--algo {algo} --model smollm2 --seed {seed}"
+        yield Job("small", f"small-{algo}-{seed}", flags, threads=2)
+    for name, change in (
+        ("no-kl", "--kl-coef 0"),
+        ("delta", "--reward delta"),
+        ("whole", "--lora-rank 0"),
+    ):
+        flags = f"--algo grpo --model smollm2 --seed 0 {change}"
+        yield Job("small", f"small-grpo-{name}-0", flags, threads=2)
+    for seed, moment in itertools.product(range(3), ("before", "after")):
+        run = f"small-grpo-{seed}"
+        step = "--step 0" if moment == "before" else ""
+        # as the benchmark is measured: from an emotion of 40, over 10 turns
+        command = f"evaluate.py --policy {{{run}}} {step} --world chit-chat --json {{json}}"
+        command += f" --out runs/tables/{run}-chat-{moment}.jsonl"
+        yield Job("small", f"{run}-chat-{moment}", command=command, needs=(run,), threads=2)
 
 
 def machines():
@@ -226,8 +250,23 @@ def line_of_run(job, place):
             "peak_rss_mb": summary["peak_rss_mb"],
             "warnings": summary["warnings"],
             "metrics": metrics,
+            **({"heldout": heldout_of_run(place)} if job.part == "small" else {}),
         }
     )
+
+
+def heldout_of_run(place, kept=3):
+    """What the held-out users of a run were told, before and after: the signs of all replies, and
+    the dialogues with the first `kept` users."""
+    rows = [json.loads(line) for line in (place / "dialogues.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["split"] == "heldout"]
+    steps = [row["step"] for row in rows]
+    heldout = {}
+    for moment, step in (("before", min(steps)), ("after", max(steps))):
+        dialogues = [row for row in rows if row["step"] == step]
+        replies = [[turn["reply"] for turn in row["turns"]] for row in dialogues]
+        heldout[moment] = {"signs": signs(replies), "dialogues": dialogues[:kept]}
+    return heldout
 
 
 def line_of_command(job, result, output):
