@@ -359,6 +359,9 @@ def evaluation_table(evaluations, never_trained_on=True):
         "malformed": "malformed %",
         "n": "dialogues",
     }
+    # only runs that have the starting model in memory measure it
+    if any(evaluation.get("ref_perplexity") is not None for evaluation in evaluations):
+        columns["ref_perplexity"] = "perplexity under the start"
     title = "Evaluations"
     users = "Whether this policy met these users in its training is not known"
     if never_trained_on:

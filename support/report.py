@@ -285,6 +285,9 @@ def print_summary(summary, out):
             f"{name:<16}{scores['score']:>8.1f}{scores['stderr']:>8.1f}{scores['success']:>8.1f}%"
             f"{scores['failure']:>8.1f}%{scores['malformed']:>10.1f}%{scores['n']:>6}"
         )
+    before, after = (summary[name].get("ref_perplexity") for name in ("before", "after"))
+    if before is not None and after is not None:
+        print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
     parts = [f"{name.replace('_', ' ')} {value:.0f}" for name, value in seconds.items()]

@@ -2,7 +2,8 @@
 
     python tests/bench.py --small
 
-Three short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a process of its own:
+Three short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a process of its
+own:
 
     as it is
     nothing shared     the engine computes every prompt in full. As it is, it computes the beginning

@@ -1,4 +1,5 @@
-"""phrases.py: a user who hears plain English, by rule. A rule, a test; and that no reply wins alone.
+"""phrases.py: a user who hears plain English, by rule. A rule, a test; and that no fixed reply
+wins.
 
 By hand: "My landlord missed my graduation. I feel nervous.", a user who wants empathy, is told
 
@@ -144,7 +145,7 @@ def test_its_own_people_speak_english():
     assert phrases.is_english("I can't believe she's been lying, that's awfully sad!")
 
 
-# ------------------------------------------------------------------------------- nobody wins by rote
+# ------------------------------------------------------------------------------ no fixed reply wins
 
 
 def final(replies, row, lines=()):
