@@ -612,6 +612,90 @@ def table_signs(measured, tenth=0.1):
     return markdown(["", *[f"`{name}`" for name in lines_of]], [*rows, warned])
 
 
+SMALL_RUNS = {
+    "small-grpo": "`grpo`",
+    "small-ppo": "`ppo`",
+    "small-grpo-no-kl": "`grpo --kl-coef 0`",
+    "small-grpo-delta": "`grpo --reward delta`",
+    "small-grpo-whole": "`grpo --lora-rank 0`",
+}
+
+
+def table_small(measured):
+    """The small real model: each way of training, over its seeds. "gain" is after minus before."""
+    rows = []
+    for name, words in SMALL_RUNS.items():
+        lines = seeds_of(measured, name)
+        if not lines:
+            continue
+        heldout = [line["heldout"] for line in lines]
+        distinct = [
+            np.mean([sides[moment]["signs"]["distinct_2"] for sides in heldout])
+            for moment in ("before", "after")
+        ]
+        perplexities = ["-"]
+        if all(first(line, "ref_perplexity") and last(line, "ref_perplexity") for line in lines):
+            perplexities = [
+                f"{np.mean([end(line, 'ref_perplexity') for line in lines]):.1f}"
+                for end in (first, last)
+            ]
+        rows.append(
+            [
+                words,
+                interval([first(line) for line in lines]),
+                interval([last(line) for line in lines]),
+                interval([last(line) - first(line) for line in lines]),
+                " to ".join(perplexities),
+                f"{distinct[0]:.2f} to {distinct[1]:.2f}",
+                f"{np.mean([line['seconds']['total'] for line in lines]) / 60:.0f}",
+                f"{max(line['peak_rss_mb'] for line in lines) / 1000:.1f}",
+                len(lines),
+            ]
+        )
+    if not rows:
+        return ""
+    head = ["run", "before", "after", "gain", "perplexity under the start"]
+    return markdown([*head, "distinct word pairs", "minutes", "GB", "seeds"], rows)
+
+
+def table_small_chat(measured):
+    """The same policies with people who chat: after minus before, by seed."""
+    rows = []
+    for seed in range(3):
+        sides = [measured.get(f"small-grpo-{seed}-chat-{moment}") for moment in ("before", "after")]
+        if not all(sides):
+            continue
+        before, after = (side["result"] for side in sides)
+        numbers = [f"{side['score']:.1f} ± {side['stderr']:.1f}" for side in (before, after)]
+        rows.append([f"`grpo`, seed {seed}", *numbers, f"{after['score'] - before['score']:+.1f}"])
+    return markdown(["run", "before", "after", "difference"], rows) if rows else ""
+
+
+def table_small_dialogues(measured):
+    """The dialogues of the first three held-out users of GRPO, seed 0, before and after."""
+    line = measured.get("small-grpo-0")
+    if not line:
+        return ""
+    texts = []
+    pairs = zip(line["heldout"]["before"]["dialogues"], line["heldout"]["after"]["dialogues"])
+    for number, dialogues in enumerate(pairs, 1):
+        for moment, dialogue in zip(("before", "after"), dialogues):
+            texts.append(f"**User {number}, {moment}**\n")
+            texts.append(quoted("user", dialogue["first_line"], 30))
+            for turn in dialogue["turns"]:
+                texts.append(quoted("model", turn["reply"]))
+                if turn["user"]:
+                    texts.append(quoted("user", turn["user"], turn["emotion"]))
+            texts.append(f"> ends at {turn['emotion']}\n")
+    return "\n".join(texts)
+
+
+def quoted(speaker, text, emotion=None):
+    """A line of a dialogue as a quotation in Markdown; what the model wrote stays in one line."""
+    name = speaker if emotion is None else f"{speaker} ({emotion:g})"
+    return f"> **{name}**: {' '.join(text.split())}\n>"
+
+
 def columns(line):
     """The metrics of a line as support/reference.py takes them."""
     metrics = line["metrics"]
@@ -667,6 +751,9 @@ TABLES = {
     "hackable": table_hackable,
     "mistakes": table_mistakes,
     "signs": table_signs,
+    "small": table_small,
+    "small_chat": table_small_chat,
+    "small_dialogues": table_small_dialogues,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,
