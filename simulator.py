@@ -344,8 +344,8 @@ class Simulator:
         """Put a question to the model until an answer can be read. Returns a ReadAnswer; raises
         SimulatorFailed. what: the question's name, for the error message.
 
-        prepare_call(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to this
-            question so far, all of which could not be read.
+        prepare_call(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to
+            this question so far, all of which could not be read.
         parse(text, mark): what the answer says. Raises ValueError if it cannot be read.
 
         For example, if the first answer cannot be read and the second one can:
@@ -382,8 +382,8 @@ class Simulator:
             raise
 
     def look_up(self, prepare_call, parse):
-        """The same as `ask_until_readable`, but from the log alone: a ReadAnswer, or None if the log has no answer that
-        can be read.
+        """The same as `ask_until_readable`, but from the log alone: a ReadAnswer, or None if the
+        log has no answer that can be read.
 
         What was paid for is not asked again, nor are the unreadable answers on the way to a
         readable one. If the log ends in an unreadable answer, everything is asked again: otherwise
@@ -448,9 +448,9 @@ class Simulator:
         await self.pass_check(hear_a_reply)
 
     async def pass_check(self, ask_one_question):
-        """Await `ask_one_question(simulator)`, which asks one question of a copy of this simulator. The copy has
-        an empty log: an old answer says nothing about the server of today. A scripted model needs
-        no check.
+        """Await `ask_one_question(simulator)`, which asks one question of a copy of this simulator.
+        The copy has an empty log: an old answer says nothing about the server of today. A scripted
+        model needs no check.
 
         This is a method of its own because a judge (tools/judge.py) is checked with another
         question than a user.
@@ -676,7 +676,8 @@ def people_of(paths):
 
 
 def users_of_run(paths, held_out, simulator_name):
-    """(the users to train on, the held-out users, at most `held_out` of them). paths: of --profiles.
+    """(the users to train on, the held-out users, at most `held_out` of them). paths: the files of
+    --profiles, if there are any.
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
