@@ -81,7 +81,7 @@ class Episode:
 
         Deltas telescope: with gamma = 1 the return from turn t on is (e_T - e_{t-1}) / 100, e_0 the
         emotion before the first reply. That is potential-based shaping (Ng 1999): the best policy
-        is the same, only the noise is less, because a turn is no longer credited with what came
+        is the same. The noise may be less, because a turn is no longer credited with what came
         before it. A malformed reply ends at e_T = 0 and so takes back all that was earned; where
         the clamp to 0..100 cut a change short, what counts is how far the emotion moved.
         """

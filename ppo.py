@@ -168,8 +168,8 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
     """Estimate KL(pi, ref) per token from samples of pi (Schulman, "Approximating KL divergence"),
     [B, L] -> [B, L].
 
-        k1         log pi - log ref. Unbiased, but as a loss its expected gradient is exactly 0: it
-                   belongs in the *reward*, for PPO, and must not be differentiated.
+        k1         log pi - log ref. Unbiased, but as a loss its on-policy gradient is 0 in
+                   expectation: it belongs in the *reward*, for PPO, and must not be differentiated.
         k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi,
                    ref): right.
         k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a

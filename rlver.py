@@ -191,7 +191,8 @@ KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each d
 
 class Trainer:
     """A run. With many ranks each has its own dialogues, its own engine and a shard of the models;
-    only rank 0 writes files. Its attributes are set in `__init__`, below the steps. The main ones:
+    only rank 0 writes files, but each has its log of calls. The attributes are set in `__init__`,
+    below the steps. The main ones:
 
         cfg                 the Settings
         first               is this rank 0, the one that writes and prints?

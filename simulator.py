@@ -7,8 +7,9 @@ After each reply of the policy two questions go to a language model, one after t
     e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; how far does e move?
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
-S is the person: persona, background, goal, hidden theme. One path renders the prompt, asks the
-model and reads the answer's sections, whichever model it is.
+S is the person: persona, background, purpose of the talk, hidden intention. c is the dialogue so
+far, e the emotion, h_emo the analysis, a_t the user's line. The same code renders the prompt, asks
+and reads the answer for every model.
 
 The last emotion is the reward, so this file is where a policy could forge its reward. Three things
 prevent that:
@@ -17,6 +18,9 @@ prevent that:
 * The change is read only from a header with the mark of this prompt, four letters that the policy
   cannot know (support/answers.py).
 * The change is clamped to +-10 (`clamp_change`).
+
+Behind the user stand the people of a run (who is trained on, who is held out, which simulator can
+play whom), a recorded dialogue that is heard again (--watch), and the talk in the terminal.
 
 Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
 """
@@ -55,7 +59,7 @@ import toy
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-CHECK = "I am here. Tell me a little more about it."  # the reply of `Simulator.check`
+CHECK_REPLY = "I am here. Tell me a little more about it."  # what the user hears in `check`
 # What a talk is for. The prompts' purpose_*.txt tell it to the model.
 PURPOSES = (
     "eq",  # a heart-to-heart: the user is troubled (all released users)
@@ -145,7 +149,8 @@ def says_goodbye(line):
     # of its verb: 'He just said, "Goodbye."' becomes one clause, which is more than a farewell.
     saying = r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)"
     last = re.sub(saying + r"\s*[,:，：]", r"\1 ", last)
-    # Only letters, apostrophes, hyphens, colons and what ends a clause are looked at.
+    # Only letters, apostrophes, hyphens, colons and what ends a clause are looked at. A colon ends
+    # none: "My last word: goodbye" is one clause, and more than a farewell.
     last = re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last)
     for clause in re.split(r"[,;，、；()（）—–]+|\s-\s", last):
         words = clause.replace("-", " ").split()
@@ -240,6 +245,7 @@ def parse_emotion(text, mark):
     """Read an answer of f_emo: ({header: text}, change), the change an integer, not yet clamped.
     Only headers with the mark are read. Raises ValueError if one of them is missing, or the change
     cannot be read."""
+    # deciding: of Change only what stands on the header's own line counts, nothing below it
     sections = marked_sections(text, EMOTION_HEADERS, mark, deciding=["Change"])
     return sections, parse_change(sections["Change"])
 
@@ -267,13 +273,6 @@ class PreparedCall(NamedTuple):
     key: str  # the log keeps the answer under this key
 
 
-class RawAnswer(NamedTuple):
-    """An answer of the model that is still to be read."""
-
-    text: str
-    mark: str  # the mark that its prompt asked for
-
-
 class ReadAnswer(NamedTuple):
     """An answer of the model that could be read."""
 
@@ -285,9 +284,9 @@ class ReadAnswer(NamedTuple):
 class Simulator:
     """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
 
-    The methods in reading order: `ask` renders the prompt of a hop and hands it to `put`, which
-    looks for the answer in the log (`look_up`) or asks the model until an answer can be read
-    (`call_model`). `check` asks one question before the first dialogue."""
+    The methods in reading order: `ask` renders the prompt of a hop. `ask_until_readable` looks for
+    its answer in the log (`look_up`), or asks the model (`call_model`) until an answer can be read.
+    `check` asks one question before the first dialogue."""
 
     def __init__(
         self,
@@ -324,13 +323,12 @@ class Simulator:
         self.complaints = load_complaints(lang)
 
     async def ask(self, name, values, parse, dialogue=""):
-        """Ask one hop, "emotion" or "reply". Returns a ReadAnswer, as `put` does; raises
-        SimulatorFailed.
+        """Ask one hop, "emotion" or "reply". Returns a ReadAnswer; raises SimulatorFailed.
 
         values: {placeholder of the prompt: value}, all but the mark. parse(text, mark): reads the
         answer. dialogue: its name, for `key`."""
 
-        def prepare(errors):
+        def prepare_call(errors):
             template = self.prompts[name]
             if errors:
                 # Say what was wrong: at temperature 0 the same prompt would get the same answer.
@@ -341,33 +339,33 @@ class Simulator:
             prompt = fill(template, {**values, "mark": mark})
             return PreparedCall(prompt, mark, self.key(prompt, dialogue, len(errors)))
 
-        return await self.put(f"the {name} hop", prepare, parse)
+        return await self.ask_until_readable(f"the {name} hop", prepare_call, parse)
 
-    async def put(self, what, prepare, parse):
+    async def ask_until_readable(self, what, prepare_call, parse):
         """Put a question to the model until an answer can be read. Returns a ReadAnswer; raises
         SimulatorFailed. what: the question's name, for the error message.
 
-        prepare(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to this
-            question so far, all of which could not be read.
+        prepare_call(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to
+            this question so far, all of which could not be read.
         parse(text, mark): what the answer says. Raises ValueError if it cannot be read.
 
         For example, if the first answer cannot be read and the second one can:
 
-            prepare([])      the prompt, mark 0                    ->  parse raises e1
-            prepare([e1])    the prompt and a complaint, mark 1    ->  a ReadAnswer
+            prepare_call([])      the prompt, mark 0                    ->  parse raises e1
+            prepare_call([e1])    the prompt and a complaint, mark 1    ->  a ReadAnswer
 
         The loop over the attempts is in `ask_with_retries` (support/llm.py)."""
-        logged = self.look_up(prepare, parse)
+        logged = self.look_up(prepare_call, parse)
         if logged is not None:
             return logged
 
         async def next_attempt(errors):
-            prepared = prepare(errors)
-            text = await self.call_model(prepared)
-            return RawAnswer(text, prepared.mark)
+            prepared = prepare_call(errors)
+            return prepared.mark, await self.call_model(prepared)
 
-        def read(raw):
-            return ReadAnswer(raw.text, raw.mark, parse(raw.text, raw.mark))
+        def read(answer):
+            mark, text = answer
+            return ReadAnswer(text, mark, parse(text, mark))
 
         try:
             return await ask_with_retries(
@@ -384,18 +382,18 @@ class Simulator:
             self.last_failure = str(error)
             raise
 
-    def look_up(self, prepare, parse):
-        """The same as `put`, but from the log: a ReadAnswer, or None if the log has no answer that
-        can be read.
+    def look_up(self, prepare_call, parse):
+        """The same as `ask_until_readable`, but from the log alone: a ReadAnswer, or None if the
+        log has no answer that can be read.
 
         What was paid for is not asked again, nor are the unreadable answers on the way to a
         readable one. If the log ends in an unreadable answer, everything is asked again: otherwise
         a run that stopped because of such answers would stop at them whenever it is resumed."""
-        if not self.log.answers:
+        if not self.log.answers:  # so no prompt need be made to look for its answer
             return None
         errors = []
         while True:
-            prepared = prepare(errors)
+            prepared = prepare_call(errors)
             if prepared.key not in self.log.answers:
                 return None
             text = self.log.answers[prepared.key]
@@ -446,14 +444,14 @@ class Simulator:
 
         async def hear_a_reply(simulator):
             user = User(simulator, toy_profiles("train", 1)[0])
-            await user.feel(CHECK)
+            await user.feel(CHECK_REPLY)
 
         await self.pass_check(hear_a_reply)
 
-    async def pass_check(self, ask):
-        """Await `ask(simulator)`, which asks one question of a copy of this simulator. The copy has
-        an empty log: an old answer says nothing about the server of today. A scripted model needs
-        no check.
+    async def pass_check(self, ask_one_question):
+        """Await `ask_one_question(simulator)`, which asks one question of a copy of this simulator.
+        The copy has an empty log: an old answer says nothing about the server of today. A scripted
+        model needs no check.
 
         This is a method of its own because a judge (tools/judge.py) is checked with another
         question than a user.
@@ -464,9 +462,10 @@ class Simulator:
             return
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
-        unlogged.retries_unreadable = 2
+        unlogged.retries_unreadable = 2  # a model that can keep the form has done so by then
         try:
-            await ask(unlogged)
+            # `checked` is still False, so a PromptRefused is passed on
+            await ask_one_question(unlogged)
         except UnreadableAnswers as error:
             raise BadInput(
                 f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
@@ -516,7 +515,7 @@ class User:
         self.dialogue.append({"speaker": "friend", "text": reply})
         answer = await self.simulator.ask("emotion", self.values(), parse_emotion, self.name)
         sections, change = answer.parsed
-        change = clamp_change(change)  # for the record; `move_emotion` clamps as well
+        change = clamp_change(change)  # what is logged; `move_emotion` would clamp it anyway
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {
             "objective": sections["TargetCompletion"],
@@ -669,10 +668,10 @@ def toy_profiles(split, count=None):
     return [Profile(**row) for row in toy.profiles(split, count)]
 
 
-def people_of(names):
-    """All profiles of the files `names`. Without any file: all users of the toy that a recorded
+def people_of(paths):
+    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
     dialogue may be with."""
-    people = [profile for name in names for profile in load_profiles(name)]
+    people = [profile for path in paths for profile in load_profiles(path)]
     if people:
         return people
     # A run may have held out more than the usual 128 (--eval-size). User i is the same person
@@ -680,8 +679,9 @@ def people_of(names):
     return toy_profiles("heldout", 1000) + toy_profiles("train")
 
 
-def users_of_run(names, held_out, simulator):
-    """(the users to train on, the held-out users, at most `held_out` of them):
+def users_of_run(paths, held_out, simulator_name):
+    """(the users to train on, the held-out users, at most `held_out` of them). paths: the files of
+    --profiles, if there are any.
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
@@ -690,34 +690,34 @@ def users_of_run(names, held_out, simulator):
 
     Raises BadInput, also for two files that share users: a score on users that were trained on says
     nothing about others."""
-    if not names:
-        need_profiles(simulator)
+    if not paths:
+        need_profiles(simulator_name)
         return toy_profiles("train"), toy_profiles("heldout", held_out)
-    if len(names) > 2:
+    if len(paths) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
-    files = [load_profiles(name) for name in names]
+    files = [load_profiles(path) for path in paths]
     for people in files:
-        refuse_foreign(simulator, people)
+        refuse_foreign(simulator_name, people)
     if len(files) == 2:
         train, test = files
-        refuse_shared(names, train, test)
+        refuse_shared(paths, train, test)
         return train, test[:held_out]
     (people,) = files
     if len(people) < 2:
         raise BadInput(
-            f"--profiles {names[0]}: one profile is too few to train and to "
+            f"--profiles {paths[0]}: one profile is too few to train and to "
             "hold one out; name a second file"
         )
     count = min(held_out, max(1, len(people) // 5))
     return people[:-count], people[-count:]
 
 
-def refuse_shared(names, train, test):
-    """Raise BadInput if the two files `names` share a user."""
+def refuse_shared(paths, train, test):
+    """Raise BadInput if the two files `paths` share a user."""
     shared = {profile.id for profile in train} & {profile.id for profile in test}
     if shared:
         raise BadInput(
-            f"--profiles {names[0]} {names[1]}: both files hold user "
+            f"--profiles {paths[0]} {paths[1]}: both files hold user "
             f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
             "to train on and users held out must be different people"
         )
@@ -741,25 +741,25 @@ def profiles_of_step(people, count, seed, step):
 # -------------------------------------------------------------------------------- who can play whom
 
 
-def need_profiles(simulator):
-    """Raise BadInput if `simulator`, a name, needs files of profiles: the toy's users are for the
+def need_profiles(simulator_name):
+    """Raise BadInput if this simulator needs files of profiles: the toy's users are for the
     scripted ones alone."""
-    if simulator not in SCRIPTED:
+    if simulator_name not in SCRIPTED:
         raise BadInput(
-            f"--simulator {simulator}: name its users with --profiles; 40 people are in "
+            f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
             "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
             "ones are train_profile.jsonl and test_profile.jsonl"
         )
 
 
-def refuse_foreign(name, profiles):
-    """Raise BadInput if the simulator `name` cannot play one of `profiles`. A language model can
-    play everybody; the scripted users play the toy's people, and `phrases` its own chatters too."""
-    if name not in SCRIPTED:
+def refuse_foreign(simulator_name, profiles):
+    """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
+    everybody; the scripted users play the toy's people, and `phrases` its own chatters too."""
+    if simulator_name not in SCRIPTED:
         return
     for profile in profiles:
         if profile.target != "eq":
-            if name == "phrases" and phrases.read_chat(profile.scene, profile.task):
+            if simulator_name == "phrases" and phrases.read_chat(profile.scene, profile.task):
                 continue
             raise BadInput(
                 f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
@@ -774,12 +774,12 @@ def refuse_foreign(name, profiles):
 # ----------------------------------------------------------------- a recorded dialogue, heard again
 
 
-async def replay(dialogue, user):
-    """Put the replies of a recorded dialogue (a line of dialogues.jsonl) to `user` again. Returns
+async def replay(first_line, turns, user):
+    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl. Returns
     the emotion after each of them."""
-    user.dialogue = [{"speaker": "me", "text": dialogue["first_line"]}]
+    user.dialogue = [{"speaker": "me", "text": first_line}]
     emotions = []
-    for turn in dialogue["turns"]:
+    for turn in turns:
         if turn["emotion"] is None:  # a malformed reply: never sent
             break
         await user.feel(turn["reply"])
@@ -808,14 +808,14 @@ async def watched(watcher, episodes, people, gather):
     profiles = {profile.id: profile for profile in people}
 
     async def final_emotion(episode):
+        if episode.ended == "malformed":
+            return 0
         profile = profiles[episode.profile_id]
         user = User(watcher, profile, episode.start, f"watch {episode.number}")
         try:
-            emotions = await replay(vars(episode), user)
+            emotions = await replay(episode.first_line, episode.turns, user)
         except SimulatorFailed:
             return None
-        if episode.ended == "malformed" or not emotions:
-            return 0
         return emotions[-1]
 
     finals_of_rank = await asyncio.gather(*map(final_emotion, episodes))
@@ -872,9 +872,11 @@ def print_grammar(profile):
 def talk(args):
     """Hold the talk that the flags ask for. Returns the exit code."""
     simulator = make_simulator(args.simulator, args.lang, args.difficulty)
-    if not args.profiles:
+    if args.profiles:
+        people = load_profiles(args.profiles)
+    else:
         need_profiles(args.simulator)
-    people = people_of([args.profiles] if args.profiles else [])
+        people = toy_profiles("heldout")
     refuse_foreign(args.simulator, people)
     if args.profile >= len(people):
         raise BadInput(

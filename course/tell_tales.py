@@ -66,7 +66,7 @@ def healthy_finals(run):
 
     async def final_emotion(dialogue):
         user = module.User(simulator, profiles[dialogue["profile_id"]])
-        emotions = await replay(dialogue, user)
+        emotions = await replay(dialogue["first_line"], dialogue["turns"], user)
         if dialogue["ended"] == "malformed" or not emotions:
             return 0
         return emotions[-1]

@@ -59,7 +59,8 @@ def batch_metrics(episodes, think):
 
 def flat_groups(episodes):
     """The ids of the zero-variance groups, whose dialogues all have the same reward: GRPO's
-    advantages are 0 there, and nothing is learned. (PPO's groups of one need no spread.)"""
+    advantages are 0 there, and nothing is learned. (PPO's groups of one need no spread. With
+    deltas, dr-grpo and rloo still tell turns apart in which equal sums were earned.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)

@@ -8,7 +8,7 @@ Several nodes (torchrun --nnodes 2) need no shared file system for a new run; fo
 needs the run's directory, shared or copied.
 """
 
-from support.errors import BadInput, SelfCheckFailed
+from support.errors import BadInput, RunError, SelfCheckFailed
 from support.settings import GROUP_TIMEOUT
 
 import ctypes
@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,9 @@ def die_with_torchrun():
     torchrun that is killed, and wait for each other for hours."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # torchrun has died already
+    # The children of a dead process become those of process 1. In a container that may be torchrun
+    # itself.
+    if os.getppid() == 1 and "torch" not in Path("/proc/1/cmdline").read_text():
         raise SelfCheckFailed("torchrun is gone")
 
 
@@ -117,17 +120,18 @@ def all_gather_list(things):
 
 def broadcast(make):
     """Call make() on the first rank alone. Returns its result on every rank, or raises on every
-    rank the BadInput that it raised."""
+    rank the RunError that it raised: otherwise the other ranks would wait for it."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
             box[0] = make()
-        except BadInput as error:
+        except RunError as error:
+            error.on_all_ranks = True
             box[0] = error
     if world() > 1:
         dist.broadcast_object_list(box)
     result = box[0]
-    if isinstance(result, BadInput):
+    if isinstance(result, RunError):
         raise result
     return result
 

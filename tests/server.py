@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 import toy
 from marks import signed
-from simulator import CHECK
+from simulator import CHECK_REPLY
 from tools.scripted import ScriptedJudge
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
     def count_and_draw(self, prompt):
         """Count the call and draw its fault: (a key of `faults` or None, a garbage answer)."""
         server = self.server
-        is_check = CHECK in prompt
+        is_check = CHECK_REPLY in prompt
         server.calls += not is_check
         server.active += 1
         server.most = max(server.most, server.active)
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def text_for(self, prompt, fault, garbage):
         """What the model says to a prompt."""
-        if CHECK in prompt:
+        if CHECK_REPLY in prompt:
             return asyncio.run(answer_check(prompt))
         if fault == "garbage":
             return garbage

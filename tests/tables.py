@@ -523,8 +523,8 @@ def table_ranks(measured, early=10):
 
 
 def table_machine(measured):
-    """The same run with other threads and other kernels: its score, for how many steps it is the
-    same to the last digit, and how far the emotions are apart on average."""
+    """The same run with other threads and other kernels: its score, for how many steps its mean
+    emotion in training is the same, and how far that is apart on average over all steps."""
     rows = []
     for name, words in NAMES.items():
         usual = measured.get(f"{name}-0")
@@ -542,7 +542,7 @@ def table_machine(measured):
         rows.append(row)
     head = ["run, seed 0", "one thread"]
     for kind in ("two threads", "plain kernels"):
-        head += [kind, "steps alike", "then apart"]
+        head += [kind, "steps alike", "apart"]
     return markdown(head, rows)
 
 
@@ -696,8 +696,8 @@ def quoted(speaker, text, emotion=None):
     return f"> **{name}**: {' '.join(text.split())}\n>"
 
 
-def columns(line):
-    """The metrics of a line as support/reference.py takes them."""
+def metric_columns(line):
+    """The metrics of a run's line as support/reference.py takes them."""
     metrics = line["metrics"]
     steps = range(len(metrics["step"]))
     return reference.columns_of(
@@ -713,8 +713,8 @@ def leave_one_out(measured):
         lines = seeds_of(measured, variant)
         flagged[variant] = []
         for line in lines:
-            others = [columns(other) for other in lines if other is not line]
-            places = reference.outside(columns(line), reference.bands_of(others))
+            others = [metric_columns(other) for other in lines if other is not line]
+            places = reference.outside(metric_columns(line), reference.bands_of(others))
             if places:
                 flagged[variant].append((line["name"], places))
     return flagged
@@ -727,7 +727,7 @@ def table_mistakes(measured, shown=4):
     flagged = sum(map(len, leave_one_out(measured).values()))
     rows = [
         [
-            "the forty runs, each against the nine others of its variant",
+            f"the {healthy} runs, each against the others of its variant",
             "-",
             f"none, in {healthy - flagged} of {healthy} runs",
         ]
@@ -735,8 +735,8 @@ def table_mistakes(measured, shown=4):
     for line in measured.values():
         if line["part"] != "mistakes":
             continue
-        variant = "-".join(line["name"].split("-")[:2])
-        places = reference.outside(columns(line), reference.read_bands(variant))
+        variant = next(v for v in reference.VARIANTS if line["name"].startswith(v))
+        places = reference.outside(metric_columns(line), reference.read_bands(variant))
         metrics = [f"`{place.metric}` in steps {place.first} to {place.last}" for place in places]
         words = ", ".join(metrics[:shown]) or "none"
         if len(metrics) > shown:
@@ -798,7 +798,7 @@ def write_bands(measured):
     for variant in reference.VARIANTS:
         lines = seeds_of(measured, variant)
         if len(lines) == 10:
-            bands = reference.bands_of([columns(line) for line in lines])
+            bands = reference.bands_of([metric_columns(line) for line in lines])
             reference.write_bands(variant, bands)
 
 

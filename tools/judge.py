@@ -26,7 +26,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import simulator
-from simulator import CHECK, Simulator, as_json, fill
+from simulator import CHECK_REPLY, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import score_files, show_scores
 from tools.scripted import ScriptedJudge
@@ -65,15 +65,15 @@ def example():
     """What `Judge.check` asks about: something for every placeholder of every prompt."""
     messages = [
         {"speaker": "user", "text": "My bus was late again."},
-        {"speaker": "assistant", "text": CHECK},
+        {"speaker": "assistant", "text": CHECK_REPLY},
     ]
     return {
         "dialogue": as_json(messages),
         "line": as_json("My bus was late again."),
-        "reply": as_json(CHECK),
+        "reply": as_json(CHECK_REPLY),
         "need": "You want to be listened to.",
-        "thought": as_json(f"My friend said: {CHECK}"),
-        "record": as_json([[f"My friend said: {CHECK}", "It does me good to be asked."]]),
+        "thought": as_json(f"My friend said: {CHECK_REPLY}"),
+        "record": as_json([[f"My friend said: {CHECK_REPLY}", "It does me good to be asked."]]),
         "outcome": "success",
     }
 

@@ -206,7 +206,9 @@ async def replay_all(dialogues, simulator, profiles, times):
     async def replay_one(dialogue):
         profile = profiles[dialogue["profile_id"]]
         users = [User(simulator, profile, dialogue["start"], f"replay {k}") for k in range(times)]
-        return await asyncio.gather(*[replay(dialogue, user) for user in users])
+        return await asyncio.gather(
+            *[replay(dialogue["first_line"], dialogue["turns"], user) for user in users]
+        )
 
     return await asyncio.gather(*[replay_one(dialogue) for dialogue in dialogues])
 

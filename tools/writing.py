@@ -124,7 +124,7 @@ class Writer:
         def parse(text, mark):
             return read_sections(text, part, self.lang, draft["task"])
 
-        answer = await self.simulator.put(f"the {part}", prepare, parse)
+        answer = await self.simulator.ask_until_readable(f"the {part}", prepare, parse)
         return answer.parsed
 
     async def ask_first_line(self, draft):

@@ -160,7 +160,7 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
         capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere"
     )
     assert "no config.json" in output_of(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
-    assert "from 0 to 1499" in output_of(capfd, 2, simulator.main, "--profile", 99999)
+    assert "from 0 to 127" in output_of(capfd, 2, simulator.main, "--profile", 99999)
 
 
 @pytest.mark.slow

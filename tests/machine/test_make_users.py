@@ -261,7 +261,7 @@ def test_stopped_and_started_again_it_pays_for_nothing_twice(tmp_path):
                 signed(
                     prompt,
                     asyncio.run(answer_check(prompt))
-                    if simulator.CHECK in prompt
+                    if simulator.CHECK_REPLY in prompt
                     else write(prompt),
                 )
             ),

@@ -5,6 +5,7 @@ them, nobody waits for ever. (Whole runs: test_rank_runs.py.)
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -101,12 +102,24 @@ DEALS = {
 LORA = {"whole model": 0, "adapters": 4}
 
 
+def refuse():
+    """What the first rank does in a check, for all of them."""
+    from support.errors import SimulatorRefused
+
+    raise SimulatorRefused("401: wrong key")
+
+
 def worker(tiny_dir, out):
     """What each rank does in the test below."""
-    from support.ranks import join_ranks, rank
+    from support.errors import SimulatorRefused
+    from support.ranks import all_gather_list, broadcast, join_ranks, rank
 
     join_ranks(cuda=False)
     result = {}
+    try:
+        broadcast(refuse)
+    except SimulatorRefused as error:
+        result["refused on ranks"] = all_gather_list([(rank(), error.on_all_ranks)])
     for algo, name, lora in itertools.product(("grpo", "ppo"), DEALS, LORA):
         dealt = [DEALS[name](make_episodes(), 2, r) for r in range(2)]
         result[algo, name, lora] = update(tiny_dir, algo, dealt.__getitem__, 2, rank(), LORA[lora])
@@ -152,6 +165,34 @@ def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
 
 
 # ---------------------------------------------------------------------------------- errors on ranks
+
+
+@pytest.mark.slow
+def test_what_the_first_rank_raises_for_all_is_raised_on_all(two_ranks):
+    """The first rank alone asks the server whether the key is right. If the error stayed there, the
+    other ranks would wait for its answer; and only one of them may print it."""
+    assert two_ranks["refused on ranks"] == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    "parent, command, stops",
+    [
+        (1, "/sbin/init", True),
+        (1, "/usr/bin/python /usr/local/bin/torchrun --nproc-per-node 2", False),
+        (4711, "/sbin/init", False),
+    ],
+)
+def test_torchrun_may_be_the_first_process_of_a_container(parent, command, stops, monkeypatch):
+    """A rank whose torchrun has died becomes a child of process 1. In a container process 1 may be
+    torchrun itself, and then nothing is wrong."""
+    from support import ranks
+    from support.errors import SelfCheckFailed
+
+    monkeypatch.setattr(ranks.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(ranks.os, "getppid", lambda: parent)
+    monkeypatch.setattr(ranks.Path, "read_text", lambda path: command.replace(" ", "\0"))
+    with pytest.raises(SelfCheckFailed) if stops else contextlib.nullcontext():
+        ranks.die_with_torchrun()
 
 
 @pytest.mark.slow

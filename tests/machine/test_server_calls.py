@@ -17,7 +17,7 @@ from over_server import ANN, Script, user_at
 from rlver import rollout
 from runs import rows
 from server import Handler, Loopback, completion
-from simulator import CHECK, User, make_simulator
+from simulator import CHECK_REPLY, User, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -318,7 +318,7 @@ def test_a_refused_prompt_stops_the_check_and_later_costs_its_dialogue(fault):
             await chain.check()
             return await rollout(chain, {0: ANN}, 2, lambda n: Script(f"bomb-{n}."), 1)
 
-        words = CHECK
+        words = CHECK_REPLY
         with pytest.raises(SimulatorRefused):
             asyncio.run(check_and_talk())
         assert server.calls == 0  # a check is not counted

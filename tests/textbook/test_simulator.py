@@ -84,7 +84,7 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
 
     keeps, asked = Model(), []
     check(keeps)
-    assert len(keeps.prompts) == 1 and simulator.CHECK in keeps.prompts[0]
+    assert len(keeps.prompts) == 1 and simulator.CHECK_REPLY in keeps.prompts[0]
 
     async def forgets(prompt):
         asked.append(prompt)
@@ -189,7 +189,7 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
     acts = [scene.need, "topic", scene.need, "cheer", scene.need]
 
     async def model(prompt):
-        if "<emotion_level>" not in prompt and simulator.CHECK not in prompt:
+        if "<emotion_level>" not in prompt and simulator.CHECK_REPLY not in prompt:
             heard.append(prompt)
         return await scripted(prompt)
 
