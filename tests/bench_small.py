@@ -1,13 +1,15 @@
-"""bench_small.py - where the time of a step of smollm2 goes, and what two changes save.
+"""bench_small.py - where the time of a step of smollm2 goes, and what three changes save.
 
     python tests/bench.py --small
 
-Three short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a process of its
+Four short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a process of its
 own:
 
     as it is
     nothing shared     the engine computes every prompt in full. As it is, it computes the beginning
                        that new dialogues have in common once, and copies it
+    heads copied       in the engine, transformers copies keys and values for every head of queries
+                       that shares them. As it is, nothing is copied (engine.grouped_attention)
     recomputed         the update makes the activations again in the backward pass. As it is, it
                        keeps them, because there is memory enough
 
@@ -27,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 STEPS, ROUNDS = 2, 2
 FLAGS = ["--algo", "grpo", "--model", "smollm2", "--steps", str(STEPS), "--eval-size", "8"]
-VARIANTS = ("as it is", "nothing shared", "recomputed")
+VARIANTS = ("as it is", "nothing shared", "heads copied", "recomputed")
 
 
 def run_variant(variant, out):
@@ -38,6 +40,8 @@ def run_variant(variant, out):
 
     if variant == "nothing shared":
         engine.MIN_SHARED = 10**9
+    if variant == "heads copied":
+        engine.share_heads = lambda model: None
     if variant == "recomputed":
         models.must_recompute = lambda *_: True
     sys.exit(rlver.main([*FLAGS, "--out", out]))

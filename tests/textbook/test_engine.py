@@ -4,6 +4,7 @@ given up. The yardstick for its log-probs is a row a turn (agents.by_rows).
 
 import asyncio
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -376,3 +377,45 @@ def test_the_toy_shares_nothing(chat, tiny_model):
     engine = Recorder(tiny_model, chat.stop_id)
     two_turns(engine, [[5, 6, 7, i] for i in range(6)])
     assert engine.read[:6] == [4] * 6
+
+
+# --------------------------------------------------------------------------------- heads that share
+
+
+def attention_by_hand(query, key, value, visible):
+    """Softmax attention as loops over rows, heads and queries, in float64: [R, W, heads, size].
+    Head h of the queries looks at head h // sharing of the keys and values."""
+    rows, heads, width, size = query.shape
+    sharing = heads // key.shape[1]
+    result = torch.zeros(rows, width, heads, size, dtype=torch.float64)
+    for r, h, w in itertools.product(range(rows), range(heads), range(width)):
+        k, v = key[r, h // sharing].double(), value[r, h // sharing].double()
+        scores = k @ query[r, h, w].double() / size**0.5  # [length]
+        weights = scores.masked_fill(~visible[r, 0, w], -torch.inf).softmax(-1)
+        result[r, w, h] = weights @ v
+    return result
+
+
+@pytest.mark.parametrize("heads, kv_heads, width", [(6, 2, 1), (6, 2, 4), (4, 1, 3), (3, 3, 2)])
+def test_heads_that_share_look_at_the_same_keys(heads, kv_heads, width):
+    """Grouped-query attention without copies: which head looks at which, and who sees whom, is as
+    by hand. (Stacked in another order, head 1 would look with the mask of head 2's tokens, or at
+    the keys of another head: the text would still look like text.)"""
+    torch.manual_seed(0)
+    rows, length, size = 3, 7, 8
+    query = torch.randn(rows, heads, width, size)
+    key, value = torch.randn(2, rows, kv_heads, length, size)
+    visible = torch.rand(rows, 1, width, length) < 0.6
+    visible[..., 0] = True  # everybody sees something
+    result, _ = engine_module.grouped_attention(None, query, key, value, visible)
+    expected = attention_by_hand(query, key, value, visible)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_only_heads_that_share_are_stacked(chat, tiny_model, tiny_gqa_model):
+    """The engine's copy alone is changed: the trainer's model keeps transformers' own attention, so
+    that the two check each other. Where no head shares, as in the toy, nothing changes."""
+    for model, expected in ((tiny_model, "sdpa"), (tiny_gqa_model, "grouped")):
+        engine = TorchEngine(model, chat.stop_id)
+        assert engine.model.config._attn_implementation == expected
+        assert model.config._attn_implementation == "sdpa"
