@@ -77,7 +77,7 @@ def test_a_run_learns_what_it_samples(trained):
     for row in steps:
         assert 0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
         assert row["ref_perplexity"] > 1  # a KL is among its defaults
-    assert steps[0]["kl"] == 0 < steps[1]["kl"]  # before the first step policy and start are one
+    assert 0 < steps[0]["kl_start"] < steps[1]["kl_start"]
     config = json.loads((trained / "config.json").read_text())
     assert config["model_sha256"] == sha256_of_smollm2()
     adapters = load_file(trained / "checkpoint-000002" / "adapter" / "adapter_model.safetensors")
@@ -174,8 +174,8 @@ def test_the_run_and_its_start_are_evaluated_and_compared(trained, tmp_path, cap
 
 def test_peft_reads_the_adapter(trained, smollm2_dir):
     """Base and adapter, put together by the package peft, are the checkpoint: somebody else can go
-    on with what was learnt here. Both are fp32; 1e-3 of logits of about 20 is rounding, and the
-    adapters change them by more."""
+    on with what was learnt here. The merged weights are rounded to fp32, which moves logits of
+    about 30 by 1e-3; what the two steps did to them is a hundred times more."""
     peft = pytest.importorskip("peft", reason="the package peft is not installed")
     from transformers import AutoModelForCausalLM
 
@@ -185,8 +185,8 @@ def test_peft_reads_the_adapter(trained, smollm2_dir):
         merged = AutoModelForCausalLM.from_pretrained(place)(IDS).logits
         start = base(IDS).logits
         put_together = peft.PeftModel.from_pretrained(base, place / "adapter")(IDS).logits
-    torch.testing.assert_close(put_together, merged, atol=1e-3, rtol=0)
-    assert (merged - start).abs().max() > 1e-2
+    torch.testing.assert_close(put_together, merged, atol=1e-2, rtol=0)
+    assert (merged - start).abs().max() > 1
 
 
 @pytest.mark.parametrize("policy", ["run", "smollm2"])
