@@ -21,12 +21,14 @@ import shutil
 import socket
 import struct
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import evaluate
 import models
@@ -297,21 +299,37 @@ def test_the_model_in_the_file_is_the_model_in_the_directory(tiny_gguf, tiny_tok
 
 def test_no_network_is_asked(tiny_gguf, monkeypatch):
     """Not even where there is one: the file is here, and a laboratory behind a firewall would wait
-    minutes for an answer to a question that nobody needed to ask."""
-    from huggingface_hub import constants
-
+    minutes for an answer to a question that nobody needed to ask. Every call of transformers says
+    so, and the trap shows that none of them asks all the same."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    asked = []
+    local, asked = [], []
 
-    def record(*address, **_):
+    def trap(*address, **_):
         asked.append(address)
         raise OSError("no network in this test")
 
-    monkeypatch.setattr(socket, "getaddrinfo", record)
-    monkeypatch.setattr(socket.socket, "connect", record)
-    load_model(NAME)
-    assert asked == []
+    monkeypatch.setattr(socket, "getaddrinfo", trap)
+    monkeypatch.setattr(socket.socket, "connect", trap)
+    with monkeypatch.context() as patch:
+        for reader in (AutoTokenizer, AutoModelForCausalLM):
+            patch.setattr(reader, "from_pretrained", noting(reader.from_pretrained, local))
+        load_model(NAME)
+    assert local == [True] * 4 and asked == []  # made, and then loaded: tokenizer and model each
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between attempts
+    with pytest.raises(OSError):
+        AutoTokenizer.from_pretrained("nobody/nothing")
+    assert asked  # the trap works
+
+
+def noting(from_pretrained, local):
+    """`from_pretrained`, which also appends to the list `local` whether the hub was ruled out."""
+
+    def read(*args, **settings):
+        local.append(settings.get("local_files_only", False))
+        return from_pretrained(*args, **settings)
+
+    return read
 
 
 # ------------------------------------------------------------------------------- the cache's place

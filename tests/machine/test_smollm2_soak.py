@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -220,8 +219,8 @@ def test_thinking_without_learning_is_explained(tmp_path, capfd):
 
 def test_it_is_refused_as_a_user(tmp_path, capfd, monkeypatch):
     """It cannot copy a mark, so nothing that it answers can be read. One question shows that, and
-    the run ends in one line that says what to do, before any dialogue. (Its answers are cut short
-    here, at 32 tokens; the next test is about how long they are.)"""
+    the run ends in one line that says what to do, before any dialogue. (Its answers are cut here,
+    at 8 tokens and then at 32; the next test is about how long they may be.)"""
     answer = llm.LocalModel.__call__
 
     async def short_answer(self, prompt, length_factor=1):
@@ -238,18 +237,16 @@ def test_it_is_refused_as_a_user(tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.xfail(
-    reason="LocalModel may answer the check with thousands of tokens, each of three times, and "
-    "nothing is printed meanwhile",
+    reason="Simulator.check lets a LocalModel answer with 1024 and then 4096 tokens, three times, "
+    "and nothing is printed meanwhile",
     strict=True,
 )
-def test_it_is_refused_as_a_user_before_a_minute_is_spent(tmp_path):
+def test_it_is_refused_as_a_user_before_two_minutes_are_spent(tmp_path):
     """Who waits longer than that, and reads nothing, presses Ctrl-C and blames the program."""
     flags = flags_of(tmp_path / "out", *GRPO, "--simulator", "local:smollm2", *REAL_USERS)
-    began = time.monotonic()
     process = subprocess.Popen([sys.executable, "rlver.py", *flags], cwd=ROOT)
     try:
-        code = process.wait(timeout=60)
+        assert process.wait(timeout=120) == 2
     finally:
         process.kill()
         process.wait()
-    assert code == 2 and time.monotonic() - began < 60
