@@ -511,7 +511,7 @@ def test_help_shows_three_defaults_where_there_are_three():
     assert differing >= 10
 
 
-# ------------------------------------------------------------------------------- which weights it had
+# ----------------------------------------------------------------------------- which weights it had
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
     assert "policy  " in text and "ended by turn_limit" in text
 
 
-# ----------------------------------------------------------------------------- what cannot work well
+# --------------------------------------------------------------------------- what cannot work well
 
 
 def test_thinking_without_learning_is_explained(tmp_path, capfd):
