@@ -548,7 +548,7 @@ def heldout_of_run(home, run_settings, simulator):
     return [profile for profile in people if ids is None or profile.id in ids]
 
 
-# --------------------------------------------------------------- which results were made in one way
+# ------------------------------------------------------------------- the settings in result files
 
 # Every line of a result file holds the settings that it was made with. Files of earlier versions
 # lack the settings that came later; this is what it means that one is missing:
