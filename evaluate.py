@@ -84,6 +84,8 @@ async def hold_dialogues(setup, path, finished_ids):
 
     settings = setup.evaluation_settings
     lost = []
+    # The index of a user is a part of the seed. It counts the finished ones too, so a continued
+    # evaluation draws what an uninterrupted one would have drawn.
     todo = [
         (index, profile)
         for index, profile in enumerate(setup.users)
@@ -172,7 +174,7 @@ def message_of_user(turn, thought):
     }
 
 
-# --------------------------------------------------------------------------- who is to be measured
+# ---------------------------------------------------------------------------- who is to be measured
 
 
 @dataclass
@@ -459,7 +461,7 @@ class Setup:
     policy: ReadyPolicy
     simulator: Simulator  # the model behind all users
     users: list  # of Profile
-    evaluation_settings: dict  # all that decides the results; each line of them holds it
+    evaluation_settings: dict  # all that decides the results; each line of the file holds them
 
 
 def who_talks(args, name):
@@ -548,7 +550,7 @@ def heldout_of_run(home, run_settings, simulator):
     return [profile for profile in people if ids is None or profile.id in ids]
 
 
-# ------------------------------------------------------------------- the settings in result files
+# -------------------------------------------------------------------- the settings in result files
 
 # Every line of a result file holds the settings that it was made with. Files of earlier versions
 # lack the settings that came later; this is what it means that one is missing:
@@ -580,7 +582,8 @@ def written_settings(policy_settings):
 
 def differences_of(rows, evaluation_settings):
     """How the settings of rows of results differ from those of this evaluation, in words, each
-    difference once; "" if they are the same."""
+    difference once; "" if they are the same. A row of `read_results` has its settings under
+    "made_by"."""
     differences = []
     for row in rows:
         for difference in differing(row["made_by"], evaluation_settings):

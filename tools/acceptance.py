@@ -43,7 +43,7 @@ async def acceptance(args):
     check_files(args, least=1)
     refuse_unreadable(args.files)
     if args.simulator and not args.difficulty:
-        args.difficulty = ["vanilla", "challenging"]
+        args.difficulty = ["vanilla", "challenging"]  # as the help of --difficulty says
     check_flags(args)
     question = strategies_question(args.lang)
     cases = heard_cases(args) if args.judge else []
@@ -157,8 +157,8 @@ def codes_by_reply(path, tags):
 
 
 def accepted_shares(changes, numbers):
-    """[% that the user of each difficulty accepts, one a difficulty, and last how many they are] of
-    the replies with these `numbers`. changes: {difficulty: [change of each reply]}."""
+    """Of the replies with these `numbers`: [% that the user of a difficulty accepts, one for each
+    difficulty; last, how many replies they are]. changes: {difficulty: [change of each reply]}."""
     shares = []
     for changes_of_user in changes.values():
         accepted = [100.0 * (changes_of_user[i] > 0) for i in numbers]
