@@ -550,7 +550,7 @@ def heldout_of_run(home, run_settings, simulator):
     return [profile for profile in people if ids is None or profile.id in ids]
 
 
-# -------------------------------------------------------------------- the settings in result files
+# --------------------------------------------------------------------- the settings in result files
 
 # Every line of a result file holds the settings that it was made with. Files of earlier versions
 # lack the settings that came later; this is what it means that one is missing:
@@ -764,8 +764,8 @@ def make_parser():
     )
     parser.add_argument(
         "--rule",
-        help="every: all replies are scored; sage: where a dialogue used all its replies the last is "
-        "not, as in SAGE's own code (default: every; SAGE's files allow only sage)",
+        help="every: all replies are scored; sage: where a dialogue used all its replies the last "
+        "is not, as in SAGE's own code (default: every; SAGE's files allow only sage)",
         choices=["every", "sage"],
     )
     parser.add_argument(
