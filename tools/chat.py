@@ -202,7 +202,7 @@ def write_page(path, setup, profile, episode):
     write_report(
         path,
         title=f"{setup.policy.label} and {profile.id}",
-        settings=setup.made_by,
+        settings=setup.evaluation_settings,
         dialogues=[dialogue],
     )
 

@@ -16,13 +16,6 @@ import simulator
 from tools.dialogues import Dialogue, load_dialogues, messages_of
 from tools.judge import open_call_log, together
 
-# Complaints of the two tools in which users hear replies.
-WHO_HEARS = (
-    "--difficulty and --simulator are for acceptance, of one FILE and without "
-    "--counted, and for validity --paraphrase, with one difficulty and one user"
-)
-NO_EFFECT = "nobody is asked or hears what --judge or --limit could be for"
-
 
 class Reply(NamedTuple):
     """A reply that a user hears."""

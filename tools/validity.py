@@ -4,15 +4,16 @@
     python -m tools.validity results/after.jsonl --paraphrase --limit 200
     python -m tools.validity results/one/*.jsonl results/two/*.jsonl     (of two simulators)
 
-r: how far two questionnaires' scores go with the final emotion, over the dialogues of each file
-and, of three files or more, over files. BLRI (Barrett-Lennard, 0 to 100) is asked of the user's own
-record, utterance quality (1 to 5) of the dialogue. With --paraphrase: how far the change of one
-user moves when the same reply is put in other words. Files of two simulators are ranked instead:
-the correlation of ranks over policies, and over the dialogues of each policy.
+r: the correlation of two questionnaires' scores with the final emotion, over the dialogues of each
+file and, of three files or more, over files. BLRI (Barrett-Lennard, 0 to 100) is asked of the
+user's own record, utterance quality (1 to 5) of the dialogue. With --paraphrase also: by how much a
+user's change of emotion differs when the same reply is put in other words. Files of two simulators
+are ranked instead: the correlation of ranks over policies, and over the dialogues of each policy.
 
 A high r is no proof: BLRI reads the analysis from which the emotion was made. The items are written
 for this project in the subscales of the originals, so scores do not compare with SAGE's. SAGE does
-not say that it reverses the negative ones; "overall, unreversed" is without.
+not say whether it reverses the negative items; the row "overall, unreversed" is the mean without
+reversing them.
 """
 
 from support import stats
@@ -36,7 +37,7 @@ from tools.dialogues import (
     reply_slots,
     users_of,
 )
-from tools.hearing import NO_EFFECT, WHO_HEARS, Reply, add_user_flags, changes_felt
+from tools.hearing import Reply, add_user_flags, changes_felt
 from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import correlations_of, made_by, score_files, show_scores
 from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
@@ -67,9 +68,11 @@ UTTERANCE = Questionnaire(
         "overall": (1, 15),
     },
 )
+QUESTIONNAIRES = ("blri", "utterance")  # their names, and those of their prompts
 PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
-# BLRI is asked about the same analysis that the change of the emotion was made from.
-READING = "BLRI reads the analysis that made the emotion: its high correlation is nearly built in"
+READING_OF_CORRELATIONS = (
+    "BLRI reads the analysis that made the emotion: its high correlation is nearly built in"
+)
 # What SAGE found, to compare with.
 READING_OF_RANKS = (
     "SAGE's policies are ranked alike by four users; single dialogues are not (r 0.2 to 0.5)"
@@ -77,12 +80,58 @@ READING_OF_RANKS = (
 
 
 async def validity(args):
-    """Questionnaires, and with --paraphrase other words; of two simulators the ranks. Returns the
-    exit code."""
+    """Of files of two simulators the ranks; else the questionnaires, and with --paraphrase other
+    words. Returns the exit code."""
     check_files(args, least=1)
     is_ranking = len(users_of(args.files)) > 1
     check_flags(args, is_ranking)
-    asked_about = {} if is_ranking else questions_and_cases(args)
+    if is_ranking:
+        return rank_policies(args)
+    if not args.difficulty:
+        args.difficulty = ["vanilla"]  # of the user who hears replies, with --paraphrase
+    return await ask_questionnaires(args)
+
+
+def check_flags(args, is_ranking):
+    """Raise BadInput for flags that do not go together, or would do nothing, and where a model is
+    needed and not named. is_ranking: are the files of several simulators?"""
+    names_a_user = bool(args.difficulty or args.simulator)
+    if is_ranking and (args.paraphrase or args.judge or names_a_user or args.limit):
+        raise BadInput(
+            "files of two simulators are ranked, and nobody is asked; leave out --paraphrase, "
+            "--judge, --difficulty, --simulator and --limit"
+        )
+    if names_a_user and not args.paraphrase:
+        raise BadInput(
+            "--difficulty and --simulator: a user hears replies only with --paraphrase; add it, or "
+            "leave them out"
+        )
+    if len(args.difficulty) > 1:
+        raise BadInput("--difficulty: one user hears the replies; name one difficulty")
+    if args.limit and not args.paraphrase:
+        raise BadInput("--limit: it is the number of replies for --paraphrase; add that")
+    if args.paraphrase:
+        need_model("simulator", args)
+    if not is_ranking:
+        need_model("judge", args)
+
+
+def rank_policies(args):
+    """Compare the ranks of the policies and of their dialogues under two simulators. Returns the
+    exit code."""
+    if args.plan:
+        print_plan(Judge(args), [])  # nobody is asked
+        return 0
+    tables = Tables()
+    ranks = compare_ranks(args.files, tables)
+    write_outputs(args, "validity", {"ranks": ranks}, tables)
+    return 0
+
+
+async def ask_questionnaires(args):
+    """Ask a judge the questionnaires and, with --paraphrase, for other words, which a user hears.
+    Returns the exit code."""
+    asked_about = what_to_ask(args)
     judge = Judge(args)
     if args.plan:
         user_calls = 0
@@ -91,51 +140,39 @@ async def validity(args):
             user_calls = 2 * len(replies)  # each is heard as it was recorded, and in other words
         print_plan(judge, asked_about.values(), user_calls=user_calls)
         return 0
+    answers = await ask_all(judge, asked_about)
     tables = Tables()
-    if is_ranking:
-        result = {"ranks": compare_ranks(args.files, tables)}
-    else:
-        answers = await ask_questions(judge, asked_about)
-        result, correlations = score_questionnaires(args.files, answers, tables)
-        if args.paraphrase:
-            result["paraphrase"] = await compare_words(args, answers["paraphrase"], tables)
-        result["correlations"] = correlations
+    scores = show_questionnaires(args.files, answers, tables)
+    correlations = show_correlations(scores, tables)
+    result = {name: scores_of_name.as_json() for name, scores_of_name in scores.items()}
+    if args.paraphrase:
+        result["paraphrase"] = await compare_words(args, answers["paraphrase"], tables)
+    result["correlations"] = correlations
     write_outputs(args, "validity", result, tables)
     return 0
 
 
-def check_flags(args, is_ranking):
-    """Raise BadInput for flags that would do nothing, and where a model is needed and not named.
-    Fill in the difficulty of --paraphrase. is_ranking: are the files of two simulators?"""
-    if args.paraphrase and not args.difficulty:
-        args.difficulty = ["vanilla"]
-    somebody_hears = bool(args.difficulty) or bool(args.simulator)
-    if somebody_hears and (not args.paraphrase or len(args.difficulty) > 1 or is_ranking):
-        raise BadInput(WHO_HEARS)
-    if (args.judge and is_ranking) or (args.limit and not args.paraphrase):
-        raise BadInput(NO_EFFECT)
-    if args.paraphrase:
-        need_model("simulator", args)
-    if not is_ranking:
-        need_model("judge", args)
+# ------------------------------------------------------------------------------------ what is asked
 
 
-def questions_and_cases(args):
-    """{name: (question, its cases)}: the two questionnaires about all files and, with --paraphrase,
-    the replies of the first file, as many as are wanted."""
-    question_of = questions(args.lang)
+def what_to_ask(args):
+    """{name: (Question, its cases)}: the two questionnaires about all files and, with --paraphrase,
+    the replies of the first file, as many as --limit says."""
+    questions = load_questions(args.lang)
     asked_about = {}
-    for name in ("blri", "utterance"):
-        cases = [case for path in args.files for case in cases_of(path, name)]
-        asked_about[name] = (question_of[name], cases)
+    for name in QUESTIONNAIRES:
+        cases = []
+        for path in args.files:
+            cases += cases_of(path, name)
+        asked_about[name] = (questions[name], cases)
     if args.paraphrase:
         cases = cases_of(args.files[0], "paraphrase")[: args.limit]
-        asked_about["paraphrase"] = (question_of["paraphrase"], cases)
+        asked_about["paraphrase"] = (questions["paraphrase"], cases)
     return asked_about
 
 
-async def ask_questions(judge, asked_about):
-    """{name: the judge's answers} of `questions_and_cases`."""
+async def ask_all(judge, asked_about):
+    """{name: the judge's answers}. asked_about: of `what_to_ask`."""
     blri, _ = asked_about["blri"]
     await judge.check(blri)
     answers = {}
@@ -144,7 +181,7 @@ async def ask_questions(judge, asked_about):
     return answers
 
 
-def questions(lang):
+def load_questions(lang):
     """{name: Question}: what the user's own record says of the assistant, how good its replies are
     as utterances in a talk, and one reply in other words."""
     return {
@@ -169,7 +206,8 @@ def record_slots(dialogue):
     """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
     rounds = []
     for turn in dialogue.turns:
-        with contextlib.suppress(ValueError):  # an analysis of other sections is left out
+        # an analysis without these sections (of another simulator) is left out
+        with contextlib.suppress(ValueError):
             sections = analysis_sections(turn)
             rounds.append([sections["Activity"], sections["Analyse"]])
     return [{"record": as_json(rounds)}] if rounds else []
@@ -184,20 +222,29 @@ def analysis_sections(turn):
     return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
 
 
-def score_questionnaires(files, answers, tables):
-    """Show what each questionnaire scored in each file, and how far the scores go with the final
-    emotion. answers: {name of a question: the judge's}. Returns ({name: its scores, for --json},
-    {row of the table: [r, from, to, n]})."""
-    result, correlations = {}, {}
-    for name in ("blri", "utterance"):
-        scores = score_files(files, answers[name])
-        show_scores(tables, name, scores)
-        result[name] = scores.as_json()
-        correlations |= correlations_of(name, scores)
+def show_questionnaires(files, answers, tables):
+    """Show what each questionnaire scored in each file. answers: of `ask_all`. Returns {name of the
+    questionnaire: FileScores}."""
+    scores = {}
+    for name in QUESTIONNAIRES:
+        scores[name] = score_files(files, answers[name])
+        show_scores(tables, name, scores[name])
+    return scores
+
+
+def show_correlations(scores, tables):
+    """Show how far the scores of `show_questionnaires` go with the final emotion. Returns {row of
+    the table: [r, from, to, n]}."""
+    rows = {}
+    for name in QUESTIONNAIRES:
+        rows |= correlations_of(name, scores[name])
     tables.show(
-        "correlation with the final emotion", ["r", "from", "to", "n"], correlations, READING
+        "correlation with the final emotion",
+        ["r", "from", "to", "n"],
+        rows,
+        READING_OF_CORRELATIONS,
     )
-    return result, correlations
+    return rows
 
 
 # ------------------------- second question: how far does the change move with the words of a reply?
@@ -211,6 +258,7 @@ def read_paraphrase(text, mark):
 async def compare_words(args, answers, tables):
     """How far does the change of one user move when the same reply is put in other words? answers:
     the judge's, with the other words. Returns {row: [mean, from, to, n]}, and shows it."""
+    (level,) = args.difficulty  # `check_flags` refuses two
     dialogue_of = {dialogue.id: dialogue for dialogue in load_dialogues(args.files[0])}
     as_recorded, in_other_words = [], []
     for answer in answers:
@@ -218,15 +266,16 @@ async def compare_words(args, answers, tables):
             dialogue, i = dialogue_of[answer["id"]], answer["part"]
             as_recorded.append(Reply(dialogue, i, dialogue.turns[i]["reply"]))
             in_other_words.append(Reply(dialogue, i, answer["found"]["text"]))
-    (level,) = args.difficulty
     changes = await changes_felt(args, as_recorded)
     changes_reworded = await changes_felt(args, in_other_words)
-    pairs = [pair for pair in zip(changes[level], changes_reworded[level]) if None not in pair]
-    # two rows, one number a reply; also of no pair
-    before, after = np.array(pairs, float).reshape(-1, 2).T
+    moved, same_sign = [], []  # one value for each reply that was heard both ways
+    for before, after in zip(changes[level], changes_reworded[level]):
+        if before is not None and after is not None:
+            moved.append(abs(before - after))
+            same_sign.append(np.sign(before) == np.sign(after))
     rows = {
-        "moved": stats.interval(np.mean, abs(before - after)),
-        "same sign": stats.interval(np.mean, np.sign(before) == np.sign(after)),
+        "moved": stats.interval(np.mean, moved),
+        "same sign": stats.interval(np.mean, same_sign),
     }
     tables.show(
         "the same reply in other words",
@@ -244,20 +293,25 @@ def compare_ranks(files, tables):
     """The same policies under two simulators: are policies ranked alike, and their dialogues?
     Returns {row: [r, from, to, n]}, and shows it. Raises BadInput."""
     finals = final_emotions(files)
-    policies = sorted(set.intersection(*map(set, finals.values())))  # measured under all simulators
-    if len(finals) != 2 or not policies:
-        raise BadInput(
-            f"{'; '.join(finals)}: files of one policy or more under two simulators are needed"
-        )
-    one, two = finals.values()
+    complaint = (
+        f"the files are of these simulators: {', '.join(finals)}; needed are two, with at least "
+        "one policy measured under both"
+    )
+    if len(finals) != 2:
+        raise BadInput(complaint)
+    one, two = finals.values()  # each {policy: {profile: final emotion}}
+    policies = sorted(set(one) & set(two))
+    if not policies:
+        raise BadInput(complaint)
     rows = {}
     if len(policies) > 1:
-        means = [mean_emotions(side, policies) for side in (one, two)]
-        rows["over policies"] = stats.interval(stats.spearman, *means)
+        means_one, means_two = mean_emotions(one, policies), mean_emotions(two, policies)
+        rows["over policies"] = stats.interval(stats.spearman, means_one, means_two)
     for policy in policies:
-        ids = sorted(set(one[policy]) & set(two[policy]))
-        emotions = [[side[policy][i] for i in ids] for side in (one, two)]
-        rows[policy] = stats.interval(stats.spearman, *emotions)
+        profiles = sorted(set(one[policy]) & set(two[policy]))
+        emotions_one = [one[policy][profile] for profile in profiles]
+        emotions_two = [two[policy][profile] for profile in profiles]
+        rows[policy] = stats.interval(stats.spearman, emotions_one, emotions_two)
     tables.show(
         f"ranks, {' against '.join(finals)}", ["r", "from", "to", "n"], rows, READING_OF_RANKS
     )

@@ -362,9 +362,6 @@ def half_a_model(error):
         pytest.param(
             # What safetensors raises on a full disk: it is no OSError.
             SafetensorError("I/O error: No space left on device (os error 28)"),
-            marks=pytest.mark.xfail(
-                reason="support/smollm2.py: only an OSError is explained", strict=True
-            ),
         ),
     ],
     ids=["Python", "safetensors"],
@@ -390,7 +387,6 @@ def test_a_cache_that_cannot_be_written_is_one_line(call, number, wheel, cache, 
     assert not cache.exists() or files(cache) == {}
 
 
-@pytest.mark.xfail(reason="support/smollm2.py: EEXIST and ENOTDIR are not explained", strict=True)
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_cache_that_is_a_file_is_one_line(below, wheel, tmp_path, quick, monkeypatch):
     """RLVER_CACHE=~/notes.txt: a slip, which must not end in a traceback."""
@@ -429,10 +425,6 @@ def test_a_first_time_that_is_interrupted_is_made_again(wheel, cache, monkeypatc
     assert load_model(str(smollm2.directory_of_smollm2()))
 
 
-@pytest.mark.xfail(
-    reason="support/smollm2.py: a rename onto a full directory is ENOTEMPTY, no FileExistsError",
-    strict=True,
-)
 def test_two_that_make_it_at_once_both_get_a_whole_model(wheel, cache, monkeypatch, tiny_dir):
     """Two terminals, one first evening. While this process is at it, another one begins and ends:
     until then the place is empty, afterwards the other's model stays, and this one takes it."""

@@ -134,4 +134,4 @@ def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
     assert code == 0 and result["ranks"]["over policies"][0] == pytest.approx(1)
     assert result["ranks"]["p.jsonl"][0] == pytest.approx(-1) and len(result["ranks"]) == 4
     assert call("validity", files[0], files[-1]) == 2
-    assert "of one policy or more under two simulators" in capfd.readouterr().err
+    assert "needed are two, with at least one policy" in capfd.readouterr().err
