@@ -301,8 +301,8 @@ def print_assumptions(label, settings):
     """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
     print(
         f"{label} is no run of this project; assumed: {mode_of(settings['think'])} (--think), "
-        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, at most "
-        f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
+        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, "
+        f"at most {settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
         "dialogue (--context)"
     )
 

@@ -54,11 +54,12 @@ from simulator import load_prompt
 #   ratio_limit  of |log(pi / pi_old)| before the first step
 # In fp32 the gap is about 1e-7 on the toy; rounding makes it 1e-4 once in some hundred thousand
 # tokens. Engine weights that are out of date make it 1e-2 and more. In bf16 rounding alone may make
-# it that large for a single token, so only the mean is limited.
+# it that large for a single token, so only the mean is limited: it was 0.05 with SmolLM2-135M, and
+# 1.1 with weights of one step before.
 # The first ratio compares the trainer with itself, mostly by the same kernels.
 LIMITS = {
     torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
-    torch.bfloat16: dict(gap_limits=(0.05, float("inf")), ratio_limit=0.2),
+    torch.bfloat16: dict(gap_limits=(0.1, float("inf")), ratio_limit=0.2),
 }
 START_DIALOGUES = 8  # how many dialogues of the starting policy `keep_start` keeps
 # What a user says in `probe`.

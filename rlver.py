@@ -213,6 +213,7 @@ class Trainer:
         if state["step"] < 0:  # -1: a new run, which has not even been evaluated
             # 6. Evaluate, before.
             episodes = self.evaluate(0)
+            self.warn_of_malformed(state["evaluations"][-1]["malformed"])
             state["step"] = 0
             self.save()
             self.tell(report.dialogue_text("before training", episodes[0]))
@@ -568,6 +569,16 @@ class Trainer:
                 "refused; dropped.jsonl has what was said before (docs/marks.md)"
             )
 
+    def warn_of_malformed(self, percent):
+        """Warn if most dialogues of the starting policy end malformed: they all earn 0, so there is
+        hardly anything to learn from. percent: of the dialogues."""
+        if percent > 50:
+            self.tell(
+                f"{percent:.0f} % of the dialogues before training ended malformed, at a reward of "
+                "0: the model does not write <think>...</think> and a reply within --max-tokens, "
+                "and it will hardly learn to. Give it more tokens, or train without --think"
+            )
+
     def log_or_give_up(self, lost, n_dialogues, again):
         """Write `lost`, the rows of the dropped dialogues, to dropped.jsonl. If they are more than
         a fifth of the `n_dialogues` that were begun, save what is done and raise TooManyLost."""
@@ -683,6 +694,8 @@ class Trainer:
 
     def check_simulator(self, simulator):
         """Let the first rank ask the model once. Raises BadInput, on all ranks, if that fails."""
+        if isinstance(simulator.model, llm.LocalModel):
+            self.tell(f"asking {simulator.model.name}, the user's model, one question")
         ranks.broadcast(lambda: self.runner.run(simulator.check()))
         simulator.checked = True  # on all ranks
 

@@ -315,6 +315,7 @@ class Simulator:
         self.log = log or CallLog()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.checked = False  # has this model shown that it can keep the form?
+        self.asks_for_more = True  # is an answer that was cut asked for again, longer?
         self.last_failure = ""  # the message of the last question that failed for good
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
@@ -423,7 +424,7 @@ class Simulator:
                 # are missing, and nobody reads those.
                 was_cut = getattr(text, "cut", False)
                 has_its_end = prepared.mark != "" and end_of(text, prepared.mark) is not None
-                if was_cut and not has_its_end:
+                if was_cut and not has_its_end and self.asks_for_more:
                     text = await self.call_with_more_room(prepared.prompt, text)
         seconds = time.perf_counter() - began
         self.log.write(prepared.key, prepared.prompt, text, seconds, prepared.mark)
@@ -463,6 +464,11 @@ class Simulator:
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries_unreadable = 2  # a model that can keep the form has done so by then
+        if isinstance(self.model, LocalModel):
+            # It computes here. One that is too small to keep the form does not stop by itself
+            # either, and each of its answers takes as long as an answer can.
+            unlogged.retries_unreadable = 1
+            unlogged.asks_for_more = False
         try:
             # `checked` is still False, so a PromptRefused is passed on
             await ask_one_question(unlogged)

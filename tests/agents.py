@@ -57,10 +57,12 @@ class LoadedDice:
     def random(self, n):
         engine, ids = self.agent.engine, next(self.texts)[:n]
         (prompt,) = (request.prompt for request in engine.running.values() if request.rng is self)
+        whole = torch.tensor([prompt + ids])
+        # the engine's model is always told who sees whom (engine.grouped_attention)
+        causal = torch.ones(whole.shape[1], whole.shape[1], dtype=torch.bool).tril()[None, None]
         with torch.no_grad():
-            logits = engine.model(torch.tensor([prompt + ids]), use_cache=False).logits[
-                0, len(prompt) - 1 : -1
-            ]
+            logits = engine.model(whole, attention_mask=causal, use_cache=False).logits
+        logits = logits[0, len(prompt) - 1 : -1]
         p = (logits.double() / engine.temperature).softmax(-1)
         at = torch.arange(len(ids)), torch.tensor(ids)
         return [*(p.cumsum(-1)[at] - p[at] / 2).tolist(), *[0.5] * (n - len(ids))]

@@ -105,6 +105,28 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
         check(refuses)
 
 
+def test_a_model_in_this_process_is_given_up_sooner():
+    """One that cannot keep the form mostly does not stop either, and each of its answers takes a
+    minute on a laptop. So in the check a cut answer is not asked for again with four times the
+    room, and there is one more attempt, not two. (In a dialogue both are as for a server.)"""
+    lengths = []
+
+    class NeverStops:
+        async def generate(self, ids, max_tokens, rng, key):
+            lengths.append(max_tokens)
+            return [7] * max_tokens, None
+
+    chat = SimpleNamespace(first_prompt=list, opening=[], stop_id=0, decode=lambda ids: "and so on")
+    model = llm.LocalModel("small", NeverStops(), chat, context=10**6, rng=None)
+    with pytest.raises(BadInput, match="small cannot keep the form"):
+        asyncio.run(Simulator(model, retries=8).check())
+    assert lengths == [1024, 1024]
+    lengths.clear()
+    with pytest.raises(UnreadableAnswers):
+        asyncio.run(User(Simulator(model, retries=1), Profile(**LIN)).feel("I am here."))
+    assert lengths == [1024, 4096, 1024, 4096]
+
+
 def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked():
     """A 400, a content filter, a context that is full: all three hang on what was said. If one of
     them ended the run, a policy could end it."""
