@@ -159,7 +159,9 @@ class SharedBase(nn.Module):
         with use_adapter(self.switch, adapter):
             if who == "critic":
                 return self.critic(batch)
-            return self.policy(batch, as_reference=who == "reference")
+            if who == "reference":
+                return self.policy.score_as_reference(batch)
+            return self.policy(batch)
 
     def checkpoint_contexts(self):
         """For activation checkpointing, torch's `context_fn`, which is called in each forward pass:

@@ -34,7 +34,6 @@ import dataclasses
 import json
 import math
 import time
-from functools import partial
 
 import numpy as np
 import torch
@@ -45,7 +44,17 @@ from safetensors.torch import save_file
 import toy
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge
-from policy import Agent, Critic, Episode, Policy, Segment, empty_batch, pack, recompute_activations
+from policy import (
+    Agent,
+    Critic,
+    Episode,
+    Policy,
+    ReferencePolicy,
+    Segment,
+    empty_batch,
+    pack,
+    recompute_activations,
+)
 from ppo import kl_penalty, logp_gap
 from simulator import load_prompt
 
@@ -241,7 +250,7 @@ class Models:
                 self.critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
             reference_model, _ = self.load(start)
-            reference_policy = Policy(reference_model, cfg.temperature)
+            reference_policy = ReferencePolicy(reference_model, cfg.temperature)
         if self.must_recompute(model):
             recompute_activations(model)
             if self.critic:
@@ -251,7 +260,7 @@ class Models:
                 self.make_trainable(module)
         self.reference = None
         if reference_policy:
-            self.reference = Reference(partial(reference_policy, as_reference=True))
+            self.reference = Reference(reference_policy)
 
     def make_trainable(self, module):
         """Make the fp32 masters of a module; as shards, if there is a process group."""

@@ -519,10 +519,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.temperature, self.max_logits = model, temperature, max_logits
 
-    def forward(self, batch, as_reference=False):
-        """(log pi of the sampled tokens, entropy), each [B, L]. as_reference: log pi at temperature
-        1 in the place of the entropy, which nobody asks a reference for."""
-        scores = reference_scores if as_reference else token_scores
+    def forward(self, batch):
+        """(log pi of the sampled tokens, entropy), each [B, L]."""
         hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
@@ -530,15 +528,36 @@ class Policy(nn.Module):
         vocabulary = head.weight.shape[0]
         chunk = max(1, max_logits // vocabulary)  # positions
         if len(targets) <= chunk:
-            pair = scores(head, hidden, targets, self.temperature)
+            log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
             pieces = [
-                checkpoint(scores, head, h, t, self.temperature, use_reentrant=False)
+                checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
                 for h, t in zip(hidden.split(chunk), targets.split(chunk))
             ]
-            pair = [torch.cat(column) for column in zip(*pieces)]
-        log_probs, second = pair
-        return scatter_to_actions(log_probs, batch), scatter_to_actions(second, batch)
+            log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
+
+    def score_as_reference(self, batch):
+        """(log pi of the sampled tokens, the same at temperature 1), each [B, L]: what a reference
+        is asked for. There is no gradient, so chunks of logits need not be computed again."""
+        hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
+        targets = batch.ids[batch.action_mask]  # [N]
+        head = self.model.get_output_embeddings()
+        chunk = max(1, (self.max_logits or 2**24) // head.weight.shape[0])  # positions
+        pieces = [
+            reference_scores(head, h, t, self.temperature)
+            for h, t in zip(hidden.split(chunk), targets.split(chunk))
+        ]
+        log_probs, log_probs_at_1 = (torch.cat(column) for column in zip(*pieces))
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(log_probs_at_1, batch)
+
+
+class ReferencePolicy(Policy):
+    """pi_ref, a whole model that is only asked. (FSDP2 gathers weights for `forward` alone.)"""
+
+    def forward(self, batch):
+        """As `score_as_reference`."""
+        return self.score_as_reference(batch)
 
 
 class Critic(nn.Module):

@@ -281,7 +281,7 @@ class Settings:
         "padded tokens of a micro-batch; changes memory, not the result",
         toy=8192,
         real=16384,
-        small=1024,
+        small=512,
         type=positive,
         resumable=True,
     )

@@ -9,7 +9,6 @@ four.
 
 import copy
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import torch
 from agents import random_episode, rows_of
 from lora import AdapterView, SharedBase
 from models import Reference
-from policy import Policy, empty_batch, pack
+from policy import Policy, ReferencePolicy, empty_batch, pack
 
 
 def made_up(think, count=4, seed=3):
@@ -42,7 +41,7 @@ def by_hand(model, episodes, temperature=1.0):
 
 def whole_model(model):
     """A reference that is a model of its own, as where the whole policy is trained."""
-    return Reference(partial(Policy(model, 0.7), as_reference=True))
+    return Reference(ReferencePolicy(model, 0.7))
 
 
 def under_adapters(model):
@@ -98,8 +97,8 @@ def test_every_token_counts_the_same(tiny_model):
     """Whatever micro-batch it is in, and in whatever chunk of logits: not the mean of the means,
     in which a short micro-batch would weigh as much as a long one."""
     episodes = made_up(think=False, count=6)
-    policy = Policy(tiny_model, 0.7, max_logits=3 * tiny_model.config.vocab_size)  # 3 a chunk
-    reference = Reference(partial(policy, as_reference=True))
+    three_a_chunk = 3 * tiny_model.config.vocab_size
+    reference = Reference(ReferencePolicy(tiny_model, 0.7, max_logits=three_a_chunk))
     ask(reference, pack(episodes[:1]), empty_batch(), pack(episodes[1:]))
     assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
 
