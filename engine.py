@@ -29,9 +29,6 @@ import torch.nn.functional as F
 # --------------------------------------------------------------------------------- the torch engine
 
 
-MIN_SHARED = 64  # ids that must be common to all new dialogues before the engine shares them
-
-
 class SlotCache:
     """A KV cache whose rows (slots) grow at their own pace. transformers uses it like its own
     caches: it calls `update` in each layer, and `get_seq_length`.
@@ -109,6 +106,7 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     rows, heads, width, size = query.shape
     kv_heads = key.shape[1]
     sharing = heads // kv_heads  # how many heads of queries share one
+    # if heads 0, 1, 2 share a head, their W queries each become its 3 W queries
     stacked = query.reshape(rows, kv_heads, sharing * width, size)
     mask = attention_mask.repeat(1, 1, sharing, 1)
     result = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
@@ -138,6 +136,9 @@ class Request:
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
     uniform: Iterator = None  # random numbers in [0, 1), one for each token
+
+
+MIN_SHARED = 64  # ids that must be common to all new dialogues before the engine shares them
 
 
 class TorchEngine:
@@ -255,19 +256,20 @@ class TorchEngine:
 
         Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
         would cost more than they save. (So the toy, which has no system prompt, does without.)"""
-        beginning = [slot for slot in chunks if not self.ids_in_slot[slot]]
-        if len(beginning) < 2 or len(common_prefix(beginning, chunks)) < MIN_SHARED:
+        new_slots = [slot for slot in chunks if not self.ids_in_slot[slot]]
+        if len(new_slots) < 2 or len(common_prefix(new_slots, chunks)) < MIN_SHARED:
             return
-        self.compute_once([beginning], chunks)
+        self.compute_once([new_slots], chunks)
         groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
-        for slot in beginning:
+        for slot in new_slots:
             groups.setdefault(tuple(chunks[slot]), []).append(slot)
         self.compute_once([slots for slots in groups.values() if len(slots) > 1], chunks)
 
     @torch.inference_mode()
     def compute_once(self, groups, chunks):
         """For each of `groups`, lists of slots: let the first slot compute what the chunks of all
-        have in common, and copy its keys and values to the others."""
+        have in common, and copy its keys and values to the others. `chunks` get shorter by that,
+        and `ids_in_slot` longer."""
         prefixes = [common_prefix(slots, chunks) for slots in groups]
         if not any(prefixes):
             return
@@ -321,6 +323,7 @@ class TorchEngine:
         ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=hidden.device)
         head = self.model.get_output_embeddings()
         logits = head(hidden[torch.tensor(active, device=hidden.device), ends])  # [R', V]
+        # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
         tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
         drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()

@@ -15,10 +15,13 @@ feeling of the story. It loses by
     a phrasing of other needs alone, or nothing that is on any list
     phrasings of three needs or more: a heap is no answer
     dismissal and false cheer
-    four words in a row that this user was told before
+    four words in a row that this user was told before, or twice in this reply
     another person than the one of the story
     a sentence that is cut off, or great length
     too few English words
+
+A second kind of user chats: forty people who want to speak of what they love (`chatters`). They are
+for measuring whether what was trained carries over to everyday talk (`--world chit-chat`).
 
 Ask it yourself:  python phrases.py "I am so sorry. That must hurt, what your sister did."
 """
@@ -28,11 +31,12 @@ from support.errors import BadInput
 from support.flags import Parser
 from support.toy_words import NEEDS, PERSON_WORDS
 
+import itertools
 import json
 import random
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -41,11 +45,12 @@ import toy
 PROMPTS = Path(__file__).parent / "prompts"
 
 # What each thing that is heard adds to the change of emotion, which is clamped to +-10 at the end.
+# The best reply has the need, the person and the feeling: 7 + 2 + 1.
 POINTS = {
-    "need": 7,  # a phrasing of the user's own need
-    "second": 2,  # of the need that helps a little (toy.SECONDARY), if its own was not heard
-    "empty": 1,  # of its own need, in a sentence with nothing about this user
-    "others": -3,  # of other needs alone
+    "need": 7,  # a phrasing of the user's own need, in a sentence about this user
+    "second": 2,  # where that was not heard: of the need that helps a little (toy.SECONDARY)
+    "empty": 1,  # a phrasing of the user's own need, in a sentence with nothing about this user
+    "others": -3,  # phrasings of other needs alone
     "nothing": -4,  # nothing that is on a list
     "person": 2,
     "feeling": 1,
@@ -58,21 +63,37 @@ POINTS = {
     "long": -1,  # for each ten words beyond LONG
     "no English": -8,
     "silence": -10,
+    # to somebody who chats, beside the faults above:
+    "interest": 4,  # the reply is about what interests
+    "asked": 4,  # it asks, and this person wants to be asked
+    "told": 4,  # it tells of itself, and this person wants to hear that
+    "off topic": -3,
+    "bored": -6,  # it is about what bores
+    "comforted": -5,  # nothing is wrong with somebody who chats
 }
 HEAP = 3  # phrasings of so many needs are a heap
-RUN = 4  # so many words in a row, said before, are a repetition
+REPEATED = 4  # so many words in a row, said before, are a repetition
 LONG = 45  # words
 ENGLISH = 0.6  # the share of a reply's words that must be known
 REBUKES = ("dismissal", "false cheer")  # the lists of phrases.txt that help nobody
+# Endings without which a word may be on the list of common words.
+ENDINGS = ("'s", "s", "es", "ed", "d", "ing", "ly", "er", "n't", "'re", "'ve", "'ll")
+WORD = re.compile(
+    r"""
+    [^\W\d_]+ (?: ['-] [^\W\d_]+ )*    # a word: letters, with apostrophes or hyphens inside
+    | [^\s\w.,;:!?'\"“”()-]+            # other signs, so that emoji count as unknown words
+    | \d+                               # a number
+    """,
+    re.VERBOSE,
+)
 
 
 # ---------------------------------------------------------------------------------- words and lists
 
 
 def words_of(text):
-    """The words of a text in lower case; whatever else is no punctuation counts as a word too."""
-    text = text.lower().replace("’", "'")
-    return re.findall(r"[^\W\d_]+(?:['-][^\W\d_]+)*|[^\s\w.,;:!?'\"“”()-]+|\d+", text)
+    """The words of a text in lower case; what is neither word nor punctuation counts too."""
+    return WORD.findall(text.lower().replace("’", "'"))
 
 
 def joined(words):
@@ -109,28 +130,26 @@ def known_words():
     """The words that count as English: a list of common ones, those of the phrasings, those that
     the users themselves say."""
     known = set((PROMPTS / "common_words.txt").read_text(encoding="utf-8").split())
-    for phrases in phrasings().values():
-        known.update(word for phrase in phrases for word in phrase.split())
+    for listed in phrasings().values():
+        known.update(word for phrase in listed for word in phrase.split())
     for row in [*toy.profiles("train"), *toy.profiles("heldout"), *chatters()]:
         known.update(words_of(row["scene"] + row["player"]))
     return known
 
 
-ENDINGS = ("'s", "s", "es", "ed", "d", "ing", "ly", "er", "n't", "'re", "'ve", "'ll")
-
-
 def is_known(word):
-    """Is `word` English: on the list, or on it without its ending?"""
+    """Is `word` English: on the list, or on it without its ending? ("hoping" is "hop" and "ing",
+    and then "hope".)"""
     if word in known_words():
         return True
     stems = [word.removesuffix(ending) for ending in ENDINGS if word.endswith(ending)]
     return any(stem in known_words() or f"{stem}e" in known_words() for stem in stems)
 
 
-def runs_of(text):
-    """All runs of RUN words of a text, as a list of tuples."""
+def word_groups_of(text):
+    """All groups of REPEATED words in a row of a text, as a list of tuples."""
     words = words_of(text)
-    return [tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1)]
+    return [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
 
 
 # Words of a story that are in every second sentence anyway, so they are not about anybody.
@@ -158,20 +177,26 @@ class Heard:
     """What was heard in a reply: the points of each thing, and the words for the analysis."""
 
     points: int = 0
-    notes: tuple = ()
+    notes: list = field(default_factory=list)
 
     def add(self, name, words="", times=1):
         """Count `name`, a key of POINTS; `words`: what was heard."""
         self.points += POINTS[name] * times
-        self.notes += (f"{name}: {words}" if words else name,)
+        self.notes.append(f"{name}: {words}" if words else name)
+
+    @property
+    def change(self):
+        """The change of emotion. (As simulator.clamp_change, which cannot be imported here: the
+        simulator imports this file.)"""
+        return max(-10, min(10, self.points))
 
 
 def lists_heard(text):
     """{list: its first phrasing that is in the text}, of needs and of rebukes."""
     heard = {}
     line = joined(words_of(text))
-    for title, phrases in phrasings().items():
-        present = [phrase for phrase in phrases if joined([phrase]) in line]
+    for title, listed in phrasings().items():
+        present = [phrase for phrase in listed if joined([phrase]) in line]
         if present:
             heard[title] = max(present, key=len)
     return heard
@@ -244,9 +269,9 @@ def hear_faults(heard, reply, earlier):
     for title, phrase in lists_heard(reply).items():
         if title in REBUKES:
             heard.add(title, phrase)
-    runs = runs_of(reply)
-    old_runs = {run for text in earlier for run in runs_of(text)}
-    repeated = [run for run in runs if run in old_runs or runs.count(run) > 1]
+    groups = word_groups_of(reply)
+    old_groups = {group for text in earlier for group in word_groups_of(text)}
+    repeated = [group for group in groups if group in old_groups or groups.count(group) > 1]
     if repeated:
         heard.add("repeated", " ".join(repeated[0]))
     if not re.search(r"[.!?…][\"'”’)]*$", reply.strip()):
@@ -299,8 +324,6 @@ CHAT_LINES = {
         "Nothing new on my side.",
     ],
 }
-# What a reply to somebody who chats adds; its faults are those of POINTS.
-CHAT_POINTS = {"interest": 4, "asked": 4, "told": 4, "off topic": -3, "bored": -6, "comforted": -5}
 
 
 def chatters():
@@ -308,7 +331,7 @@ def chatters():
     for each purpose."""
     rng = random.Random("chatters")
     rows = []
-    for i, (interest, target) in enumerate((i, t) for i in INTERESTS for t in CHAT_TASKS):
+    for i, (interest, target) in enumerate(itertools.product(INTERESTS, CHAT_TASKS)):
         person = toy.profiles("heldout", 1, seed=f"chat {i}")[0]
         dull = rng.choice([other for other in INTERESTS if other != interest])
         lines = [line.format(interest) for line in rng.sample(CHAT_LINES[target], 4)]
@@ -341,8 +364,9 @@ def read_chat(scene, task):
     interests = toy.listed_under("What interests me", scene)
     dull = toy.listed_under("What bores me", scene)
     lines = toy.listed_under("What I say", scene)
-    is_whole = interests and dull and lines and task in CHAT_TASKS.values()
-    if not is_whole or interests[0] not in INTERESTS or dull[0] not in INTERESTS:
+    if not (interests and dull and lines) or task not in CHAT_TASKS.values():
+        return None
+    if interests[0] not in INTERESTS or dull[0] not in INTERESTS:
         return None
     return Chat(interests[0], dull[0], lines, task == CHAT_TASKS["target"])
 
@@ -351,29 +375,24 @@ def listen_chatting(reply, chat, earlier):
     """What somebody who chats hears in `reply`: is it about what interests, and does it ask, or
     tell, as this person wants it?"""
     heard = Heard()
-
-    def add(name, words=""):
-        heard.points += CHAT_POINTS[name]
-        heard.notes += (f"{name}: {words}" if words else name,)
-
     words = set(words_of(reply))
     if not words or not is_english(reply):
         heard.add("no English" if words else "silence")
         return heard
     about = words & {chat.interest, *INTERESTS[chat.interest].split()}
     if about:
-        add("interest", min(about))
+        heard.add("interest", min(about))
         if chat.wants_questions and "?" in reply:
-            add("asked")
+            heard.add("asked")
         if not chat.wants_questions and words & {"i", "i'm", "i've", "my", "me"}:
-            add("told")
+            heard.add("told")
     else:
-        add("off topic")
+        heard.add("off topic")
     if chat.dull in words:
-        add("bored", chat.dull)
+        heard.add("bored", chat.dull)
     comforting = {"empathise", "side"} & set(lists_heard(reply))
-    if comforting:  # nothing is wrong with somebody who chats
-        add("comforted", lists_heard(reply)[min(comforting)])
+    if comforting:
+        heard.add("comforted", lists_heard(reply)[min(comforting)])
     hear_faults(heard, reply, earlier)
     return heard
 
@@ -419,7 +438,7 @@ class PhrasesModel:
 
     def analysis(self, heard, mark):
         """The answer of the hop f_emo: names all that was heard."""
-        change = max(-10, min(10, heard.points))
+        change = heard.change
         target = "Reason" if self.challenging else "TargetCompletion"
         effect = "lifted" if change > 0 else "let down"
         return (
@@ -432,15 +451,16 @@ class PhrasesModel:
         )
 
 
-def main():
+def main(argv=None):
+    """Print what eight users hear in a reply. Returns the exit code."""
     parser = Parser(description="Says what eight users of --simulator phrases hear in a reply.")
     parser.add_argument("reply", help='what is said, as "I am so sorry. That must hurt."')
-    reply = parser.parse_args().reply
+    reply = parser.parse_args(argv).reply
     for row in toy.profiles("heldout", 8):
         scene = toy.read_scene(row["scene"], row["task"])
         heard = listen(reply, scene, [])
         print(f"{scene.need:<9} {scene.story} {scene.cues[0]}")
-        print(f"{'':9} {max(-10, min(10, heard.points)):+d}  {'; '.join(heard.notes)}")
+        print(f"{'':9} {heard.change:+d}  {'; '.join(heard.notes)}")
     return 0
 
 

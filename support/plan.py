@@ -61,6 +61,12 @@ INTERMEDIATE_TENSORS = 3
 # (measured with SmolLM2-135M and adapters).
 KEPT_HIDDEN_TENSORS = 12
 
+# What is said of the models that need no plan.
+ON_A_LAPTOP = {
+    "toy": "the toy runs on a laptop: about 1 GB of memory, minutes",
+    SMALL: f"{SMALL} runs on a laptop: below 4 GB of memory, half an hour",
+}
+
 # The parts of `memory` that are estimates; the others are exact.
 ESTIMATES = {"engine cache", "activations"}
 
@@ -71,12 +77,9 @@ ESTIMATES = {"engine cache", "activations"}
 def report(cfg, given):
     """The plan of a run as text. given: the flags, for price, card, latency and engine (vLLM if
     none is given). Raises BadInput if there is no config, or no room for the engine."""
-    if cfg.model == "toy":
+    if cfg.model in ON_A_LAPTOP:
         calls = calls_of(cfg, given["price"]) or "no calls to any server"
-        return f"the toy runs on a laptop: about 1 GB of memory, minutes\n{calls}"
-    if cfg.model == SMALL:
-        calls = calls_of(cfg, given["price"]) or "no calls to any server"
-        return f"{SMALL} runs on a laptop: below 4 GB of memory, half an hour\n{calls}"
+        return f"{ON_A_LAPTOP[cfg.model]}\n{calls}"
     config = config_of(cfg.model)
     sizes = sizes_of(config, cfg.lora_rank)
     share = 0
@@ -279,11 +282,12 @@ def kept_bytes(cfg, config, compute_bytes):
     return config.num_hidden_layers * block
 
 
-def must_recompute(cfg, config, compute_bytes, memory):
+def must_recompute(cfg, config, compute_bytes, device_bytes):
     """Must activations be computed again in the backward pass? That costs a third of an update, so
-    they are kept where those of a micro-batch take at most a quarter of `memory`: the bytes of a
-    GPU, or a rank's share of the host's."""
-    return kept_bytes(cfg, config, compute_bytes) > memory / 4
+    they are kept where those of a micro-batch take at most a quarter of `device_bytes`: the memory
+    of a GPU, or a rank's share of the host's. A run asks this too (models.py), so that it does what
+    its plan says."""
+    return kept_bytes(cfg, config, compute_bytes) > device_bytes / 4
 
 
 def peak(parts, share=0):
@@ -353,12 +357,13 @@ class Calls:
 def count_calls(cfg):
     """The Calls of a run; None if all its users are scripted.
 
-    At most: as if no user said goodbye. A dialogue of T turns is 2 T - 1 calls, and a group one
-    more for its first line; each evaluation is one dialogue a user."""
+    At most: as if no user said goodbye. A dialogue of T turns is T calls of f_emo and T - 1 of
+    f_reply, because the last reply gets no answer; a group is one call more, for its first line.
+    Each evaluation is one dialogue a user."""
     # A real model learns little from the toy's user: if no simulator was named, this is a plan for
     # a server that comes later, and so its calls are counted.
-    is_toy = cfg.simulator.startswith("toy") and cfg.model == "toy"
-    is_scripted = is_toy or cfg.simulator == "phrases"
+    toy_hears_toy = cfg.simulator.startswith("toy") and cfg.model == "toy"
+    is_scripted = toy_hears_toy or cfg.simulator == "phrases"
     is_watched = cfg.watch and cfg.watch not in SCRIPTED
     if is_scripted and not is_watched:
         return None

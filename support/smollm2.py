@@ -29,7 +29,7 @@ INSTALL = (
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def directory_of_smollm2(quiet=False):
+def directory_of_smollm2():
     """The directory of the model, made at the first call, in $RLVER_CACHE, else in .cache/ beside
     the programs. Raises BadModel."""
     gguf = gguf_file()
@@ -37,8 +37,7 @@ def directory_of_smollm2(quiet=False):
     place = root / f"{SMALL}-{sha256_of(gguf)[:16]}"
     if place.is_dir():
         return place
-    if not quiet:
-        print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
+    print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
     try:
         root.mkdir(parents=True, exist_ok=True)
         # made beside its place and then renamed, so that nobody ever finds half a model
@@ -46,8 +45,8 @@ def directory_of_smollm2(quiet=False):
             convert(gguf, Path(scratch) / "model")
             os.rename(Path(scratch) / "model", place)
     except (OSError, SafetensorError) as error:
-        # Another process may have been faster. Its model is the same, and onto a directory that
-        # holds something nothing can be renamed.
+        # Another process may have been faster: then the rename fails, because its model, which is
+        # the same, is already there.
         if not place.is_dir():
             raise BadModel(
                 f"--model {SMALL} is kept in {root} (RLVER_CACHE says where), which cannot be "
@@ -93,22 +92,21 @@ def convert(gguf, place):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = dict(gguf_file=gguf.name, local_files_only=True)
+    source = dict(gguf_file=gguf.name, local_files_only=True)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-        read = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+        quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
     except Exception as error:  # whatever a broken file makes of the reader
         reason = " ".join(str(error).split())[:120]
         raise BadModel(f"--model {SMALL}: {gguf} cannot be read: {reason}") from None
     # transformers refuses to save a model that it has read from a GGUF: it remembers that this one
     # was quantized. A plain model takes over the weights.
-    config = read.config
+    config = quantized.config
     del config.quantization_config
-    model = type(read)(config)
-    model.load_state_dict(read.state_dict())
+    model = type(quantized)(config)
+    model.load_state_dict(quantized.state_dict())
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
-    for (
-        path
-    ) in place.iterdir():  # safetensors lets nobody else read its file, and caches are shared
+    # safetensors makes its file readable by the owner alone, and caches are shared
+    for path in place.iterdir():
         path.chmod(0o644)

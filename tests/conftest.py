@@ -258,4 +258,4 @@ def smollm2_dir():
         distribution(smollm2.WHEEL)
     except PackageNotFoundError:
         pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
-    return smollm2.directory_of_smollm2(quiet=True)
+    return smollm2.directory_of_smollm2()
