@@ -18,7 +18,7 @@ from support.files import append_line, lock_file, read_json, refuse_overwriting,
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
-from support.results import describe, read_results
+from support.results import describe, differences_of_rows, read_results, written_settings
 from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
@@ -32,7 +32,7 @@ import re
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from tqdm import tqdm
 
@@ -55,28 +55,19 @@ from simulator import (
 # need no model, and start at once.
 
 FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
+BENCHMARK = 3  # the second number of an agent's seed; rlver.py uses 0 (training) and 1 (evaluation)
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
 
-def fill_results(args):
-    """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
-    the file, ids of the users asked for, how many of their dialogues were lost)."""
-    setup = who_talks(args, args.policy or newest_run())
-    # a path that cannot be written must be refused before the first dialogue
-    path, finished_ids, lock = place_for_results(args.out, setup)
-    try:
-        refuse_overwriting({"--json": args.json}, [path, path.with_suffix(".html")])
-        lost = asyncio.run(hold_dialogues(setup, path, finished_ids))
-    finally:
-        os.close(lock)
-    for profile_id, error in lost:
-        print(
-            f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
-            "to fill it in",
-            file=sys.stderr,
-        )
-    return path, {profile.id for profile in setup.users}, len(lost)
+@dataclass
+class Setup:
+    """A policy and the users that it meets: what `who_talks` makes of the flags."""
+
+    policy: "ReadyPolicy"  # its `make_agent` makes the agent of each dialogue
+    simulator: Simulator  # the model behind all users
+    users: list  # of Profile
+    evaluation_settings: dict  # all that decides the results; each line of the file holds them
 
 
 async def hold_dialogues(setup, path, finished_ids):
@@ -86,8 +77,6 @@ async def hold_dialogues(setup, path, finished_ids):
 
     settings = setup.evaluation_settings
     lost = []
-    # The index of a user is a part of the seed. It counts the finished ones too, so a continued
-    # evaluation draws what an uninterrupted one would have drawn.
     todo = [
         (index, profile)
         for index, profile in enumerate(setup.users)
@@ -99,9 +88,9 @@ async def hold_dialogues(setup, path, finished_ids):
 
     async def hold_dialogue(index, profile):
         user = User(setup.simulator, profile, settings["start"], f"benchmark {profile.id}")
-        # An agent's seed is a list of numbers. The second one is 0 or 1 in training (rlver.KINDS):
-        # with a 3 there, no dialogue of the benchmark has the random numbers of one of training.
-        agent = setup.policy.make_agent([settings["seed"], 3, index])
+        # The index counts the finished users too, so a continued evaluation draws the random
+        # numbers that an uninterrupted one would have drawn.
+        agent = setup.policy.make_agent([settings["seed"], BENCHMARK, index])
         try:
             first_line = await user.open()
             episode = await converse(agent, user, first_line, settings["max_turns"], floor=FLOOR)
@@ -178,6 +167,9 @@ def message_of_user(turn, thought):
 
 # ---------------------------------------------------------------------------- who is to be measured
 
+# In four steps: the flags that are about the policy; what the policy's name stands for; how it
+# replies; and the policy itself, loaded and ready.
+
 
 @dataclass
 class PolicyFlags:
@@ -196,130 +188,6 @@ class PolicyFlags:
     def of(cls, args):
         """The PolicyFlags among parsed flags."""
         return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
-
-
-@dataclass
-class ReadyPolicy:
-    """A policy that is loaded, and ready to talk."""
-
-    label: str  # what results call it
-    policy_settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    run_settings: dict  # config.json of the run that made it; {} if it is no run of this project
-    home: Path | None  # the directory of that run; None if it is no run of this project
-    make_agent: Callable  # seed -> Agent
-
-
-def open_policy(name, flags=None):
-    """The ReadyPolicy that `name` stands for. flags: PolicyFlags. Raises BadInput or BadModel."""
-    flags = flags or PolicyFlags()
-    kind, model_name, url = split_name(name)
-    if kind != "openai":
-        return policy_in_process(name, flags)
-    if not model_name or not url.startswith("http"):
-        raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
-    return policy_of_server(model_name, url, flags)
-
-
-def policy_in_process(name, flags):
-    """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
-    directory, of the hub, or the toy's."""
-    from support.loading import best_device, load_model, stop_ids
-
-    from engine import TorchEngine
-    from policy import Agent
-
-    policy = find_policy(name, flags.step)
-    if flags.think and not policy.run_settings.get("think", True):
-        raise BadInput(f"--think: {policy.label} was trained to reply without thinking")
-    settings = settings_of_policy(policy, flags)
-    label, weights = resolve_toy(policy, settings["think"])
-    model, tokenizer = load_model(weights, best_device(), flag="--policy")
-    if settings["context"] is None:
-        settings["context"] = model.config.max_position_embeddings
-    if not policy.run_settings and not policy.is_toy:
-        print_assumptions(label, settings)
-    # as in training: the toy knows its job without a system prompt
-    system = "" if policy.is_toy else system_prompt(settings)
-    chat = make_chat_format(tokenizer, system, settings, stop_ids(weights))
-    engine = TorchEngine(model, chat.stop_id, settings["temperature"])
-
-    def make_agent(seed):
-        return Agent(
-            engine,
-            chat,
-            think=settings["think"],
-            seed=seed,
-            history=settings["history_thoughts"],
-            max_tokens=settings["max_tokens"],
-            context=settings["context"],
-        )
-
-    return ReadyPolicy(label, settings, policy.run_settings, policy.home, make_agent)
-
-
-def settings_of_policy(policy, flags):
-    """How a FoundPolicy replies: as in its run; where the run does not say it, as the flags say.
-    (--max-tokens and --context come before the run's.) A "context" of None stands for the longest
-    that the model allows."""
-    run_settings = policy.run_settings
-    usual = usual_settings(policy)
-    return {
-        "think": run_settings.get("think", flags.think),
-        "policy_lang": run_settings.get("lang", flags.lang or "en"),
-        "temperature": run_settings.get("temperature", usual["temperature"]),
-        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"]),
-        "context": flags.context or run_settings.get("context", usual["context"]),
-        "template_args": run_settings.get("template_args", flags.template_args) or None,
-        "history_thoughts": run_settings.get("history_thoughts", flags.history_thoughts),
-    }
-
-
-def usual_settings(policy):
-    """How a FoundPolicy replies that is no run: smollm2 as the runs that begin with it."""
-    if policy.weights == SMALL:
-        defaults = resolve_settings({"model": SMALL})
-        return {key: getattr(defaults, key) for key in ("temperature", "max_tokens", "context")}
-    return {"temperature": 1.0, "max_tokens": 48 if policy.is_toy else 2048, "context": None}
-
-
-def resolve_toy(policy, think):
-    """(label, weights) of a FoundPolicy. Where its weights are "toy", the toy's starting policy is
-    meant; there are two of them, one that thinks and one that does not."""
-    if policy.weights != "toy":
-        return policy.label, policy.weights
-    # a run of the toy started from it; without a run it is --policy toy
-    label = policy.label if policy.run_settings else f"toy, {mode_of(think)}"
-    return label, toy.base_policy(think)
-
-
-def mode_of(think):
-    """The name of a policy's mode."""
-    return "think" if think else "direct"
-
-
-def print_assumptions(label, settings):
-    """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
-    print(
-        f"{label} is no run of this project; assumed: {mode_of(settings['think'])} (--think), "
-        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, "
-        f"at most {settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
-        "dialogue (--context)"
-    )
-
-
-def system_prompt(settings):
-    """The system prompt of a policy with these settings."""
-    return load_prompt(f"policy_{mode_of(settings['think'])}", settings["policy_lang"])
-
-
-def make_chat_format(tokenizer, system, settings, stops):
-    """The ChatFormat of a policy. stops: ids of its stop tokens. Raises BadModel."""
-    from support.chat_format import ChatFormat
-
-    chat = ChatFormat(tokenizer, system, settings["think"], settings["template_args"], stops)
-    if settings["history_thoughts"] == "keep":
-        chat.check_that_thoughts_are_kept()
-    return chat
 
 
 @dataclass
@@ -394,8 +262,147 @@ def newest_run():
     return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
+def settings_of_policy(found_policy, flags):
+    """How a FoundPolicy replies, by its run and the PolicyFlags. A "context" of None stands for the
+    longest that the model allows."""
+    run_settings = found_policy.run_settings
+    usual = usual_settings(found_policy)
+
+    # The run decides; a flag only fills in what no run says. (No flag sets the temperature.)
+    think = run_settings.get("think", flags.think)
+    lang = run_settings.get("lang", flags.lang or "en")
+    temperature = run_settings.get("temperature", usual["temperature"])
+    template_args = run_settings.get("template_args", flags.template_args) or None
+    history_thoughts = run_settings.get("history_thoughts", flags.history_thoughts)
+
+    # The flag decides; without it the run does.
+    max_tokens = flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"])
+    context = flags.context or run_settings.get("context", usual["context"])
+
+    return {
+        "think": think,
+        "policy_lang": lang,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "context": context,
+        "template_args": template_args,
+        "history_thoughts": history_thoughts,
+    }
+
+
+def usual_settings(found_policy):
+    """The defaults for a policy that no run describes. smollm2: those that
+    `rlver.py --model smollm2` would use."""
+    if found_policy.weights == SMALL:
+        defaults = resolve_settings({"model": SMALL})
+        return {
+            "temperature": defaults.temperature,
+            "max_tokens": defaults.max_tokens,
+            "context": defaults.context,
+        }
+    max_tokens = 48 if found_policy.is_toy else 2048
+    return {"temperature": 1.0, "max_tokens": max_tokens, "context": None}
+
+
+@dataclass
+class ReadyPolicy:
+    """A policy that is loaded, and ready to talk."""
+
+    label: str  # what results call it
+    policy_settings: dict  # how it replies: thinking or not, temperature, tokens ...
+    run_settings: dict  # as in a FoundPolicy; {} for a server
+    home: Path | None  # as in a FoundPolicy; None for a server
+    make_agent: Callable  # seed -> Agent
+
+
+def open_policy(name, flags=None):
+    """The ReadyPolicy that `name` stands for. flags: PolicyFlags. Raises BadInput or BadModel."""
+    flags = flags or PolicyFlags()
+    kind, model_name, url = split_name(name)
+    if kind != "openai":
+        return policy_in_process(name, flags)
+    if not model_name or not url.startswith("http"):
+        raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
+    return policy_of_server(model_name, url, flags)
+
+
+def policy_in_process(name, flags):
+    """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
+    directory, of the hub, or the toy's."""
+    from support.loading import best_device, load_model, stop_ids
+
+    from engine import TorchEngine
+    from policy import Agent
+
+    found_policy = find_policy(name, flags.step)
+    label, weights = found_policy.label, found_policy.weights
+    if flags.think and not found_policy.run_settings.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    settings = settings_of_policy(found_policy, flags)
+    if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
+        label, weights = starting_toy(found_policy, settings["think"])
+    model, tokenizer = load_model(weights, best_device(), flag="--policy")
+    if settings["context"] is None:
+        settings["context"] = model.config.max_position_embeddings
+    if not found_policy.run_settings and not found_policy.is_toy:
+        print_assumptions(label, settings)
+    # as in training: the toy knows its job without a system prompt
+    system = "" if found_policy.is_toy else system_prompt(settings)
+    chat = make_chat_format(tokenizer, system, settings, stop_ids(weights))
+    engine = TorchEngine(model, chat.stop_id, settings["temperature"])
+
+    def make_agent(seed):
+        return Agent(
+            engine,
+            chat,
+            think=settings["think"],
+            seed=seed,
+            history=settings["history_thoughts"],
+            max_tokens=settings["max_tokens"],
+            context=settings["context"],
+        )
+
+    return ReadyPolicy(label, settings, found_policy.run_settings, found_policy.home, make_agent)
+
+
+def starting_toy(found_policy, think):
+    """(label, weights) of the toy's starting policy. There are two of them, one that thinks and one
+    that does not."""
+    if found_policy.run_settings:  # step 0 of a run
+        label = found_policy.label
+    else:  # --policy toy
+        label = f"toy, {toy.mode_of(think)}"
+    return label, toy.base_policy(think)
+
+
+def print_assumptions(label, settings):
+    """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
+    print(
+        f"{label} is no run of this project; assumed: {toy.mode_of(settings['think'])} (--think), "
+        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, "
+        f"at most {settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
+        "dialogue (--context)"
+    )
+
+
+def system_prompt(settings):
+    """The system prompt of a policy with these settings."""
+    return load_prompt(f"policy_{toy.mode_of(settings['think'])}", settings["policy_lang"])
+
+
+def make_chat_format(tokenizer, system, settings, stops):
+    """The ChatFormat of a policy. stops: ids of its stop tokens. Raises BadModel."""
+    from support.chat_format import ChatFormat
+
+    chat = ChatFormat(tokenizer, system, settings["think"], settings["template_args"], stops)
+    if settings["history_thoughts"] == "keep":
+        chat.check_that_thoughts_are_kept()
+    return chat
+
+
 def policy_of_server(model_name, url, flags):
-    """The ReadyPolicy behind an OpenAI-compatible server."""
+    """The ReadyPolicy behind an OpenAI-compatible server. --context and --template-args do nothing
+    for it: the server knows its own."""
     settings = {
         "think": flags.think,
         "policy_lang": flags.lang or "en",
@@ -464,34 +471,31 @@ class ServerAgent:
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
 
 
-@dataclass
-class Setup:
-    """A policy and the users that it meets."""
-
-    policy: ReadyPolicy
-    simulator: Simulator  # the model behind all users
-    users: list  # of Profile
-    evaluation_settings: dict  # all that decides the results; each line of the file holds them
-
-
 def who_talks(args, name):
     """A Setup of the policy `name`: with what the flags say and, where they do not, what the
-    policy's run says."""
+    policy's run says. --lang is the language of the users; for a policy that is a run it changes
+    their prompts, but not the policy's (see `settings_of_policy`)."""
     policy = open_policy(name, PolicyFlags.of(args))
 
-    usual_user = {**USUAL_USER, "simulator": "phrases"} if name == SMALL else USUAL_USER
+    usual_user = dict(USUAL_USER)
+    if name == SMALL:  # a real model needs a user who hears plain English
+        usual_user["simulator"] = "phrases"
 
     def setting(key):
         """What the flag says, else the policy's run, else the usual value."""
         return getattr(args, key) or policy.run_settings.get(key, usual_user[key])
 
-    model, lang, difficulty = setting("simulator"), setting("lang"), setting("difficulty")
-    people, held_out = users_to_measure_with(args, policy, model, lang)
-    simulator = make_simulator(model, lang, difficulty, temperature=args.simulator_temperature)
+    simulator_name = setting("simulator")
+    lang = setting("lang")
+    difficulty = setting("difficulty")
+    people, held_out = users_to_measure_with(args, policy, simulator_name, lang)
+    simulator = make_simulator(
+        simulator_name, lang, difficulty, temperature=args.simulator_temperature
+    )
     evaluation_settings = {
         "policy": policy.label,
         **written_settings(policy.policy_settings),
-        "simulator": user_label(model),
+        "simulator": user_label(simulator_name),
         "difficulty": difficulty,
         "lang": lang,
         "start": args.start,
@@ -512,7 +516,7 @@ def user_label(name):
     return model or kind
 
 
-def users_to_measure_with(args, policy, simulator, lang):
+def users_to_measure_with(args, policy, simulator_name, lang):
     """(users, were they held out by the policy's run?). Raises BadInput. The first row that fits:
 
     --profiles FILE               those of the file                          False
@@ -523,30 +527,35 @@ def users_to_measure_with(args, policy, simulator, lang):
     no run of this project        the toy's held-out users                   False
     """
     wants_chat = args.world == "chit-chat"
-    if wants_chat and not args.profiles and simulator == "phrases":
-        return [Profile(**row) for row in phrases.chatters()], False
-    if wants_chat and not args.profiles and simulator in SCRIPTED:
-        raise BadInput(
-            f"--world chit-chat: the scripted user ({simulator}) knows no chit-chat; "
-            "choose a real --simulator, as openai:MODEL@URL"
-        )
     if args.profiles:
-        return users_of_file(args.profiles, simulator, wants_chat), False
+        return users_of_file(args.profiles, simulator_name, wants_chat), False
     if wants_chat:
-        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
-        return users_of_file(file, simulator, wants_chat), False
+        return chat_users(simulator_name, lang), False
     if policy.run_settings.get("profiles"):
-        return heldout_of_run(policy.home, policy.run_settings, simulator), True
+        return heldout_of_run(policy.home, policy.run_settings, simulator_name), True
     is_run = bool(policy.run_settings)  # if so, it trained with the toy's other users
-    _, people = users_of_run(None, 128, simulator)
+    _, people = users_of_run(None, 128, simulator_name)
     return people, is_run
 
 
-def users_of_file(file, simulator, wants_chat):
+def chat_users(simulator_name, lang):
+    """The people of everyday talk whom this --simulator can play. Raises BadInput."""
+    if simulator_name == "phrases":
+        return [Profile(**row) for row in phrases.chatters()]
+    if simulator_name in SCRIPTED:
+        raise BadInput(
+            f"--world chit-chat: the scripted user ({simulator_name}) knows no chit-chat; "
+            "choose a real --simulator, as openai:MODEL@URL"
+        )
+    file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+    return users_of_file(file, simulator_name, wants_chat=True)
+
+
+def users_of_file(file, simulator_name, wants_chat):
     """The users of a file. Raises BadInput for users whom the simulator cannot play and, with
     --world chit-chat, for one who comes for a heart-to-heart talk."""
     people = load_profiles(file)
-    refuse_foreign(simulator, people)
+    refuse_foreign(simulator_name, people)
     for profile in people:
         if wants_chat and profile.target == "eq":
             raise BadInput(
@@ -556,102 +565,77 @@ def users_of_file(file, simulator, wants_chat):
     return people
 
 
-def heldout_of_run(home, run_settings, simulator):
+def heldout_of_run(home, run_settings, simulator_name):
     """The users that the run in the directory `home` held out: by its heldout.json; of a run that
     has none, by the run's own rule. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
-    _, people = users_of_run(files, run_settings["eval_size"], simulator)
+    _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
     ids = read_json(Path(home) / "heldout.json").get("ids")
     return [profile for profile in people if ids is None or profile.id in ids]
-
-
-# --------------------------------------------------------------------- the settings in result files
-
-# Every line of a result file holds the settings that it was made with. Files of earlier versions
-# lack the settings that came later; this is what it means that one is missing:
-MEANING_IF_MISSING = {
-    "simulator_temperature": 0.0,
-    "history_thoughts": "strip",
-    "world": None,
-    "template_args": None,
-    "start": INITIAL_EMOTION["benchmark"],
-    "max_turns": 10,
-    "seed": 0,
-}
-# New files lack these two as well, unless they have another value; all others are always written.
-LEFT_OUT_IF_USUAL = {"template_args", "history_thoughts"}
-# Keys that are no settings of an evaluation: "ended" and "traits" are of one dialogue, "held_out"
-# follows from the policy and its users.
-NO_SETTINGS = {"ended", "traits", "held_out"}
-
-
-def written_settings(policy_settings):
-    """The settings of a policy that its results hold."""
-    written = {}
-    for key, value in policy_settings.items():
-        is_left_out = key in LEFT_OUT_IF_USUAL and value == MEANING_IF_MISSING[key]
-        if not is_left_out:
-            written[key] = value
-    return written
-
-
-def differences_of(rows, evaluation_settings):
-    """How the settings of rows of results differ from those of this evaluation, in words, each
-    difference once; "" if they are the same. A row of `read_results` has its settings under
-    "made_by"."""
-    differences = []
-    for row in rows:
-        for difference in differing(row["made_by"], evaluation_settings):
-            if difference not in differences:
-                differences.append(difference)
-    return ", ".join(differences)
-
-
-def differing(there, here):
-    """Yield how the settings of two results differ, in words. there, here: as the old results hold
-    them, and as the new ones do. A setting that only one of them holds counts, too."""
-    ignored = set(NO_SETTINGS)
-    if "users" not in there or "users" not in here:
-        ignored.add("users")  # an early file does not say who they were: taken to be the same
-    old_settings = {**MEANING_IF_MISSING, **there}
-    new_settings = {**MEANING_IF_MISSING, **here}
-    for key in dict.fromkeys([*here, *there]):
-        old, new = old_settings.get(key), new_settings.get(key)
-        if key in ignored or old == new:
-            continue
-        yield "other users" if key == "users" else f"{key} {old} there, {new} here"
 
 
 # --------------------------------------------------------------------------------- where results go
 
 
-def place_for_results(asked, setup):
-    """The file that results go to, locked: (path, ids of the users whose results it holds already,
-    the lock). asked: --out, or None.
+class ResultFile(NamedTuple):
+    """The file that results go to."""
+
+    path: Path
+    lock: int  # no other process can lock the file until this is closed
+    finished_ids: set  # of the users whose dialogues it holds already
+
+
+class OtherSettings(Exception):
+    """A result file holds results of other settings than this evaluation's."""
+
+    def __init__(self, rows, differences):
+        self.results_of = describe(rows[0]["made_by"])  # whose results it holds, in words
+        self.differences = ", ".join(differences)
+
+
+def place_for_results(out, setup):
+    """The ResultFile of an evaluation. out: --out, or None.
 
     With --out it is that file, which is refused if it holds results of other settings. Else it is
     `default_path`, or the next name (NAME-2, NAME-3 ...) whose file is empty or holds results of
     the same settings. Raises BadInput."""
-    first_path = Path(asked or default_path(setup.policy))
-    if first_path.suffix == ".html":
+    if out:
+        return named_file(Path(out), setup)
+    # This ends, at the latest at a name that no file has yet: `continue_file` makes that one.
+    for path in numbered(default_path(setup.policy)):
+        try:
+            return continue_file(path, setup)
+        except OtherSettings as error:
+            print(f"{path} holds results of other settings ({error.differences})")
+
+
+def named_file(path, setup):
+    """The ResultFile that --out names. Raises BadInput."""
+    if path.suffix == ".html":
         raise BadInput(
-            f"--out {first_path}: the results' page goes to a file of that name; let the "
+            f"--out {path}: the results' page goes to a file of that name; let the "
             "results end in .jsonl"
         )
-    for path in numbered(first_path):
-        lock = lock_file(path, "--out")  # makes the file if it is not there
-        rows = rows_so_far(path)
-        differences = differences_of(rows, setup.evaluation_settings)
-        if not differences:
-            cut_unfinished_line(path)
-            return path, {row["id"] for row in rows}, lock
+    try:
+        return continue_file(path, setup)
+    except OtherSettings as error:
+        raise BadInput(
+            f"--out {path}: holds results of {error.results_of} ({error.differences}); "
+            "choose another file, or remove it"
+        ) from None
+
+
+def continue_file(path, setup):
+    """The ResultFile `path`, which is made if it is not there. Raises OtherSettings, and BadInput
+    if another process has it."""
+    lock = lock_file(path, "--out")
+    rows = rows_so_far(path)
+    differences = differences_of_rows(rows, setup.evaluation_settings)
+    if differences:
         os.close(lock)
-        if asked:
-            raise BadInput(
-                f"--out {path}: holds results of {describe(rows[0]['made_by'])} "
-                f"({differences}); choose another file, or remove it"
-            )
-        print(f"{path} holds results of other settings ({differences})")
+        raise OtherSettings(rows, differences)
+    cut_unfinished_line(path)
+    return ResultFile(path, lock, finished_ids={row["id"] for row in rows})
 
 
 def default_path(policy):
@@ -706,23 +690,44 @@ def run(args):
 def run_benchmark(args):
     """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
     exit code."""
-    path, ids, lost = fill_results(args)
-    if lost == len(ids):
+    path, ids, n_lost = run_or_continue(args)
+    if n_lost == len(ids):
         raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
-    result = score(path, args.rule, args.anyway, ids, lost)
+    result = score(path, args.rule, args.anyway, ids, n_lost)
     print_score(result)
     page = report_of_results(path, result, ids)
     print(f"results: {path}; to look at: {page}")
     code = finish(args, result, result["problems"])
-    # more than a fifth
-    if lost * 5 > len(ids):
+    # more than a fifth is missing: that score is not to be trusted, so the exit code says it
+    if n_lost * 5 > len(ids):
         print(
-            f"evaluate.py: {lost} of {len(ids)} dialogues are lost, so the score is of those "
+            f"evaluate.py: {n_lost} of {len(ids)} dialogues are lost, so the score is of those "
             "that are left; run the same command again when the simulator is well",
             file=sys.stderr,
         )
         return TooManyLost.exit_code
     return code
+
+
+def run_or_continue(args):
+    """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
+    the file, ids of the users asked for, how many of their dialogues were lost)."""
+    setup = who_talks(args, args.policy or newest_run())
+    # a path that cannot be written must be refused before the first dialogue
+    file = place_for_results(args.out, setup)
+    try:
+        page = file.path.with_suffix(".html")
+        refuse_overwriting({"--json": args.json}, [file.path, page])
+        lost = asyncio.run(hold_dialogues(setup, file.path, file.finished_ids))
+    finally:
+        os.close(file.lock)
+    for profile_id, error in lost:
+        print(
+            f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
+            "to fill it in",
+            file=sys.stderr,
+        )
+    return file.path, {profile.id for profile in setup.users}, len(lost)
 
 
 def run_scores(args):
@@ -806,7 +811,8 @@ def add_policy_flags(parser):
     )
     parser.add_argument(
         "--lang",
-        help="language of the prompts (default: the run's own, else en)",
+        help="language of the user's prompts, and of the policy's where it is no run (default: the "
+        "run's own, else en)",
         choices=["en", "zh"],
     )
     parser.add_argument(
@@ -856,7 +862,7 @@ def add_user_flags(parser):
     )
     parser.add_argument(
         "--difficulty",
-        help="(default: the run's own, else vanilla)",
+        help="how guarded the users are (default: the run's own, else vanilla)",
         choices=["vanilla", "challenging"],
     )
     parser.add_argument(
@@ -869,7 +875,10 @@ def add_user_flags(parser):
         "--max-turns", help="replies, at most (default: 10)", type=positive, default=10
     )
     parser.add_argument(
-        "--simulator-temperature", help="(default: 0)", type=not_negative, default=0.0
+        "--simulator-temperature",
+        help="of the model behind the users (default: 0)",
+        type=not_negative,
+        default=0.0,
     )
     parser.add_argument("--limit", help="only so many users", type=positive)
     parser.add_argument(

@@ -259,6 +259,68 @@ def describe(made_by):
     return f"policy {policy}{in_brackets} with user {simulator}"
 
 
+# --------------------------------------------------------------------- the settings in result files
+
+# evaluate.py writes the settings that it measured with into each line of a result file, under
+# "rlver"; `parse_result` has them under "made_by". Files of earlier versions lack the settings that
+# came later. A file that lacks one of these was made with this value of it:
+VALUE_IF_MISSING = {
+    "simulator_temperature": 0.0,
+    "history_thoughts": "strip",
+    "world": None,
+    "template_args": None,
+    "start": INITIAL_EMOTION["benchmark"],
+    "max_turns": 10,
+    "seed": 0,
+}
+# New files lack these two as well, if they have that value; all others are always written.
+LEFT_OUT = {"template_args", "history_thoughts"}
+# These keys beside them are no settings of an evaluation: "ended" and "traits" are of one dialogue,
+# "held_out" follows from the policy and its users.
+NOT_COMPARED = {"ended", "traits", "held_out"}
+
+
+def written_settings(policy_settings):
+    """The settings of a policy that its results hold: all, but for those of LEFT_OUT that have the
+    value that is meant if they are missing."""
+    written = {}
+    for key, value in policy_settings.items():
+        if key in LEFT_OUT and value == VALUE_IF_MISSING[key]:
+            continue
+        written[key] = value
+    return written
+
+
+def differences_of_rows(rows, new_settings):
+    """`differences_between` the settings of each row of `read_results` and `new_settings`, each
+    difference once."""
+    differences = []
+    for row in rows:
+        for difference in differences_between(row["made_by"], new_settings):
+            if difference not in differences:
+                differences.append(difference)
+    return differences
+
+
+def differences_between(old_settings, new_settings):
+    """How the settings of old results differ from those of new ones: [a difference in words]. A
+    setting that only one of them holds counts, too."""
+    not_compared = set(NOT_COMPARED)
+    if "users" not in old_settings or "users" not in new_settings:
+        not_compared.add("users")  # an early file does not say who they were: taken to be the same
+    differences = []
+    for key in dict.fromkeys([*new_settings, *old_settings]):
+        old = old_settings.get(key, VALUE_IF_MISSING.get(key))
+        new = new_settings.get(key, VALUE_IF_MISSING.get(key))
+        if key in not_compared or old == new:
+            continue
+        if key == "users":
+            differences.append("other users")
+        else:
+            differences.append(f"{key} {old} there, {new} here")
+    return differences
+
+
 # -------------------------------------------------------------------------------- logs of dialogues
 
 

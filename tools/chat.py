@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 
 from evaluate import (
+    BENCHMARK,
     FLOOR,
     PolicyFlags,
     add_policy_flags,
@@ -116,8 +117,8 @@ def show(args):
     user = ShownUser(
         setup.simulator, profile, args.start, name=f"show {profile.id}", pause=args.pause
     )
-    # The seed of the first dialogue of evaluate.py: 3 keeps it apart from those of training.
-    agent = ShownAgent(setup.policy.make_agent([args.seed, 3, 0]), user)
+    seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
+    agent = ShownAgent(setup.policy.make_agent(seed), user)
     print(f"{setup.policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk(agent, user, args.max_turns))
     print(f"ended by {episode.ended}, final emotion {episode.emotion}")

@@ -2,6 +2,7 @@
 
 from support.errors import BadInput
 from support.metrics import cut_replies
+from support.results import differences_between
 from support.scores import compare
 from support.signs import hacking_warnings
 
@@ -116,14 +117,14 @@ def test_all_settings_tell_results_apart():
     """Only keys that the new results have were compared: with --template-args, and then without,
     everything was there already, and the old score was printed as the new one."""
     here = {"policy": "p", "simulator_temperature": 0.0, "users": "abc", "world": None, "seed": 0}
-    assert list(evaluate.differing(dict(here), here)) == []
-    assert list(evaluate.differing({"policy": "p", "ended": "goodbye", "traits": []}, here)) == []
+    assert differences_between(dict(here), here) == []
+    assert differences_between({"policy": "p", "ended": "goodbye", "traits": []}, here) == []
     for more in ({"template_args": {"a": 1}}, {"history_thoughts": "keep"}, {"context": 9}):
         (key,) = more
-        assert [key in words for words in evaluate.differing({**here, **more}, here)] == [True]
-        assert [key in words for words in evaluate.differing(here, {**here, **more})] == [True]
-    assert list(evaluate.differing({**here, "users": "abd"}, here)) == ["other users"]
-    assert len(list(evaluate.differing({**here, "simulator_temperature": 0.7}, here))) == 1
+        assert [key in words for words in differences_between({**here, **more}, here)] == [True]
+        assert [key in words for words in differences_between(here, {**here, **more})] == [True]
+    assert differences_between({**here, "users": "abd"}, here) == ["other users"]
+    assert len(differences_between({**here, "simulator_temperature": 0.7}, here)) == 1
 
 
 @pytest.mark.slow
