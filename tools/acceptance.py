@@ -6,9 +6,9 @@
 
 The first number is the share of replies after which the recorded emotion rose. With --difficulty or
 --simulator users of each difficulty hear the same replies, each after its recorded past and in the
-emotion recorded before it; "accepted" is the share after which theirs rises. It is shown over all
-replies, and over those of which more than half the strategies are of one group; the strategies are
-told by the toy's grammar or, with --judge, by a judge.
+emotion recorded before it; "accepted" is the share after which theirs rises. It is shown for all
+replies, and for each of RLVER's groups of strategies: the replies that use mostly that group. The
+toy's grammar names the strategies, or with --judge a judge.
 
 The recorded share is no property of the user alone: it is the policy's too. And what users accept
 here does not say how a dialogue with them would have gone: nobody answers.
@@ -19,20 +19,19 @@ from support.strategies import RLVER_GROUPS
 
 import asyncio
 import sys
-
-import numpy as np
+from typing import NamedTuple
 
 from tools.dialogues import need_model, refuse_unreadable
 from tools.hearing import add_user_flags, changes_felt, scored_replies
 from tools.judge import Judge, add_judge_flags, print_plan
 from tools.scores import made_by
-from tools.strategies import cases_of as reply_cases
+from tools.strategies import cases_of as cases_of_file
 from tools.strategies import strategies_question, tagged_dialogues
 from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
 
 READING_OF_GROUPS = (
-    "a group: the replies of which more than half the strategies are of this group,\n"
-    "as the toy's grammar or a --judge tells them"
+    "a group: the replies that use mostly its strategies (more than half),\n"
+    "as the toy's grammar names them, or with --judge a judge"
 )
 
 
@@ -42,41 +41,46 @@ async def acceptance(args):
     code."""
     check_files(args, least=1)
     refuse_unreadable(args.files)
-    if args.simulator and not args.difficulty:
-        args.difficulty = ["vanilla", "challenging"]  # as the help of --difficulty says
     check_flags(args)
+    replies = []  # those that users hear
+    if args.difficulty:
+        replies = scored_replies(args.files[0])[: args.limit]
+
     question = strategies_question(args.lang)
-    cases = heard_cases(args) if args.judge else []
-    judge = Judge(args)
+    cases = cases_of_replies(replies, args.files[0]) if args.judge else []
     if args.plan:
-        heard = scored_replies(args.files[0])[: args.limit] if args.difficulty else []
-        print_plan(judge, [(question, cases)], user_calls=len(heard) * len(args.difficulty))
+        user_calls = len(replies) * len(args.difficulty)
+        print_plan(Judge(args), [(question, cases)], user_calls=user_calls)
         return 0
-    tags = None
+    answers = None  # the judge's
     if args.judge:
+        judge = Judge(args)
         await judge.check(question)
-        tags = await judge.ask_all(question, cases)
+        answers = await judge.ask_all(question, cases)
+
     result = recorded_acceptance(args.files)
     tables = Tables()
     if args.difficulty:
-        result |= await acceptance_by_difficulty(args, tags, tables)
+        result |= await acceptance_by_difficulty(args, replies, answers, tables)
     write_outputs(args, "acceptance", result, tables)
     return 0
 
 
 def check_flags(args):
-    """Raise BadInput for flags that do not go together, or would do nothing, and where a model is
-    needed and not named."""
+    """Set the default of --difficulty. Raise BadInput for flags that do not go together, or would
+    do nothing, and where a model is needed and not named."""
+    if args.simulator and not args.difficulty:
+        args.difficulty = ["vanilla", "challenging"]  # as the help of --difficulty says
     if not args.difficulty:
         if args.judge or args.limit:
             raise BadInput(
-                "--judge and --limit: they are for replies that users hear; name the users with "
-                "--difficulty or --simulator"
+                "--judge and --limit need users who hear the replies: add --difficulty or "
+                "--simulator"
             )
         return
     if args.counted:
         raise BadInput(
-            "--counted: with it nobody hears the replies; leave it out, or --difficulty and "
+            "--counted only counts what is recorded; leave it out, or leave out --difficulty and "
             "--simulator"
         )
     if len(args.files) > 1:
@@ -84,14 +88,13 @@ def check_flags(args):
     need_model("simulator", args)
 
 
-def heard_cases(args):
-    """The cases that a judge shall tag: only of replies that users hear."""
-    path = args.files[0]
-    heard = {(reply.dialogue.id, reply.turn) for reply in scored_replies(path)[: args.limit]}
+def cases_of_replies(replies, path):
+    """What a judge is asked about: a case for each of `replies`, which are of the file `path`."""
+    wanted = {(reply.dialogue.id, reply.turn_number) for reply in replies}
     cases = []
-    for case in reply_cases(path):
-        turn = case.about["part"]  # a case is one reply, and its "part" the number of the turn
-        if (case.about["id"], turn) in heard:
+    for case in cases_of_file(path):  # one for each reply of the file
+        turn_number = case.about["part"]  # a part of a dialogue is here one of its replies
+        if (case.about["id"], turn_number) in wanted:
             cases.append(case)
     return cases
 
@@ -101,86 +104,101 @@ def heard_cases(args):
 
 def recorded_acceptance(files):
     """{"positive": % of the scored replies of all files that lifted the emotion, "replies": how
-    many there are}. Prints both."""
-    replies = [reply for path in files for reply in scored_replies(path)]
-    changes = [reply.dialogue.turns[reply.turn]["change"] for reply in replies]
-    share = 100 * sum(change > 0 for change in changes) / len(changes)
+    many there are}. Prints both. A Reply is its dialogue, the number of its turn, and its text; its
+    `change` is the recorded one."""
+    changes = [reply.change for path in files for reply in scored_replies(path)]
+    share = percent_positive(changes)
     print(f"{share:.1f} % of {len(changes)} replies lifted the emotion")
     return {"positive": share, "replies": len(changes)}
+
+
+def percent_positive(changes):
+    """% of these changes of the emotion that lift it."""
+    return 100 * sum(change > 0 for change in changes) / len(changes)
 
 
 # ---------------------------------------------------------------------------- what users hear again
 
 
-async def acceptance_by_difficulty(args, tags, tables):
-    """Of users of each difficulty, who all hear the same replies: {"accepted": {"all" or a group of
-    strategies: `accepted_shares`}, "changes", "missing"}. tags: a judge's answers, or None, by the
-    toy's grammar."""
-    path = args.files[0]
-    replies = scored_replies(path)[: args.limit]
-    changes = await changes_felt(args, replies)  # {difficulty: [change, or None, of each reply]}
-    difficulties = list(changes)
-    codes_of = codes_by_reply(path, tags)
+class HeardReply(NamedTuple):
+    """A reply to which the users of all difficulties answered."""
 
-    # the replies, by their numbers, about which the users of all difficulties could be asked
-    answered = []
-    for i in range(len(replies)):
-        if all(changes[difficulty][i] is not None for difficulty in difficulties):
-            answered.append(i)
+    strategies: list | None  # their codes, as "E-1"; None if the judge's answer could not be read
+    changes: tuple  # of the emotion of the user of each difficulty
+
+
+async def acceptance_by_difficulty(args, replies, answers, tables):
+    """Let users of each difficulty hear the same Replies. answers: the judge's, with the
+    strategies; None, they are named by the toy's grammar. Shows the table, and returns
+
+    {"accepted": its rows, see `rows_of_groups`; "changes": as `changes_felt`; "missing": how many
+    replies got no answer from the user of some difficulty}"""
+    changes_by_difficulty = await changes_felt(args, replies)
+    strategies_of = strategies_by_reply(args.files[0], answers)
+
+    heard_replies = []
+    changes_by_reply = zip(*changes_by_difficulty.values())
+    for reply, changes in zip(replies, changes_by_reply):
+        if None not in changes:
+            strategies = strategies_of[reply.dialogue.id, reply.turn_number]
+            heard_replies.append(HeardReply(strategies, changes))
+
+    rows = rows_of_groups(heard_replies)
+    missing = len(replies) - len(heard_replies)
+    judged_by = made_by(answers) if answers else ""
+    reading = f"{judged_by}missing {missing}; {READING_OF_GROUPS}"
+    tables.show("accepted, % of the same replies", [*changes_by_difficulty, "n"], rows, reading)
+    return {"accepted": rows, "changes": changes_by_difficulty, "missing": missing}
+
+
+def strategies_by_reply(path, answers):
+    """{(id of a dialogue, number of a turn): the strategies of the reply} of a file. A strategy is
+    named by its code."""
+    strategies_of = {}
+    for tagged in tagged_dialogues(path, answers):
+        # each reply: [codes of its strategies, its recorded change]
+        for turn_number, (codes, _) in enumerate(tagged["replies"]):
+            strategies_of[tagged["id"], turn_number] = codes
+    return strategies_of
+
+
+def rows_of_groups(heard_replies):
+    """The rows of the table: {"all", or the name of a group of strategies: [% of its replies that
+    the user of a difficulty accepts, one for each difficulty; last, how many replies it has]}.
+    Without a row where there is no reply."""
+    groups = {"all": heard_replies}
+    for name, codes_of_group in RLVER_GROUPS.items():
+        groups[name] = [reply for reply in heard_replies if is_mostly(reply, codes_of_group)]
 
     rows = {}
-    if answered:
-        rows["all"] = accepted_shares(changes, answered)
-    for name, group in RLVER_GROUPS.items():
-        of_group = []
-        for i in answered:
-            codes = codes_of[replies[i].dialogue.id, replies[i].turn]
-            if is_mostly(codes, group):
-                of_group.append(i)
-        if of_group:
-            rows[name] = accepted_shares(changes, of_group)
-
-    missing = len(replies) - len(answered)
-    judged_by = made_by(tags) if tags else ""
-    reading = f"{judged_by}missing {missing}; {READING_OF_GROUPS}"
-    tables.show("accepted, % of the same replies", [*difficulties, "n"], rows, reading)
-    return {"accepted": rows, "changes": changes, "missing": missing}
+    for name, replies in groups.items():
+        if replies:
+            changes_by_difficulty = zip(*[reply.changes for reply in replies])
+            shares = [percent_positive(changes) for changes in changes_by_difficulty]
+            rows[name] = [*shares, len(replies)]
+    return rows
 
 
-def codes_by_reply(path, tags):
-    """{(id of a dialogue, number of a turn): the strategies of the reply} of a file."""
-    codes_of = {}
-    for tagged in tagged_dialogues(path, tags):
-        for i, (codes, _) in enumerate(tagged["replies"]):
-            codes_of[tagged["id"], i] = codes
-    return codes_of
-
-
-def accepted_shares(changes, numbers):
-    """Of the replies with these `numbers`: [% that the user of a difficulty accepts, one for each
-    difficulty; last, how many replies they are]. changes: {difficulty: [change of each reply]}."""
-    shares = []
-    for changes_of_user in changes.values():
-        accepted = [100.0 * (changes_of_user[i] > 0) for i in numbers]
-        shares.append(float(np.mean(accepted)))
-    return [*shares, len(numbers)]
-
-
-def is_mostly(codes, group):
-    """Are more than half of the strategies of a reply of this group? A reply that could not be
-    tagged (None) is of none."""
-    if codes is None:
+def is_mostly(heard_reply, codes_of_group):
+    """Are more than half of the strategies of a HeardReply of this group? One whose strategies are
+    not known is of none."""
+    strategies = heard_reply.strategies
+    if strategies is None:
         return False
-    return 2 * sum(code in group for code in codes) > len(codes)
+    n_of_group = sum(code in codes_of_group for code in strategies)
+    return 2 * n_of_group > len(strategies)
+
+
+# --------------------------------------------------------------------------------------------- main
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("acceptance", __doc__)
     add_files(parser)
-    # --counted names what is done without any flag, so that a command can say it
+    # --counted changes nothing: with it a command can name the default, as docs/judging.md does
     parser.add_argument("--counted", action="store_true", help="as recorded alone, the default")
-    add_user_flags(parser, "where --simulator is named both")
+    add_user_flags(parser, default_difficulty="both, if --simulator is named")
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(acceptance(args)), argv)
 

@@ -21,8 +21,13 @@ class Reply(NamedTuple):
     """A reply that a user hears."""
 
     dialogue: Dialogue
-    turn: int  # the dialogue before this turn is what the user remembers
+    turn_number: int  # from 0; the dialogue before this turn is what the user remembers
     text: str  # as it was recorded, or in other words
+
+    @property
+    def change(self):
+        """The recorded change of the emotion; None if the reply got none."""
+        return self.dialogue.turns[self.turn_number]["change"]
 
 
 def scored_replies(path):
@@ -64,7 +69,7 @@ async def changes_of_level(model, level, replies, people):
     jobs = []
     for reply in replies:
         dialogue = reply.dialogue
-        name = f"{dialogue.id} {reply.turn}"  # in the log of calls
+        name = f"{dialogue.id} {reply.turn_number}"  # in the log of calls
         jobs.append((simulator.User(model, people[dialogue.id], name=name), reply))
     return await together(hear, jobs, level)
 
@@ -82,11 +87,11 @@ async def hear(user, reply):
     recorded emotion; None if it fails."""
     dialogue = reply.dialogue
     user.emotion = dialogue.start
-    for turn in dialogue.turns[: reply.turn]:
+    for turn in dialogue.turns[: reply.turn_number]:
         if turn["emotion"] is not None:
             user.emotion = turn["emotion"]
     user.dialogue = []
-    for message in messages_of(dialogue, reply.turn):
+    for message in messages_of(dialogue, reply.turn_number):
         speaker = "me" if message["speaker"] == "user" else "friend"
         user.dialogue.append({"speaker": speaker, "text": message["text"]})
     with contextlib.suppress(SimulatorFailed):

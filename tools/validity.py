@@ -347,7 +347,7 @@ def main(argv=None):
         action="store_true",
         help="also the first FILE's replies in other words",
     )
-    add_user_flags(parser, "vanilla")
+    add_user_flags(parser, default_difficulty="vanilla")
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(validity(args)), argv)
 
