@@ -1,5 +1,5 @@
-"""support/results.py - reading what runs and evaluations leave: result files, ours and SAGE's, and
-logs of dialogues.
+"""support/results.py - reading what runs and evaluations leave: result files, ours and SAGE's, the
+settings that they were made with, and logs of dialogues.
 
 rlver.py, evaluate.py, the reports and the tools read them through this file.
 """
@@ -261,9 +261,9 @@ def describe(made_by):
 
 # --------------------------------------------------------------------- the settings in result files
 
-# evaluate.py writes the settings that it measured with into each line of a result file, under
-# "rlver"; `parse_result` has them under "made_by". Files of earlier versions lack the settings that
-# came later. A file that lacks one of these was made with this value of it:
+# evaluate.py writes the settings that it measures with into each line of a result file, under
+# "rlver"; in a row of `read_results` they are "made_by". Files of earlier versions lack the settings
+# that came later. A file that lacks one of these was made with this value of it:
 VALUE_IF_MISSING = {
     "simulator_temperature": 0.0,
     "history_thoughts": "strip",
