@@ -262,8 +262,8 @@ def describe(made_by):
 # --------------------------------------------------------------------- the settings in result files
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
-# "rlver"; in a row of `read_results` they are "made_by". Files of earlier versions lack the settings
-# that came later. A file that lacks one of these was made with this value of it:
+# "rlver"; in a row of `read_results` they are "made_by". Files of earlier versions lack the
+# settings that came later. A file that lacks one of these was made with this value of it:
 VALUE_IF_MISSING = {
     "simulator_temperature": 0.0,
     "history_thoughts": "strip",
