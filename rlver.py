@@ -566,7 +566,7 @@ class Trainer:
             self.tell(
                 f"step {metrics['step']}: {self.unreadable} of {self.dialogues} dialogues were "
                 "dropped because the user's answers could not be read, or the prompt was "
-                "refused; dropped.jsonl has what was said before (docs/marks.md)"
+                "refused; dropped.jsonl has what was said before (docs/hacking.md)"
             )
 
     def warn_of_malformed(self, percent):

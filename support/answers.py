@@ -12,7 +12,7 @@ line:
     End kqvt
 
 The mark is computed from the prompt, which the policy never sees. A header without the mark is
-ordinary text. Everything behind the line End is dropped first. docs/marks.md says more.
+ordinary text. Everything behind the line End is dropped first. docs/hacking.md says more.
 """
 
 import functools

@@ -4,7 +4,7 @@ calls to the simulator. Nothing is loaded.
     python rlver.py --plan --algo ppo --think --model Qwen/Qwen2.5-7B-Instruct
         one run, on 1, 2, 4 and 8 GPUs
     python -m support.plan
-        the table of docs/gpus.md: what fits where
+        the table of docs/several-gpus.md: what fits where
 
 Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, frozen base, engine's
 weights. Estimates, from the shapes of the tensors alive at the peak: activations, engine's cache.
@@ -401,7 +401,8 @@ def prompt_tokens(cfg):
 
 
 def gpu_table():
-    """The table of docs/gpus.md: what fits, by the estimate of the peak and a tenth to spare."""
+    """The table of docs/several-gpus.md: what fits, by the estimate of the peak, with a tenth to
+    spare."""
     machines = {"24 GB": (1, 24), "48 GB": (1, 48), "80 GB": (1, 80), "8 x 80 GB": (8, 80)}
     lines = [
         "| model | algorithm | " + " | ".join(machines) + " |",

@@ -136,13 +136,45 @@ def test_methods_and_bare_names_are_resolved():
 # --------------------------------------------------------------------- links, files, steps, numbers
 
 
-def test_every_page_is_linked_and_every_link_resolves():
-    """A page that nothing leads to is not read."""
-    for page, text in PAGES.items():
-        for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
-    linked = set(re.findall(r"\]\(([^)\s]+)\)", README))
-    assert set(PAGES) - {"README.md"} <= linked and "docs/learning_curve.png" in linked
+def links_of(page):
+    """The links of a page within the project, as [path from the root, heading or ""]."""
+    folder = (ROOT / page).parent
+    links = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if not target.startswith("https://"):
+            path, _, heading = target.partition("#")
+            links.append([(folder / path).resolve().relative_to(ROOT).as_posix(), heading])
+    return links
+
+
+def anchors_of(page):
+    """The headings of a page as links name them: "What a mark is" is "what-a-mark-is"."""
+    headings = re.findall(r"^#+ (.*)$", PAGES[page], re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_resolves(page):
+    """Also to the heading, if a link names one: a reader would be left at the top of the page."""
+    for path, heading in links_of(page):
+        assert (ROOT / path).exists(), (page, path)
+        assert not heading or heading in anchors_of(path), (page, path, heading)
+
+
+def test_every_page_is_linked():
+    """A page that nothing leads to is not read. All pages are in the index, docs/README.md."""
+    in_readme = {path for path, _ in links_of("README.md")}
+    in_index = {path for path, _ in links_of("docs/README.md")}
+    assert {"docs/README.md", "docs/learning_curve.png"} <= in_readme
+    assert set(PAGES) - {"docs/README.md"} <= in_index
+
+
+def test_the_index_is_short():
+    """Twenty pages beside the index: a new subject has to replace one, or to join one."""
+    pages = [page for page in PAGES if page.startswith("docs/")]
+    assert len(pages) <= 21
+    for line in PAGES["docs/README.md"].splitlines():
+        assert not line.startswith("*") or len(re.findall(r"\]\(", line)) == 1, line
 
 
 def test_every_file_that_is_named_is_there():
@@ -178,7 +210,8 @@ def test_the_numbered_steps_are_those_of_the_code():
 
 
 def test_the_docs_name_what_a_resumed_run_may_change():
-    section = PAGES["docs/gpus.md"].split("## Checkpoints")[1]
+    page = PAGES["docs/checkpoints.md"]
+    section = page.split("## What may a resumed run change?")[1].split("\n## ")[0]
     for setting in dataclasses.fields(Settings):
         if setting.metadata["resumable"]:
             assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name

@@ -91,7 +91,7 @@ def test_the_report_loads_nothing_and_says_what_is_estimated(tmp_path, capsys, m
 
 @pytest.mark.slow
 def test_the_table_in_the_docs_is_the_plans():
-    docs = Path(plan.__file__).parent.parent / "docs" / "gpus.md"
+    docs = Path(plan.__file__).parent.parent / "docs" / "several-gpus.md"
     assert plan.gpu_table() in docs.read_text(encoding="utf-8")
 
 
