@@ -129,8 +129,8 @@ class Settings:
     )
 
     # ---- the run. The toy runs until its learning curve is nearly flat. A step without thoughts is
-    # cheaper, so there it makes more of them. smollm2 makes as many steps as two cores make in half
-    # an hour, of about a minute each, and saves every four minutes.
+    # cheaper, so there it makes more of them. smollm2 makes as many steps as two cores can make in
+    # half an hour, of about a minute each, and saves every four minutes.
     steps: int = flag(
         "training steps; 0 only evaluates",
         toy={"think": 30, "direct": 36},
@@ -154,9 +154,9 @@ class Settings:
     keep: int = flag("checkpoints that are kept, the newest", 2, type=positive, resumable=True)
 
     # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy's
-    # --max-tokens is enough for one whole reply and not for two. smollm2 has what fits into a minute
-    # of two cores: four users with six dialogues each, three replies of a sentence or two. At
-    # temperature 1.0 a model of this size leaves the English language; at 0.7 it stays in it.
+    # --max-tokens is enough for one whole reply and not for two. smollm2 has what fits into a
+    # minute of two cores: four users with six dialogues each, three replies of a sentence or two.
+    # At temperature 1.0 a model of this size leaves the English language; at 0.7 it stays in it.
     batch_size: int = flag(
         "dialogues a step, for both algorithms",
         toy=64,
@@ -235,8 +235,8 @@ class Settings:
     # the learning rate of the whole model; on the toy they get five times, because at ten times PPO
     # without thoughts stayed at a score of 62 from step 15 on. The toy makes two mini-batches of a
     # rollout, because with a single one clipping never acts. smollm2 trains adapters, whose moments
-    # take little memory; with so few steps their rate must be high, and the KL, which real models do
-    # without, keeps the replies English. Its micro-batches keep a run below 4 GB.
+    # take little memory. With so few steps their rate must be high, and the KL, which other real
+    # models do without, keeps the replies English. Its micro-batches keep a run below 4 GB.
     lora_rank: int = flag(
         "train low-rank adapters of this rank, on a frozen model; 0: the whole model",
         0,
