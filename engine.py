@@ -235,7 +235,7 @@ class TorchEngine:
 
             past = request.prompt[:-1]  # at least one token must be computed, for its logits
             held = self.ids_in_slot.pop(slot, [])
-            reused = longest_common_prefix(held, past)
+            reused = len(common_prefix([held, past]))
             # put in again, so it is the last of the dict: the slot that was used most recently
             self.ids_in_slot[slot] = request.prompt[:reused]
             chunks[slot] = request.prompt[reused:]
@@ -257,7 +257,7 @@ class TorchEngine:
         Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
         would cost more than they save. (So the toy, which has no system prompt, does without.)"""
         new_slots = [slot for slot in chunks if not self.ids_in_slot[slot]]
-        if len(new_slots) < 2 or len(common_prefix(new_slots, chunks)) < MIN_SHARED:
+        if len(new_slots) < 2 or len(shared_beginning(new_slots, chunks)) < MIN_SHARED:
             return
         self.compute_once([new_slots], chunks)
         groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
@@ -270,7 +270,7 @@ class TorchEngine:
         """For each of `groups`, lists of slots: let the first slot compute what the chunks of all
         have in common, and copy its keys and values to the others. `chunks` get shorter by that,
         and `ids_in_slot` longer."""
-        prefixes = [common_prefix(slots, chunks) for slots in groups]
+        prefixes = [shared_beginning(slots, chunks) for slots in groups]
         if not any(prefixes):
             return
         self.append_chunks([slots[0] for slots in groups], prefixes)
@@ -385,18 +385,15 @@ class TorchEngine:
             request.result.set_result((request.ids, request.log_probs))
 
 
-def common_prefix(slots, chunks):
+def shared_beginning(slots, chunks):
     """The ids with which the chunks of all `slots` begin. The last id of a chunk is never among
     them: it must be computed for its logits."""
-    return os.path.commonprefix([chunks[slot][:-1] for slot in slots])
+    return common_prefix([chunks[slot][:-1] for slot in slots])
 
 
-def longest_common_prefix(a, b):
-    """The number of ids that two lists have in common at their start."""
-    for i, (x, y) in enumerate(zip(a, b)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+def common_prefix(lists):
+    """The ids with which all `lists` begin."""
+    return os.path.commonprefix(lists)  # it compares any sequences, not only paths
 
 
 # --------------------------------------------------------------------------------------------- vLLM

@@ -478,8 +478,8 @@ def who_talks(args, name):
     policy = open_policy(name, PolicyFlags.of(args))
 
     usual_user = dict(USUAL_USER)
-    if name == SMALL:  # a real model needs a user who hears plain English
-        usual_user["simulator"] = "phrases"
+    if name == SMALL:  # as in a run of it: a real model needs a user who hears plain English
+        usual_user["simulator"] = resolve_settings({"model": SMALL}).simulator
 
     def setting(key):
         """What the flag says, else the policy's run, else the usual value."""

@@ -225,12 +225,12 @@ class Models:
         self.policy = AdapterView(base, "policy")
         self.reference = Reference(AdapterView(base, "reference"))
         self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
-        if self.must_recompute(model):
+        if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         self.make_trainable(base)
 
-    def must_recompute(self, model):
-        """Must activations be computed again in the backward pass, for want of memory?"""
+    def is_short_of_memory(self, model):
+        """Is there too little memory to keep the activations for the backward pass?"""
         memory = memory_of(self.device)
         if self.device.type == "cpu":
             memory /= world()  # the ranks share it; each has a GPU of its own
@@ -251,7 +251,7 @@ class Models:
         if cfg.kl_coef:
             reference_model, _ = self.load(start)
             reference_policy = ReferencePolicy(reference_model, cfg.temperature)
-        if self.must_recompute(model):
+        if self.is_short_of_memory(model):
             recompute_activations(model)
             if self.critic:
                 recompute_activations(self.critic.body)
@@ -373,6 +373,10 @@ class Models:
             sums += torch.tensor([k3.double().sum().item(), k3.numel()])
         kl, tokens = all_reduce_sum(sums).tolist()
         return kl / max(1, tokens)
+
+    def take_perplexity(self):
+        """`Reference.take_perplexity`; None if there is no reference in memory."""
+        return self.reference.take_perplexity() if self.reference else None
 
     # --------------------------------------------------------------------------------- to a file
 

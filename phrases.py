@@ -228,20 +228,20 @@ def hear_needs(heard, reply, scene, challenging):
     a phrasing of advice, and says nothing to anybody."""
     about = words_about(scene)
     phrase_of = {}  # need: its phrasing
-    is_about_user = set()  # the needs that were heard in a sentence about this user
+    needs_about_user = set()  # the needs that were heard in a sentence about this user
     for sentence in re.split(r"(?<=[.?!])\s+|\n+", reply.strip()):
         for title, phrase in lists_heard(sentence).items():
             if title in REBUKES:
                 continue
             phrase_of.setdefault(title, phrase)
             if about & set(words_of(sentence)):
-                is_about_user.add(title)
+                needs_about_user.add(title)
     second = toy.SECONDARY[scene.need]
-    if scene.need in is_about_user:
+    if scene.need in needs_about_user:
         heard.add("need", phrase_of[scene.need])
     elif scene.need in phrase_of:
         heard.add("empty", phrase_of[scene.need])
-    elif second in is_about_user and not challenging:
+    elif second in needs_about_user and not challenging:
         heard.add("second", phrase_of[second])
     elif phrase_of:
         heard.add("others", ", ".join(phrase_of.values()))

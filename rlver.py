@@ -461,7 +461,7 @@ class Trainer:
             all_gather_list=ranks.all_gather_list,
         )
         log_probs_of(m.reference, all_micro_batches(minibatches))
-        return m.reference.take_perplexity()
+        return m.take_perplexity()
 
     # ------------------------------------------------------------------------ the metrics of a step
 
@@ -482,7 +482,7 @@ class Trainer:
             **update_metrics,
             "kl_start": self.models.kl_start(self.start_file),
             # where the KL has asked the reference anyway
-            "ref_perplexity": self.models.reference and self.models.reference.take_perplexity(),
+            "ref_perplexity": self.models.take_perplexity(),
             "gap": self.gap_to_held_out(batch["emotion"]),
             "watched": watched_emotion,
             "tokens_sampled": tokens_wasted + sum_over_ranks(e.tokens_sampled for e in episodes),

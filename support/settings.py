@@ -448,7 +448,8 @@ def resolve_settings(given):
 
 def default_for(setting, given):
     """The default of a setting in a run with the flags `given`."""
-    column = {None: "toy", "toy": "toy", SMALL: "small"}.get(given.get("model"), "real")
+    model = given.get("model") or "toy"
+    column = {"toy": "toy", SMALL: "small"}.get(model, "real")
     default = setting.metadata[column]
     if not isinstance(default, dict):
         return default
@@ -457,9 +458,9 @@ def default_for(setting, given):
     if "think" in default:
         return default["think" if given.get("think") else "direct"]
     lora_rank = given.get("lora_rank")
-    if lora_rank is None:
-        (of_rank,) = [s for s in dataclasses.fields(Settings) if s.name == "lora_rank"]
-        lora_rank = default_for(of_rank, given)
+    if lora_rank is None:  # not given: smollm2 trains adapters all the same
+        fields = {field.name: field for field in dataclasses.fields(Settings)}
+        lora_rank = default_for(fields["lora_rank"], given)
     return default["lora" if lora_rank else "full"]
 
 

@@ -32,9 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def directory_of_smollm2():
     """The directory of the model, made at the first call, in $RLVER_CACHE, else in .cache/ beside
     the programs. Raises BadModel."""
-    gguf = gguf_file()
+    gguf, sha256 = checked_gguf()
     root = Path(os.environ.get("RLVER_CACHE") or ROOT / ".cache")
-    place = root / f"{SMALL}-{sha256_of(gguf)[:16]}"
+    place = root / f"{SMALL}-{sha256[:16]}"
     if place.is_dir():
         return place
     print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
@@ -57,12 +57,19 @@ def directory_of_smollm2():
 
 def sha256_of_smollm2():
     """The SHA-256 of the file that the model is made of. Raises BadModel."""
-    return sha256_of(gguf_file())
+    _, sha256 = checked_gguf()
+    return sha256
 
 
 def gguf_file():
-    """The GGUF in the installed wheel, compared with the hash that the wheel itself records. Raises
-    BadModel."""
+    """The path of the GGUF in the installed wheel. Raises BadModel."""
+    path, _ = checked_gguf()
+    return path
+
+
+def checked_gguf():
+    """(path, SHA-256) of the GGUF in the installed wheel, compared with the hash that the wheel
+    itself records. Raises BadModel."""
     try:
         wheel = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
@@ -73,17 +80,18 @@ def gguf_file():
     if not entries or not Path(entries[0].locate()).is_file():
         raise BadModel(f"--model {SMALL}: no GGUF is in the package {WHEEL}; again: {INSTALL}")
     path = Path(entries[0].locate())
-    if entries[0].hash and entries[0].hash.value != hash_of_record(path):
+    sha256 = sha256_of(path)
+    if entries[0].hash and entries[0].hash.value != hash_of_record(sha256):
         raise BadModel(
             f"--model {SMALL}: {path} is damaged (its hash is not the wheel's); again, with "
             f"--force-reinstall: {INSTALL}"
         )
-    return path
+    return path, sha256
 
 
-def hash_of_record(path):
-    """The SHA-256 of a file as a wheel's RECORD writes it: base64 without the padding."""
-    digest = bytes.fromhex(sha256_of(path))
+def hash_of_record(sha256):
+    """A SHA-256, in hexadecimal digits, as a wheel's RECORD writes it: base64 without padding."""
+    digest = bytes.fromhex(sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 

@@ -162,9 +162,10 @@ def small():
         yield Job("small", f"small-grpo-{name}-0", flags, threads=2)
     for seed, moment in itertools.product(range(3), ("before", "after")):
         run = f"small-grpo-{seed}"
+        directory = "{" + run + "}"  # `command_of` puts the path in its place
         step = "--step 0" if moment == "before" else ""
         # as the benchmark is measured: from an emotion of 40, over 10 turns
-        command = f"evaluate.py --policy {{{run}}} {step} --world chit-chat --json {{json}}"
+        command = f"evaluate.py --policy {directory} {step} --world chit-chat --json {{json}}"
         command += f" --out runs/tables/{run}-chat-{moment}.jsonl"
         yield Job("small", f"{run}-chat-{moment}", command=command, needs=(run,), threads=2)
 

