@@ -23,7 +23,7 @@ from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
-from support.users import INITIAL_EMOTION, emotion_level
+from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
 import asyncio
 import itertools
@@ -872,7 +872,10 @@ def add_user_flags(parser):
         default=INITIAL_EMOTION["benchmark"],
     )
     parser.add_argument(
-        "--max-turns", help="replies, at most (default: 10)", type=positive, default=10
+        "--max-turns",
+        help=f"replies, at most (default: {BENCHMARK_TURNS})",
+        type=positive,
+        default=BENCHMARK_TURNS,
     )
     parser.add_argument(
         "--simulator-temperature",

@@ -25,6 +25,7 @@ import importlib.util
 import io
 import json
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -442,7 +443,7 @@ def resolve_settings(given):
         cfg.group_size = 1
     refuse_missing_vllm(cfg.engine)
     if not cfg.engine:
-        cfg.engine = "torch" if cfg.toy else engine_of_a_real_model()
+        cfg.engine = default_engine(cfg)
     return cfg
 
 
@@ -506,9 +507,37 @@ def refuse_flags_of_the_other_algorithm(cfg, given):
 
 def as_typed(given, names):
     """Those of the flags `names` that were given, as one types them: "--refill 1 --gamma 0.9"."""
-    return " ".join(
-        f"{flag_name(name)} {given[name]}" for name in names if given.get(name) is not None
-    )
+    flags = []
+    for name in names:
+        value = given.get(name)
+        if value is None:
+            continue
+        flags.append(flag_name(name))
+        if isinstance(value, list):
+            flags += value
+        elif isinstance(value, dict):
+            flags.append(shlex.quote(json.dumps(value)))
+        elif value is not True:  # a flag that is switched on has no value
+            flags.append(str(value))
+    return " ".join(flags)
+
+
+def changed_from_defaults(cfg):
+    """What differs in the Settings `cfg` from the defaults of its algorithm and model, as one types
+    it: "--steps 10 --eval-size 32"; "" if nothing does."""
+    values = dataclasses.asdict(cfg)
+    changed = []
+    for setting in dataclasses.fields(Settings):
+        if setting.metadata["text"] is None or setting.metadata["algo"] not in (None, cfg.algo):
+            continue  # no flag sets it, or it is the other algorithm's
+        default = default_for(setting, values)
+        if setting.name == "engine":
+            default = default_engine(cfg)
+        value = values[setting.name]
+        is_default = not value if setting.type is bool else value == default
+        if not is_default:
+            changed.append(setting.name)
+    return as_typed(values, changed)
 
 
 def refuse_flags_without_effect(cfg, given):
@@ -559,9 +588,10 @@ def refuse_missing_vllm(engine):
         )
 
 
-def engine_of_a_real_model():
-    """The sampling engine where --engine names none: vLLM, if it is installed, on a GPU."""
-    return "vllm" if vllm_is_there() and gpu_is_there() else "torch"
+def default_engine(cfg):
+    """The sampling engine where --engine names none: of a real model vLLM, if it is installed, on a
+    GPU; else torch."""
+    return "vllm" if not cfg.toy and vllm_is_there() and gpu_is_there() else "torch"
 
 
 def vllm_is_there():
@@ -656,9 +686,20 @@ def cannot_change(name, value):
 # ------------------------------------------------------------------------------- names of models
 
 
-# The --simulator names of users that are played by rule. They cost nothing, log no calls, and can
-# play only the people that were made for them.
-SCRIPTED = ("toy", "toy-weak", "phrases")
+# The --simulator names of users that are played by rule, and what these rules are. They cost
+# nothing, log no calls, and can play only the people that were made for them.
+SCRIPTED = {
+    "toy": "a script that knows the sentences of a small grammar and nothing of comfort",
+    "toy-weak": "a script that counts words and is made to be hacked",
+    "phrases": "a list of phrasings that is looked up by rule and understands nothing",
+}
+
+
+def made_by_rule(simulator_name):
+    """A sentence that says so if this user is played by rule; else ""."""
+    if simulator_name not in SCRIPTED:
+        return ""
+    return f"Made by rule: the user {simulator_name} is {SCRIPTED[simulator_name]}."
 
 
 def split_name(name):
