@@ -220,6 +220,14 @@ def world_of(target):
     return {"purpose": purpose, "world": "heart-to-heart" if purpose == "eq" else "chit-chat"}
 
 
+# The purposes of `world_of`, as tables on the terminal name them.
+PURPOSE_NAMES = {
+    "eq": "heart-to-heart",
+    "target": "chat with an aim",
+    "no-target": "chat without aim",
+}
+
+
 def parts_of(rows):
     """The columns by which tables part these rows. World and purpose are among them only if some
     user chats, because in most files nobody does."""

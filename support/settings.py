@@ -689,9 +689,9 @@ def cannot_change(name, value):
 # The --simulator names of users that are played by rule, and what these rules are. They cost
 # nothing, log no calls, and can play only the people that were made for them.
 SCRIPTED = {
-    "toy": "a script that knows the sentences of a small grammar and nothing of comfort",
+    "toy": "a script that knows a small grammar and nothing of comfort",
     "toy-weak": "a script that counts words and is made to be hacked",
-    "phrases": "a list of phrasings that is looked up by rule and understands nothing",
+    "phrases": "a script that looks for phrasings on a list and understands nothing",
 }
 
 

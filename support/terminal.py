@@ -39,16 +39,16 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     defaults, and where all goes. training, held_out: numbers of users; step: the last step that is
     done, above 0 in a resumed run."""
     print(fold(what_is_trained(cfg, ranks, step)))
+    changed = changed_from_defaults(cfg)
+    if changed:
+        print(fold(f"Changed from the defaults: {changed}"))
     users = (
         f"User: {cfg.simulator} ({cfg.difficulty}, {LANGUAGES[cfg.lang]}); {training} users to "
         f"train on, {held_out} held out. {made_by_rule(cfg.simulator)}"
     )
     print(fold(users))
-    changed = changed_from_defaults(cfg)
-    if changed:
-        print(fold(f"Changed from the defaults: {changed}"))
     scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
-    print(f"Scores are mean final emotions, {scales}.")
+    print(fold(f"Scores are mean final emotions, {scales}."))
     print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
 
 
