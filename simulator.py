@@ -882,16 +882,14 @@ def hidden_need(profile):
     """What this person needed and did not say, in words: revealed when a dialogue is over."""
     name, _ = intention_of(profile.task, profile.need)
     in_brackets = "" if name == "other" else f" ({name})"
-    return f"The hidden need{in_brackets}, which the user does not say: {profile.task}"
+    return f"The hidden need{in_brackets}, which the user did not say: {profile.task}"
 
 
 def print_grammar(profile, rng):
     """Print what a scripted user understands: one sentence of each kind that helps somebody. Their
     order is drawn with `rng`; the one that helps this user stands anywhere but first."""
-    print(
-        "This user understands only the sentences of a small grammar. One of each kind, "
-        "of which one helps most:"
-    )
+    print("This user understands only the sentences of a small grammar. One of each kind,")
+    print("of which one helps most:")
     scene = toy.read_scene(profile.scene, profile.task)
     acts = [act for act in NEEDS if act != scene.need]
     rng.shuffle(acts)

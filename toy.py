@@ -169,7 +169,7 @@ def unknown_words(text):
     """The words of `text` that are not in this world, each once, in their order. The policy and its
     users have never met them."""
     unknown = [token for token in tokens_of(text) if token not in known_words()]
-    return [token for token in dict.fromkeys(unknown) if token[0].isalnum()]
+    return [token for token in dict.fromkeys(unknown) if token[0].isalpha()]
 
 
 # --------------------------------------------------------------------------------------- what helps

@@ -40,7 +40,9 @@ def blind(args):
     tables = Tables()
     if args.read:
         if args.files:
-            raise BadInput("no FILE wanted")
+            raise BadInput(
+                f"--read reads sheets, and {args.files[0]} is a FILE to make one of; leave it out"
+            )
         result = {"blind": read_votes(args.read, tables)}
     else:
         if len(args.files) != 2 or not args.out:
@@ -215,10 +217,20 @@ def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("blind", __doc__)
     add_files(parser)
-    parser.add_argument("--out", metavar="PATH", help="the sheet to write")
-    parser.add_argument("--read", nargs="+", metavar="SHEET", help="sheets that came back")
-    parser.add_argument("--limit", type=positive, help="only so many pairs")
-    parser.add_argument("--seed", type=natural, default=0, help="of order and sides (default: 0)")
+    parser.add_argument("--out", metavar="SHEET", help="write a sheet for raters, a CSV file")
+    parser.add_argument(
+        "--read", nargs="+", metavar="SHEET", help="read the sheets that raters have filled in"
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="write only N pairs, drawn at random"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="seed of the order of pairs and of their sides (default: 0)",
+    )
     return parser.run(blind, argv)
 
 

@@ -36,6 +36,16 @@ RUBRIC = Rubric(
 )
 
 
+# How the parts are called on the terminal.
+NAMES = {
+    "ED": "ED, empathic depth",
+    "CI": "CI, core insight",
+    "SC": "SC, solution crafting",
+    "DG": "DG, dialogue guidance",
+    "SA": "SA, style adaptability",
+}
+
+
 def capabilities_question(lang):
     """Five scores of a dialogue as a whole."""
     return load_question("capabilities", lang, ["dialogue"], RUBRIC.read)
@@ -50,7 +60,7 @@ async def capabilities(args):
     """Ask about each dialogue of each file, and show the means. Returns the exit code."""
     tables = Tables()
     scores = await score_dialogues(
-        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short
+        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short, NAMES
     )
     if scores is None:  # --plan has told the costs
         return 0

@@ -39,16 +39,25 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
-        description="Talk to a policy, or watch it talk with a simulated user.",
-    )
-    parser.add_argument("policy", help="talk to a policy; P as for --policy", metavar="P")
-    parser.add_argument(
-        "--show", help="watch a policy talk with the user number --seed", action="store_true"
+        description="Talk to a policy, or watch it talk with a simulated user. The flags about "
+        "users and about the start of the dialogue are for --show.",
     )
     parser.add_argument(
-        "--pause", help="--show: wait for Enter after each line", action="store_true"
+        "policy",
+        help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL",
+        metavar="P",
     )
-    parser.add_argument("--html", help="--show: write the dialogue as a page, too", metavar="FILE")
+    parser.add_argument(
+        "--show",
+        help="do not talk yourself: watch the policy talk with user number --seed",
+        action="store_true",
+    )
+    parser.add_argument(
+        "--pause", help="with --show: wait for Enter after each line", action="store_true"
+    )
+    parser.add_argument(
+        "--html", help="with --show: write the dialogue to FILE as a web page", metavar="FILE"
+    )
     add_policy_flags(parser)
     add_user_flags(parser)
     return parser
@@ -77,8 +86,8 @@ def chat(args):
     is_toy = policy.run_settings.get("model", args.policy) == "toy"
     if is_toy:
         print(
-            "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
-            "Nobody knows how it feels."
+            "It knows a few hundred words; try:\n"
+            "    My sister forgot my birthday. I feel hurt. Nobody knows how it feels."
         )
     with asyncio.Runner() as runner:
         while line := ask_line("you> "):

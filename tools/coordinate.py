@@ -52,9 +52,10 @@ CHARACTER_HEADERS = {
     "Personality": "Personality|人格",
 }
 READING = (
-    "x: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
-    "others of\nits call. Counted, not judged: variety is 1 - SSRR, support the share of B to E "
-    "less that of F and G"
+    "x: structured (-1) to creative (1), y: solution (-1) to empathy (1); a place compares only "
+    "with others of its call. Counted, not judged: variety, 1 less the repetition of strategies "
+    "(SSRR); support, the share of strategies that turn to the feeling (empathy, self-disclosure, "
+    "comfort, affirmation) less that of suggestions and information"
 )
 COLUMNS = ["x", "spread", "y", "spread", "variety", "support"]
 DIALOGUES_OF_A_KIND = 5  # whose reasons are asked for: of either outcome, of either kind of need
@@ -88,7 +89,7 @@ async def coordinate(args):
     readable = [answer for answer in answers["place"] if answer["found"]]
     counted = f"{len(readable)} of {len(answers['place'])} answers read."
     tables = Tables()
-    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted}\n{READING}")
+    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted} {READING}")
     result = {"placed": rows, "columns": COLUMNS, "answers": answers}
     write_outputs(args, "coordinate", result, tables)
     return 0

@@ -27,7 +27,7 @@ def make_parser():
     parser = Parser(
         prog="python -m tools.report", description="Write a run's report and picture once more."
     )
-    parser.add_argument("run", help="write a run's report and picture once more", metavar="RUN")
+    parser.add_argument("run", help="directory of the run", metavar="RUN")
     return parser
 
 

@@ -69,13 +69,16 @@ UTTERANCE = Questionnaire(
     },
 )
 QUESTIONNAIRES = ("blri", "utterance")  # their names, and those of their prompts
+TITLES = {"blri": "BLRI (Barrett-Lennard relationship inventory)", "utterance": "utterance quality"}
 PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
 READING_OF_CORRELATIONS = (
-    "BLRI reads the analysis that made the emotion: its high correlation is nearly built in"
+    "r: Pearson's correlation; from, to: its 95 % interval. BLRI reads the analysis that made the "
+    "emotion: its high correlation is nearly built in"
 )
 # What SAGE found, to compare with.
 READING_OF_RANKS = (
-    "SAGE's policies are ranked alike by four users; single dialogues are not (r 0.2 to 0.5)"
+    "r: Spearman's correlation of ranks; from, to: its 95 % interval. SAGE's policies are ranked "
+    "alike by four users; single dialogues are not (r 0.2 to 0.5)"
 )
 
 
@@ -228,21 +231,24 @@ def show_questionnaires(files, answers, tables):
     scores = {}
     for name in QUESTIONNAIRES:
         scores[name] = score_files(files, answers[name])
-        show_scores(tables, name, scores[name])
+        show_scores(tables, TITLES[name], scores[name], {})
     return scores
 
 
 def show_correlations(scores, tables):
     """Show how far the scores of `show_questionnaires` go with the final emotion. Returns {row of
     the table: [r, from, to, n]}."""
-    rows = {}
+    rows, shown = {}, {}  # the same numbers by the names of --json and of the terminal
     for name in QUESTIONNAIRES:
-        rows |= correlations_of(name, scores[name])
+        title, _, _ = TITLES[name].partition(" (")
+        for row, cells in correlations_of(name, scores[name]).items():
+            rows[row] = cells
+            shown[title + row.removeprefix(name)] = cells
     tables.show(
         "correlation with the final emotion",
         ["r", "from", "to", "n"],
-        rows,
-        READING_OF_CORRELATIONS,
+        shown,
+        made_by(scores["blri"].answers) + READING_OF_CORRELATIONS,
     )
     return rows
 
@@ -281,7 +287,8 @@ async def compare_words(args, answers, tables):
         "the same reply in other words",
         ["mean", "from", "to", "n"],
         rows,
-        f"{made_by(answers)}moved: absolute difference of the change",
+        f"{made_by(answers)}moved: by how many points the change of the emotion differs; same "
+        "sign: how often both change it in the same direction",
     )
     return rows
 
@@ -345,7 +352,8 @@ def main(argv=None):
     parser.add_argument(
         "--paraphrase",
         action="store_true",
-        help="also the first FILE's replies in other words",
+        help="also say the replies of the first FILE in other words, to see whether the user feels "
+        "the same about them",
     )
     add_user_flags(parser, default_difficulty="vanilla")
     add_judge_flags(parser)
