@@ -216,7 +216,7 @@ def find_policy(name, step=None):
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
         return checkpoint_of_run(directory, run_settings, step)
     if step is not None:
-        raise BadInput(f"--step {step}: a run has steps, {name} is none")
+        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
         run_settings = read_json(directory / "rlver.json")
         if not run_settings:
@@ -613,8 +613,8 @@ def named_file(path, setup):
     """The ResultFile that --out names. Raises BadInput."""
     if path.suffix == ".html":
         raise BadInput(
-            f"--out {path}: the results' page goes to a file of that name; let the "
-            "results end in .jsonl"
+            f"--out {path}: that name is for the web page of the results; choose a name that ends "
+            "in .jsonl"
         )
     try:
         return continue_file(path, setup)
@@ -679,7 +679,7 @@ def main(argv=None):
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     if args.score and args.compare:
-        raise BadInput("--score and --compare: one of them at a time")
+        raise BadInput("--score and --compare cannot be combined; give one of them")
     if args.compare:
         return run_comparison(args)
     if args.score:
@@ -692,7 +692,7 @@ def run_benchmark(args):
     exit code."""
     path, ids, n_lost = run_or_continue(args)
     if n_lost == len(ids):
-        raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
+        raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
     result = score(path, args.rule, args.anyway, ids, n_lost)
     print_score(result)
     page = report_of_results(path, result, ids)

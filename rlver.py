@@ -667,7 +667,8 @@ class Trainer:
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
             raise errors.BadInput(
-                f"--steps {cfg.steps}: this run has done {self.state['step']} already"
+                f"--steps {cfg.steps}: this run has done {self.state['step']} steps already; "
+                "--steps is the total"
             )
         self.open_logs()
         self.run.write_config(cfg)

@@ -53,7 +53,7 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         raise BadInput(
             f"{path}: results of {len(conditions)} simulators or settings "
             f"({'; '.join(conditions)}) cannot be averaged; their scores do not compare. "
-            "--anyway does it all the same"
+            "--anyway averages them all the same"
         )
     replies = [reply for row in rows for reply in row["replies"]]
     malformed = sum(row["ended"] == "malformed" for row in rows)

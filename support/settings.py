@@ -383,8 +383,8 @@ def make_parser():
     parser = Parser(
         prog="rlver.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="RLVER from scratch: train a language model with PPO or GRPO to comfort a "
-        "simulated user,\nwhose final emotion is the reward.",
+        description="RLVER from scratch: train a language model with PPO or GRPO to comfort "
+        "a\nsimulated user, whose final emotion is the reward.",
         epilog=EPILOG,
     )
     for setting in dataclasses.fields(Settings):
@@ -394,9 +394,10 @@ def make_parser():
         # next title; the first setting has one.
         if setting.metadata["group"]:
             group = parser.add_argument_group(setting.metadata["group"])
-        group.add_argument(
-            flag_name(setting.name), help=help_of(setting), **setting.metadata["argparse_options"]
-        )
+        options = dict(setting.metadata["argparse_options"])
+        if "type" in options:  # a number; without a metavar argparse would repeat the flag's name
+            options.setdefault("metavar", "N" if setting.type is int else "X")
+        group.add_argument(flag_name(setting.name), help=help_of(setting), **options)
         if setting.name == "seed":
             add_run_flags(group)
     return parser
@@ -600,12 +601,12 @@ def changed_from_defaults(cfg):
 def refuse_flags_without_effect(cfg, given):
     """Raise BadInput for a flag that does nothing without another one, which was not given."""
     if given.get("lora_alpha") and not cfg.lora_rank:
-        raise BadInput("--lora-alpha is for adapters; say --lora-rank R too")
+        raise BadInput("--lora-alpha has no effect without adapters; give --lora-rank, too")
     watcher_flags = as_typed(given, ["watch_every"])
     if watcher_flags and not cfg.watch:
-        raise BadInput(f"{watcher_flags}: nobody watches; say who by --watch NAME")
+        raise BadInput(f"{watcher_flags} has no effect without --watch NAME; give that, too")
     if cfg.history_thoughts == "keep" and not cfg.think:
-        raise BadInput("--history-thoughts keep: there are no thoughts without --think")
+        raise BadInput("--history-thoughts keep has no effect without --think")
 
 
 def refuse_contradictions(cfg):
@@ -617,7 +618,8 @@ def refuse_contradictions(cfg):
         )
     if cfg.batch_size < cfg.minibatches:
         raise BadInput(
-            f"--minibatches {cfg.minibatches} cannot be cut from --batch-size {cfg.batch_size}"
+            f"--minibatches {cfg.minibatches}: more than the dialogues of a step (--batch-size "
+            f"{cfg.batch_size}); give fewer"
         )
 
 

@@ -1,4 +1,4 @@
-"""support/terminal.py - what a run prints: its head, a line a step, dialogues, the table at its end.
+"""support/terminal.py - what a run prints: its head, dialogues, and the table at its end.
 
 The head says what differs from the defaults, config.json has the rest. Wherever a score is printed
 its scale stands beside it (support.users.scale_in_words), and what is made by rule says so.
@@ -14,7 +14,7 @@ import os
 import shlex
 import textwrap
 
-# ------------------------------------------------------------------------------------ in any program
+# ----------------------------------------------------------------------------------- in any program
 
 WIDTH = 80  # columns of a usual terminal
 
@@ -25,7 +25,7 @@ def fold(text):
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
-# --------------------------------------------------------------------------------- the start of a run
+# ------------------------------------------------------------------------------- the start of a run
 
 ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
 LANGUAGES = {"en": "English", "zh": "Chinese"}
@@ -105,7 +105,7 @@ def busy_warning(load, cores, threads):
     return text + "."
 
 
-# ---------------------------------------------------------------------------------- while it goes on
+# --------------------------------------------------------------------------------- while it goes on
 
 
 def progress(metrics):

@@ -72,17 +72,17 @@ def check_flags(args):
     if not args.difficulty:
         if args.judge or args.limit:
             raise BadInput(
-                "--judge and --limit need users who hear the replies: add --difficulty or "
-                "--simulator"
+                "--judge and --limit have no effect on what is recorded: they are for users who "
+                "hear the replies again; add --difficulty or --simulator"
             )
         return
     if args.counted:
         raise BadInput(
-            "--counted only counts what is recorded; leave it out, or leave out --difficulty and "
-            "--simulator"
+            "--counted counts what is recorded, --difficulty and --simulator ask users again; "
+            "leave out one of the two"
         )
     if len(args.files) > 1:
-        raise BadInput("--difficulty and --simulator: users hear the replies of one FILE at a time")
+        raise BadInput("--difficulty and --simulator take the replies of one FILE; name one")
     need_model("simulator", args)
 
 

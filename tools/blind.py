@@ -46,7 +46,9 @@ def blind(args):
         result = {"blind": read_votes(args.read, tables)}
     else:
         if len(args.files) != 2 or not args.out:
-            raise BadInput("two files and --out SHEET.csv are needed, or --read SHEET.csv...")
+            raise BadInput(
+                "name two FILEs and --out SHEET to write a sheet, or --read SHEET... to read sheets"
+            )
         pairs = pairs_of(*args.files)
         result = {"pairs": write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
     write_outputs(args, "blind", result, tables)
@@ -132,7 +134,7 @@ def read_votes(paths, tables):
     for question, votes_of_pair in votes.items():
         wins = np.array([np.mean(ratings) for ratings in votes_of_pair.values()])
         if not len(wins):
-            raise BadInput(f"{' '.join(map(str, paths))}: nobody said what is {question}")
+            raise BadInput(f"{' '.join(map(str, paths))}: no rater has answered {question!r}")
         alpha = krippendorff(list(votes_of_pair.values()))
         p_values.append(sign_flips(wins - 0.5, np.random.default_rng(0), 10_000))
         rows[question] = [*interval(np.mean, wins), alpha]

@@ -70,7 +70,8 @@ def run(args):
     without_effect = [f"--{name}" for name in ("html", "pause") if getattr(args, name)]
     if without_effect:
         raise BadInput(
-            f"{' and '.join(without_effect)} is for --show alone; leave it out, or say --show"
+            f"{' and '.join(without_effect)} has no effect without --show; add --show, or leave it "
+            "out"
         )
     return chat(args)
 

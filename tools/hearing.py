@@ -38,7 +38,7 @@ def scored_replies(path):
             if turn["change"] is not None:
                 replies.append(Reply(dialogue, i, turn["reply"]))
     if not replies:
-        raise BadInput(f"{path}: no reply in it got an emotion")
+        raise BadInput(f"{path}: no reply in it has a change of emotion")
     return replies
 
 

@@ -36,7 +36,7 @@ def run(args):
     place = Path(args.run)
     config = read_json(place / "config.json")
     if "algo" not in config:
-        raise BadInput(f"{place}: there is no run here")
+        raise BadInput(f"{place}: there is no run here (config.json is missing or unreadable)")
     people = heldout_of_run(place, config, config["simulator"])
     world = toy if config["model"] == "toy" else None
     draw_run(place, newest_state(place), people, world)

@@ -101,18 +101,18 @@ def check_flags(args, is_ranking):
     names_a_user = bool(args.difficulty or args.simulator)
     if is_ranking and (args.paraphrase or args.judge or names_a_user or args.limit):
         raise BadInput(
-            "files of two simulators are ranked, and nobody is asked; leave out --paraphrase, "
-            "--judge, --difficulty, --simulator and --limit"
+            "the files are of several simulators: their ranks are compared and no model is asked; "
+            "leave out --paraphrase, --judge, --difficulty, --simulator and --limit"
         )
     if names_a_user and not args.paraphrase:
         raise BadInput(
-            "--difficulty and --simulator: a user hears replies only with --paraphrase; add it, or "
-            "leave them out"
+            "--difficulty and --simulator have no effect without --paraphrase; add it, or leave "
+            "them out"
         )
     if len(args.difficulty) > 1:
-        raise BadInput("--difficulty: one user hears the replies; name one difficulty")
+        raise BadInput("--difficulty: this tool takes one difficulty; name one")
     if args.limit and not args.paraphrase:
-        raise BadInput("--limit: it is the number of replies for --paraphrase; add that")
+        raise BadInput("--limit has no effect without --paraphrase; add it, or leave it out")
     if args.paraphrase:
         need_model("simulator", args)
     if not is_ranking:
@@ -338,7 +338,7 @@ def final_emotions(files):
         dialogues = load_dialogues(path)
         first = dialogues[0]
         if first.split:
-            raise BadInput(f"{path}: a run's log; ranks are of result files")
+            raise BadInput(f"{path} is the log of a run; name result files of evaluate.py")
         policy = first.policy or Path(path).name
         of_simulator = finals.setdefault(first.played_by, {})
         of_simulator[policy] = {dialogue.profile_id: dialogue.final for dialogue in dialogues}
