@@ -143,11 +143,12 @@ async def acceptance_by_difficulty(args, replies, answers, tables):
 
     rows = rows_of_groups(heard_replies)
     missing = len(replies) - len(heard_replies)
-    source = "Made by rule: the toy's grammar tells the strategies. "
-    if answers:
-        source = made_by(answers)
-    by_rule = made_by_rule(args.simulator or "toy")
-    reading = f"{source}{by_rule} {missing} replies got no answer; {READING_OF_GROUPS}"
+    notes = [
+        made_by_rule(args.simulator or "toy"),
+        f"{missing} replies got no answer; {READING_OF_GROUPS}",
+    ]
+    source = made_by(answers) if answers else "Strategies by the toy's grammar, exactly. "
+    reading = source + " ".join(note for note in notes if note)
     tables.show("accepted, % of the same replies", [*changes_by_difficulty, "n"], rows, reading)
     return {"accepted": rows, "changes": changes_by_difficulty, "missing": missing}
 

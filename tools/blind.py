@@ -1,17 +1,17 @@
-"""tools/blind.py - which of two policies do people prefer, who do not know which is which?
+"""tools/blind.py - which of two policies do people prefer, if they do not know which is which?
 
     python -m tools.blind results/before.jsonl results/after.jsonl --out results/sheet.csv
     python -m tools.blind --read results/sheet-ann.csv results/sheet-ben.csv
 
-The first command writes a sheet of pairs: a person, and the dialogues of both policies with that
-person, without thoughts, scores or names. Which side is whose is drawn for each pair and stands in
-a key of its own, which raters do not get; each fills in a copy of the sheet. The second command
-reads the copies, with the key beside them. wins: the share of pairs that the first file wins, a
-draw half, with its interval over pairs; alpha: how far raters agree (Krippendorff's, nominal); p:
-by sign flips of the pairs, two-sided, with Holm's correction for three questions.
+The first command writes a sheet of pairs: a user, and the dialogues of both policies with that
+user, without thoughts, scores or names. Which policy stands on the left is drawn for each pair. It
+is written to a separate key file, which raters do not get; each rater fills in a copy of the sheet.
+The second command reads the copies; the key must lie beside them. wins: the share of pairs that the
+first file wins (a draw counts half), with its 95 % interval over pairs; alpha: how far raters agree
+(Krippendorff's, nominal); p: by sign flips of the pairs, two-sided, with Holm's correction for
+three questions.
 
-Wins are of dialogues with a simulated user. They do not say how a rater would have felt in its
-place.
+The dialogues are with a simulated user. Wins do not say how a rater would have felt in its place.
 """
 
 from support.errors import BadInput

@@ -1,4 +1,4 @@
-"""Make users, or say what is in files of users.
+"""Make simulated users, or count what is in files of users.
 
 A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
 

@@ -1,4 +1,4 @@
-"""May the user who gives the reward be trusted? The replies of recorded dialogues are put to their
+"""Is the user that gives the reward consistent? The replies of recorded dialogues are put to their
 user again: how often are the emotion, the sign of its change and the final score the same? And is
 every reward in the log the one that its dialogue earned?
 
@@ -40,7 +40,8 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.replay",
-        description="Replay recorded dialogues: may the user who gives the reward be trusted?",
+        description="Put the replies of recorded dialogues to their user again, and count how often "
+        "the emotion, the sign of its change and the final score are the same.",
     )
     parser.add_argument(
         "log", help="a run's dialogues.jsonl, or a result file of evaluate.py", metavar="FILE"

@@ -169,13 +169,11 @@ def correlations_of(name, scores):
 
 
 def made_by(answers):
-    """Which judge gave these answers, in words; two judges never stand in one table."""
+    """Which judge gave these answers: a line for the reading of a table, before it another one if
+    the judge is the script. Two judges never stand in one table."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))
     warning = MACHINERY_ONLY if answers[0]["judge"] == ScriptedJudge.name else ""
-    return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}. "
+    return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}\n"
 
 
-MACHINERY_ONLY = (
-    "Machinery only: this judge is a script and knows nothing of what it judges; name a model with "
-    "--judge. "
-)
+MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort.\n"

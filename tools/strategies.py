@@ -4,11 +4,12 @@ Table 5).
     python -m tools.strategies runs/NAME/dialogues.jsonl
     python -m tools.strategies results/after.jsonl --judge openai:MODEL@URL
 
-uses: replies per dialogue that use a strategy, of those that could be read; gain: the mean change
-of the emotion over n such replies; asked: where the hidden need asks for it. SSRR: how alike the
-strategies of neighbouring replies are, 0 to 1. misnamed: a code beside another code's name; the
-code counts. Of a training log, uses and gains over its steps are shown too. On the toy its grammar
-tells the strategies, exactly, and no judge is asked, unless --judge names one.
+uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
+change of the emotion over n such replies; asked: the same in dialogues whose hidden need asks for
+the strategy; SSRR: how alike the strategies of neighbouring replies are, 0 to 1. If a judge writes
+a code beside another code's name, the code counts. For a run's log the tool also prints uses and
+gains over the steps. On the toy the grammar tells the strategies, exactly; no judge is asked,
+unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
@@ -41,7 +42,7 @@ EXCLUDES = {"B-2": {"B-1"}, "B-3": {"B-1", "B-2"}}
 READING = (
     "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
     "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
-    "asks for it. The first five rows are RLVER's groups of strategies"
+    "asks for it. Rows without a code are RLVER's groups of strategies"
 )
 READING_OF_STEPS = {
     "uses": "uses: replies per dialogue that use a strategy of the group",

@@ -1,13 +1,13 @@
-"""tools/table3.py - policies trained with either user, measured with either: RLVER's Table 3 on the
-toy.
+"""tools/table3.py - does it matter whether one trains with the vanilla or the challenging user?
+RLVER's Table 3 on the toy.
 
     python -m tools.table3 --out runs/table3
 
 Two policies are trained with rlver.py, one with the vanilla user and one with the challenging one,
 and each is measured with evaluate.py on both: four mean final emotions, with intervals over users.
-It takes some minutes for each policy. A run that is there goes on where it was.
+It takes some minutes for each policy. The same command continues what was interrupted.
 
-It does not say what another seed of training would give.
+The intervals are over users; they do not show how much the seed of training matters.
 """
 
 from support import stats

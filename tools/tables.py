@@ -40,7 +40,8 @@ class Tables:
                 width = max(NARROWEST, len(column))
                 line += f"  {cell(value):>{width}}"
             print(line)
-        print(fold(reading))
+        for line in reading.split("\n"):
+            print(fold(line))
 
 
 NARROWEST = 7  # characters of a column: a table of six columns fits into 80

@@ -1,14 +1,16 @@
-"""tools/validity.py - does the final emotion, the score, mean what it stands for (SAGE 3)?
+"""tools/validity.py - does the score, the final emotion, agree with other measures (SAGE 3)?
 
     python -m tools.validity results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
     python -m tools.validity results/after.jsonl --paraphrase --limit 200
     python -m tools.validity results/one/*.jsonl results/two/*.jsonl     (of two simulators)
 
-r: the correlation of two questionnaires' scores with the final emotion, over the dialogues of each
-file and, of three files or more, over files. BLRI (Barrett-Lennard, 0 to 100) is asked of the
-user's own record, utterance quality (1 to 5) of the dialogue. With --paraphrase also: by how much a
-user's change of emotion differs when the same reply is put in other words. Files of two simulators
-are ranked instead: the correlation of ranks over policies, and over the dialogues of each policy.
+A judge fills in two questionnaires about each dialogue: BLRI (Barrett-Lennard relationship
+inventory, 0 to 100) about the user's record of its thoughts, and utterance quality (1 to 5) about
+the dialogue. r is the correlation of their scores with the final emotion, over the dialogues of
+each file and, for three files or more, over files. --paraphrase adds a second question: by how much
+does the user's change of emotion differ when the same reply is put in other words? For files of two
+simulators the tool asks no judge; it prints the correlation of ranks over policies, and over the
+dialogues of each policy.
 
 A high r is no proof: BLRI reads the analysis from which the emotion was made. The items are written
 for this project in the subscales of the originals, so scores do not compare with SAGE's. SAGE does

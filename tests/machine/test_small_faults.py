@@ -106,9 +106,9 @@ def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ("--html page.html", "--html is for --show"),
-        ("--pause", "--pause is for --show"),
-        ("--html page.html --pause", "--html and --pause is for --show"),
+        ("--html page.html", "--html has no effect without --show"),
+        ("--pause", "--pause has no effect without --show"),
+        ("--html page.html --pause", "--html and --pause has no effect without --show"),
     ],
 )
 def test_a_talk_has_no_page(flags, told, capfd, tmp_path, monkeypatch):
