@@ -204,12 +204,13 @@ MEANING_OF_SHARES = (
 
 def print_next(out):
     """What to look at and what to type next: is the policy better on the benchmark, too?"""
-    run = shlex.quote(str(out))
-    print(f"\nopen {run}/report.html")
+    paths = [out, out / "report.html", out / "before.jsonl", out / "after.jsonl"]
+    run, report, before, after = [shlex.quote(str(path)) for path in paths]
+    print(f"\nopen {report}")
     print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
-    for step, name in ((" --step 0", "before"), ("", "after")):
-        print(f"    python evaluate.py --policy {run}{step} --out {run}/{name}.jsonl")
-    print(f"    python evaluate.py --compare {run}/before.jsonl {run}/after.jsonl")
+    print(f"    python evaluate.py --policy {run} --step 0 --out {before}")
+    print(f"    python evaluate.py --policy {run} --out {after}")
+    print(f"    python evaluate.py --compare {before} {after}")
 
 
 def print_deviations(out, config):

@@ -7,7 +7,7 @@ attitude, of its thoughts and of its hidden need shows in the line. The table ha
 dialogues. The judge is told the need and reads the analysis behind the user's emotion; it does not
 see the replies.
 
-The score says nothing about the assistant's quality. The scripted judge reads nothing here, so it
+The score does not measure the assistant's quality. The scripted judge reads nothing here, so it
 gives 0.
 """
 

@@ -40,8 +40,8 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.replay",
-        description="Put the replies of recorded dialogues to their user again, and count how often "
-        "the emotion, the sign of its change and the final score are the same.",
+        description="Put the replies of recorded dialogues to their user again: how often are the "
+        "emotion, the sign of its change and the final score the same?",
     )
     parser.add_argument(
         "log", help="a run's dialogues.jsonl, or a result file of evaluate.py", metavar="FILE"

@@ -27,7 +27,7 @@ def test_all_tools_are_listed_from_their_files():
     listed = {line.split()[0]: line for line in lines if line and line[0].isalpha()}
     assert set(JUDGING) <= set(listed) and "judge" not in listed and len(listed) <= 15
     assert max(map(len, lines)) <= 100
-    assert listed["blind"].endswith("do people prefer, who do not know which is which?")
+    assert listed["blind"].endswith("if they do not know which is which?")
 
 
 def test_a_tool_is_a_file_that_defines_main(tmp_path, monkeypatch):
