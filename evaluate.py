@@ -796,7 +796,7 @@ def make_parser():
     )
     parser.add_argument(
         "--anyway",
-        help="average results of different simulators or settings, which else is refused",
+        help="average results of different simulators or settings, which is refused otherwise",
         action="store_true",
     )
     parser.add_argument(
