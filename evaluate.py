@@ -23,7 +23,7 @@ from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
-from support.users import INITIAL_EMOTION, emotion_level
+from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
 import asyncio
 import itertools
@@ -216,7 +216,7 @@ def find_policy(name, step=None):
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
         return checkpoint_of_run(directory, run_settings, step)
     if step is not None:
-        raise BadInput(f"--step {step}: a run has steps, {name} is none")
+        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
         run_settings = read_json(directory / "rlver.json")
         if not run_settings:
@@ -613,8 +613,8 @@ def named_file(path, setup):
     """The ResultFile that --out names. Raises BadInput."""
     if path.suffix == ".html":
         raise BadInput(
-            f"--out {path}: the results' page goes to a file of that name; let the "
-            "results end in .jsonl"
+            f"--out {path}: that name is for the web page of the results; choose a name that ends "
+            "in .jsonl"
         )
     try:
         return continue_file(path, setup)
@@ -679,7 +679,7 @@ def main(argv=None):
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     if args.score and args.compare:
-        raise BadInput("--score and --compare: one of them at a time")
+        raise BadInput("--score and --compare cannot be combined; give one of them")
     if args.compare:
         return run_comparison(args)
     if args.score:
@@ -692,7 +692,7 @@ def run_benchmark(args):
     exit code."""
     path, ids, n_lost = run_or_continue(args)
     if n_lost == len(ids):
-        raise TooManyLost(f"{path}: not one of {len(ids)} dialogues came to an end")
+        raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
     result = score(path, args.rule, args.anyway, ids, n_lost)
     print_score(result)
     page = report_of_results(path, result, ids)
@@ -764,7 +764,9 @@ def make_parser():
     """The flags of evaluate.py."""
     parser = Parser(
         prog="evaluate.py",
-        description="Measure a policy with the Sentient Benchmark, and compare results.",
+        description="Measure a policy with the Sentient Benchmark (dialogues from emotion 40, 10 "
+        "replies at most; the score is the mean final emotion), and compare results. Without flags "
+        "it measures the newest run in runs/.",
     )
     parser.add_argument(
         "--policy",
@@ -776,29 +778,35 @@ def make_parser():
     add_user_flags(parser)
     parser.add_argument(
         "--out",
-        help="result file; one that a stopped evaluation left is continued",
+        help="result file; an evaluation that was stopped goes on in its file (default: "
+        "benchmark.jsonl in the run's directory, or a file in results/)",
         metavar="FILE",
     )
     parser.add_argument(
-        "--score", help="tables of result files; no model is needed", nargs="+", metavar="FILE"
+        "--score",
+        help="measure nothing: print the scores of these result files",
+        nargs="+",
+        metavar="FILE",
     )
     parser.add_argument(
         "--rule",
-        help="every: all replies are scored; sage: where a dialogue used all its replies the last "
-        "is not, as in SAGE's own code (default: every; SAGE's files allow only sage)",
+        help="every: each reply is scored; sage: as in SAGE's code, the last one of a dialogue "
+        "that used all its replies is not (default: every; sage for SAGE's files)",
         choices=["every", "sage"],
     )
     parser.add_argument(
-        "--anyway", help="average results of different simulators", action="store_true"
+        "--anyway",
+        help="average results of different simulators or settings, which is refused otherwise",
+        action="store_true",
     )
     parser.add_argument(
         "--compare",
-        help="two result files, the difference is after minus before; for several seeds, names "
-        "with commas between, or patterns",
+        help="measure nothing: compare two result files on the users that are in both; several "
+        "seeds of a side are a pattern, or names with commas between them",
         nargs=2,
         metavar=("BEFORE", "AFTER"),
     )
-    parser.add_argument("--json", help="write the tables here too", metavar="FILE")
+    parser.add_argument("--json", help="write the tables to FILE, too", metavar="FILE")
     return parser
 
 
@@ -806,37 +814,44 @@ def add_policy_flags(parser):
     """The flags that PolicyFlags is made of; tools have them too."""
     parser.add_argument(
         "--step",
-        help="of a run, the checkpoint of this step; 0: where it started (default: the newest)",
+        help="of a run: the checkpoint of step N; 0: the policy before training (default: the "
+        "newest)",
         type=natural,
+        metavar="N",
     )
     parser.add_argument(
         "--lang",
-        help="language of the user's prompts, and of the policy's where it is no run (default: the "
-        "run's own, else en)",
+        help="language of the user's prompts; of a policy that is no run also of its own (default: "
+        "that of the run, else en)",
         choices=["en", "zh"],
     )
     parser.add_argument(
         "--think",
-        help="the policy thinks before it replies (not needed for a run: its settings say so)",
+        help="the policy thinks before it replies; not needed for a run, whose settings say so",
         action="store_true",
     )
     parser.add_argument(
         "--history-thoughts",
-        help="of a policy that is no run: whether later turns see its thoughts (default: strip)",
+        help="for a policy that is no run: keep its thoughts in the history that later turns see, "
+        "or strip them (default: strip)",
         choices=["strip", "keep"],
         default="strip",
     )
     parser.add_argument(
         "--max-tokens",
-        help="tokens of a reply (default: the run's own; toy 48, else 2048)",
+        help="tokens of a reply, at most (default: as in the run; 48 for the toy, else 2048)",
         type=positive,
+        metavar="N",
     )
     parser.add_argument(
-        "--context", help="tokens of a dialogue (default: the model's)", type=positive
+        "--context",
+        help="tokens of a dialogue, at most (default: as in the run, else what the model can read)",
+        type=positive,
+        metavar="N",
     )
     parser.add_argument(
         "--template-args",
-        help="for a policy that is no run: arguments of its chat template, as "
+        help="for a policy that is no run: arguments of its chat template, such as "
         "'{\"enable_thinking\": false}'",
         type=json_object,
         metavar="JSON",
@@ -846,43 +861,58 @@ def add_policy_flags(parser):
 def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     parser.add_argument(
-        "--simulator", help="as in rlver.py (default: the run's own, else toy)", metavar="S"
+        "--simulator",
+        help="model that plays the users: toy, toy-weak or phrases (by rule), openai:MODEL@URL, "
+        "local:DIR (default: that of the run, else toy)",
+        metavar="NAME",
     )
     parser.add_argument(
         "--profiles",
-        help="users as JSONL (default: those that the run held out, else the toy's)",
+        help="users to measure with, a JSONL file (default: those that the run held out, else the "
+        "toy's held-out users)",
         metavar="FILE",
     )
     parser.add_argument(
         "--world",
-        help="chit-chat: people of everyday talk, those in prompts/profiles/ or in --profiles "
-        "(needs a real --simulator) (default: heart-to-heart)",
+        help="heart-to-heart: users with a trouble; chit-chat: users of everyday talk, those in "
+        "prompts/profiles/ or in --profiles, whom the toy cannot play (default: heart-to-heart)",
         choices=["heart-to-heart", "chit-chat"],
         default="heart-to-heart",
     )
     parser.add_argument(
         "--difficulty",
-        help="how guarded the users are (default: the run's own, else vanilla)",
+        help="how much users hide, and how easily replies please them (default: that of the run, "
+        "else vanilla)",
         choices=["vanilla", "challenging"],
     )
     parser.add_argument(
         "--start",
-        help="emotion at the start (default: 40; RLVER trains from 30)",
+        help="emotion of the users at the start (default: 40; training starts at 30)",
         type=emotion,
+        metavar="E",
         default=INITIAL_EMOTION["benchmark"],
     )
     parser.add_argument(
-        "--max-turns", help="replies, at most (default: 10)", type=positive, default=10
+        "--max-turns",
+        help=f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})",
+        type=positive,
+        metavar="N",
+        default=BENCHMARK_TURNS,
     )
     parser.add_argument(
         "--simulator-temperature",
-        help="of the model behind the users (default: 0)",
+        help="sampling temperature of the model that plays the users (default: 0)",
+        metavar="T",
         type=not_negative,
         default=0.0,
     )
-    parser.add_argument("--limit", help="only so many users", type=positive)
+    parser.add_argument("--limit", help="only the first N users", type=positive, metavar="N")
     parser.add_argument(
-        "--seed", help="of the policy's sampling (default: 0)", type=natural, default=0
+        "--seed",
+        help="seed of the policy's sampling (default: 0)",
+        type=natural,
+        default=0,
+        metavar="N",
     )
 
 

@@ -453,9 +453,14 @@ class PhrasesModel:
 
 def main(argv=None):
     """Print what eight users hear in a reply. Returns the exit code."""
-    parser = Parser(description="Says what eight users of --simulator phrases hear in a reply.")
-    parser.add_argument("reply", help='what is said, as "I am so sorry. That must hurt."')
+    parser = Parser(
+        description="Print how a reply changes the emotion of eight users of --simulator phrases, "
+        "and which phrasings and faults they find in it. It is a list of rules and understands "
+        "nothing."
+    )
+    parser.add_argument("reply", help='the reply, such as "I am so sorry. That must hurt."')
     reply = parser.parse_args(argv).reply
+    print("By rule: hidden need, first line; change of emotion, what was heard in the reply:\n")
     for row in toy.profiles("heldout", 8):
         scene = toy.read_scene(row["scene"], row["task"])
         heard = listen(reply, scene, [])

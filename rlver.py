@@ -1,5 +1,6 @@
 """rlver.py - train a model to comfort people: RLVER's Figure 1, from top to bottom.
 
+    python rlver.py --steps 10 --eval-size 32       a demonstration of one minute
     python rlver.py --algo grpo --think             the embedded world: minutes on a laptop
     python rlver.py --algo ppo                      PPO, speaking without thinking
 
@@ -15,7 +16,19 @@ run is set up and closed. Flags, torchrun, files and pictures are in support/, w
 may skip.
 """
 
-from support import STARTED, errors, interrupts, llm, plan, ranks, report, rundir, settings, signs
+from support import (
+    STARTED,
+    errors,
+    interrupts,
+    llm,
+    plan,
+    ranks,
+    report,
+    rundir,
+    settings,
+    signs,
+    terminal,
+)
 from support.files import read_json
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.smollm2 import sha256_of_smollm2
@@ -216,7 +229,7 @@ class Trainer:
             self.warn_of_malformed(state["evaluations"][-1]["malformed"])
             state["step"] = 0
             self.save()
-            self.tell(report.dialogue_text("before training", episodes[0]))
+            self.tell(terminal.dialogue_text("before training", episodes[0]))
         elif self.evaluation_was_missed():
             self.evaluate(state["step"])
 
@@ -232,17 +245,17 @@ class Trainer:
             metrics = self.train_step(step)
             # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
             interrupts.raise_pending_interrupt()
-            bar.set_postfix_str(report.progress(metrics))
+            bar.set_postfix_str(terminal.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
-                self.tell(f"step {step}: held-out score {state['evaluations'][-1]['score']:.1f}")
+                self.tell(terminal.score_text(step, state["evaluations"][-1]["score"], vars(cfg)))
             if step % cfg.save_every == 0 or step == cfg.steps:
                 self.save()
 
         # 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
         if state["step"] > 0:
             episodes = self.evaluate(state["step"])
-            self.tell(report.dialogue_text("after training", episodes[0]))
+            self.tell(terminal.dialogue_text("after training", episodes[0]))
         self.set_total_seconds()
         if self.first:
             report.finish(self.run.path, self.state, self.heldout, toy if cfg.toy else None)
@@ -617,6 +630,13 @@ class Trainer:
             self.run.save_checkpoint(self.state, write, self.cfg)
             report.draw_while_running(self.run.path, self.state, self.heldout)
 
+    def print_head(self):
+        """What is printed before the first dialogue."""
+        users = len(self.training_profiles), len(self.heldout)
+        terminal.print_head(self.cfg, self.run.path, *users, ranks.world(), self.state["step"])
+        if self.models.device.type == "cpu":
+            terminal.print_if_busy(torch.get_num_threads() * ranks.world())
+
     # --------------------------------------------------------------- how a run is set up and closed
 
     def __init__(self, cfg, out, new=False):
@@ -648,7 +668,8 @@ class Trainer:
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
             raise errors.BadInput(
-                f"--steps {cfg.steps}: this run has done {self.state['step']} already"
+                f"--steps {cfg.steps}: this run has done {self.state['step']} steps already; "
+                "--steps is the total"
             )
         self.open_logs()
         self.run.write_config(cfg)
@@ -766,12 +787,11 @@ def main(argv=None):
         cfg, out, finished = ranks.broadcast(lambda: rundir.open_run(given))
         if finished:
             if rank_here == 0:
-                report.print_finished(out)
+                terminal.print_finished(out)
             return 0
         trainer = Trainer(cfg, out, new=given["resume"] is None)
         if trainer.first:
-            n_training, n_heldout = len(trainer.training_profiles), len(trainer.heldout)
-            report.print_settings(cfg, out, n_training, n_heldout, ranks.world())
+            trainer.print_head()
             if trainer.calls.path:
                 print(plan.calls_of(cfg, given["price"]))
         trainer.train()

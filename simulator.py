@@ -37,10 +37,19 @@ from support.llm import (
     ask_with_retries,
     digest,
 )
+from support.results import intention_of
 from support.server import ServerModel
-from support.settings import SCRIPTED, split_name
+from support.settings import SCRIPTED, made_by_rule, split_name
+from support.terminal import fold
 from support.toy_words import NEEDS
-from support.users import INITIAL_EMOTION, emotion_level, profile_of_row, read_profiles
+from support.users import (
+    INITIAL_EMOTION,
+    emotion_in_words,
+    emotion_level,
+    profile_of_row,
+    read_profiles,
+    scale_in_words,
+)
 
 import asyncio
 import copy
@@ -832,8 +841,11 @@ async def watched(watcher, episodes, people, gather):
 # ------------------------------------------------------------------------------------- run it alone
 
 
-def play(user, max_turns):
-    """Let the person at the terminal be the assistant of `user`. Returns the exit code."""
+def play(user, max_turns, rng):
+    """Let the person at the terminal be the assistant of `user`. rng: draws the sentences that
+    `print_grammar` shows. Returns the exit code."""
+    start = user.emotion
+    knows_a_grammar = isinstance(user.simulator.model, toy.ScriptedModel)
     # input() is called outside of the event loop, where Ctrl-C reaches it at once.
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
@@ -841,38 +853,57 @@ def play(user, max_turns):
             f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
             "at most; an empty line ends.\n"
         )
-        if isinstance(user.simulator.model, toy.ScriptedModel):
-            print_grammar(user.profile)
+        if knows_a_grammar:
+            print_grammar(user.profile, rng)
         print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):
             reply = input("you> ")
             if not reply.strip():
                 break
+            if knows_a_grammar:
+                print_unknown_words(reply)
             analysis, change, _ = runner.run(user.feel(reply))
             for line in analysis.splitlines():
                 print(f"    | {line}")
-            print(f"[emotion {user.emotion}, {change:+d}, {emotion_level(user.emotion)}]")
+            print(f"[emotion {emotion_in_words(user.emotion)}, {change:+d}]")
             if user.emotion in (0, 100) or turn == max_turns - 1:
                 break
             line = runner.run(user.answer())
             print(f"[emotion {user.emotion}]  {line}")
             if says_goodbye(line):
                 break
-    print(f"Final emotion {user.emotion}, reward {user.emotion / 100:.2f}.")
+    scale = scale_in_words(start, max_turns)
+    print(f"\nFinal emotion {user.emotion} ({scale}), reward {user.emotion / 100:.2f}.")
+    print(fold(hidden_need(user.profile)))
     return 0
 
 
-def print_grammar(profile):
-    """Print what a scripted user understands: one sentence of each kind that helps somebody."""
-    print(
-        "This user understands only the sentences of a small grammar. One of each kind, "
-        "of which one helps most:"
-    )
+def hidden_need(profile):
+    """What this person needed and did not say, in words: revealed when a dialogue is over."""
+    name, _ = intention_of(profile.task, profile.need)
+    in_brackets = "" if name == "other" else f" ({name})"
+    return f"The hidden need{in_brackets}, which the user did not say: {profile.task}"
+
+
+def print_grammar(profile, rng):
+    """Print what a scripted user understands: one sentence of each kind that helps somebody. Their
+    order is drawn with `rng`; the one that helps this user stands anywhere but first."""
+    print("This user understands only the sentences of a small grammar. One of each kind,")
+    print("of which one helps most:")
     scene = toy.read_scene(profile.scene, profile.task)
-    for act in NEEDS:
-        rng = random.Random(profile.id)
+    acts = [act for act in NEEDS if act != scene.need]
+    rng.shuffle(acts)
+    acts.insert(rng.randint(1, len(acts)), scene.need)
+    for act in acts:
         print(f"    {toy.random_sentence(act, scene.person, scene.feeling, rng)}")
     print()
+
+
+def print_unknown_words(text):
+    """Print the words of a typed text that are not in the toy's world, if there are any."""
+    unknown = toy.unknown_words(text)
+    if unknown:
+        print(f"    (the toy does not know: {', '.join(unknown)})")
 
 
 def talk(args):
@@ -884,13 +915,18 @@ def talk(args):
         need_profiles(args.simulator)
         people = toy_profiles("heldout")
     refuse_foreign(args.simulator, people)
-    if args.profile >= len(people):
+    rng = random.Random(args.seed)  # without --seed another one each time
+    number = rng.randrange(len(people)) if args.profile is None else args.profile
+    if number >= len(people):
         raise BadInput(
-            f"--profile {args.profile}: there are {len(people)} users, from 0 to {len(people) - 1}"
+            f"--profile {number}: there are {len(people)} users, from 0 to {len(people) - 1}"
         )
-    user = User(simulator, people[args.profile])
+    print(f"User {number} of {len(people)}, counted from 0 (--profile {number}).")
+    if args.simulator in SCRIPTED:
+        print(fold(made_by_rule(args.simulator)))
+    user = User(simulator, people[number])
     try:
-        return play(user, args.max_turns)
+        return play(user, args.max_turns, rng)
     except (EOFError, KeyboardInterrupt):
         print()
         return 130
@@ -903,14 +939,14 @@ def main(argv=None):
         "--simulator",
         default="toy",
         metavar="NAME",
-        help="model behind the user: toy, toy-weak, phrases, openai:MODEL@URL, local:DIR (default: "
-        "toy)",
+        help="model that plays the user: toy, toy-weak or phrases (by rule), openai:MODEL@URL (a "
+        "server), local:DIR (a model in this process) (default: toy)",
     )
     parser.add_argument(
         "--difficulty",
         choices=["vanilla", "challenging"],
         default="vanilla",
-        help="how guarded (default: vanilla)",
+        help="how much the user hides, and how easily replies please it (default: vanilla)",
     )
     parser.add_argument(
         "--lang",
@@ -921,19 +957,25 @@ def main(argv=None):
     parser.add_argument(
         "--profiles",
         metavar="FILE",
-        help="profiles as JSONL (default: the toy's held-out users)",
+        help="users to choose from, a JSONL file (default: the toy's held-out users)",
     )
     parser.add_argument(
         "--profile",
         type=natural,
-        default=0,
         metavar="N",
-        help="which of them, from 0 (default: 0)",
+        help="talk with user number N of them, counted from 0 (default: a random one)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        help="seed of the random user and of the example sentences (default: another each time)",
     )
     parser.add_argument(
         "--max-turns",
         type=positive,
         default=8,
+        metavar="N",
         help="your replies, at most (default: 8)",
     )
     return parser.run(talk, argv)

@@ -154,6 +154,24 @@ def act_of(sentence):
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
+@cache
+def known_words():
+    """All tokens of this world: of what its people say, and of what can be said to them."""
+    texts = ["My I feel . goodbye", *OPENINGS.values()]
+    lists = [PEOPLE, EVENTS, FEELINGS, DETAILS, *[need.cues for need in NEEDS.values()]]
+    for listed in lists:
+        texts += listed["train"] + listed["heldout"]
+    tokens = {token for text in texts for token in tokens_of(text)}
+    return tokens.union(*legal_sentences())
+
+
+def unknown_words(text):
+    """The words of `text` that are not in this world, each once, in their order. The policy and its
+    users have never met them."""
+    unknown = [token for token in tokens_of(text) if token not in known_words()]
+    return [token for token in dict.fromkeys(unknown) if token[0].isalpha()]
+
+
 # --------------------------------------------------------------------------------------- what helps
 
 # Each need is served by the act of its name, and helped a little by a second act, its SECONDARY.
@@ -709,13 +727,13 @@ def corpus_episode(turns, chat, think):
 def main():
     """Print a few users or, with --make-policy, make the starting policies anew."""
     parser = Parser(
-        description="Prints eight held-out users of the toy: their need, what they "
-        "tell, and a reply that helps."
+        description="Print eight held-out users of the toy, who are made by rule: their hidden "
+        "need, what they say, and a reply that helps."
     )
     parser.add_argument(
         "--make-policy",
         action="store_true",
-        help="instead, train both starting policies anew into toy_policy/ (some minutes)",
+        help="train both starting policies of the toy again, into toy_policy/ (some minutes)",
     )
     if parser.parse_args().make_policy:
         ship()
@@ -725,6 +743,7 @@ def main():
 
 def print_people():
     """Eight held-out users, one for each need: what they say, and a reply that helps them."""
+    print("Eight held-out users, made by rule. Hidden need, first line, a reply that helps:\n")
     for profile in profiles("heldout", 8):
         scene = read_scene(profile["scene"], profile["task"])
         helpful = random_sentence(scene.need, scene.person, scene.feeling, random.Random(0))

@@ -1,5 +1,5 @@
-"""support/report.py - what a run shows of itself: tables and dialogues on the terminal, and what
-goes into its page (support/page.py) and its picture (support/picture.py).
+"""support/report.py - what a run leaves at its end, and what goes into its page (support/page.py)
+and its picture (support/picture.py). What is printed stands in support/terminal.py.
 """
 
 from support import reference
@@ -14,13 +14,20 @@ from support.judged import (
 from support.metrics import score_summary
 from support.page import TEXTS, write_report
 from support.picture import learning_curve
-from support.results import PERSONA_GROUPS, intention_of, parts_of, recorded_dialogues, world_of
+from support.results import (
+    PERSONA_GROUPS,
+    intention_of,
+    metrics_of,
+    parts_of,
+    recorded_dialogues,
+    world_of,
+)
 from support.signs import hacking_warnings
+from support.terminal import print_summary
 from support.users import INITIAL_EMOTION
 
 import resource
 import sys
-import textwrap
 from pathlib import Path
 
 from tqdm import tqdm
@@ -77,11 +84,6 @@ def draw_while_running(out, state, heldout):
         draw_run(out, state, heldout)
     except Exception as error:
         tqdm.write(f"the report could not be written: {error!r}")
-
-
-def metrics_of(out):
-    """The readable lines of a run's metrics.jsonl."""
-    return [row for _, row, _ in read_jsonl(out / "metrics.jsonl") if row]
 
 
 # ---------------------------------------------------------------------- reports of runs and results
@@ -207,104 +209,3 @@ def part_row(dialogues_of_side, part, value):
         means.append(score_summary(scores)["score"] if scores else None)
     n_of_last_side = len(scores)
     return [value, *means, n_of_last_side]
-
-
-# ------------------------------------------------------------------------------------- the terminal
-
-
-def progress(metrics):
-    """A step's metrics in the few words that fit behind a progress bar."""
-    tokens_per_second = metrics["tokens_sampled"] / metrics["seconds"]
-    text = (
-        f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
-        f"{tokens_per_second:.0f} tokens/s"
-    )
-    if metrics["dropped"]:
-        text += f", {metrics['dropped']} dropped"
-    return text
-
-
-def print_settings(cfg, out, training, held_out, ranks):
-    """The head of a run: who, with whom, where to, and every setting."""
-    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
-    print(
-        f"{cfg.algo} {cfg.mode}, policy {cfg.model}, user {cfg.simulator} ({cfg.difficulty}, "
-        f"{cfg.lang}), {training} users to train on, {held_out} held out -> {out}{on_ranks}"
-    )
-    # the first line has these already
-    shown = ("algo", "think", "model", "simulator", "difficulty", "lang", "profiles")
-    rest = [f"{key} {value}" for key, value in vars(cfg).items() if key not in shown]
-    print(
-        textwrap.fill(
-            ", ".join(rest),
-            116,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-    )
-
-
-def dialogue_text(title, episode):
-    """One dialogue, word for word."""
-    lines = [
-        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
-        f"{episode.reward:.2f}",
-        f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
-    ]
-    for turn in episode.turns:
-        if turn["thought"]:
-            lines.append(f"    (thinks      {turn['thought']})")
-        lines.append(f"    policy       {turn['reply']}")
-        if turn["emotion"] is not None:
-            answer = turn["user"] or ""
-            lines.append(f"    user  [{turn['emotion']:3}]  {answer}  ({turn['change']:+d})")
-    return "\n".join(lines) + "\n"
-
-
-def print_finished(out):
-    """What is printed for a run that is resumed after its end."""
-    summary = read_json(out / "summary.json")
-    print(
-        f"{out} is finished: {summary['steps']} steps, held-out score "
-        f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
-        f"go on: python rlver.py --resume {out} --steps N, N the total"
-    )
-
-
-def print_summary(summary, out):
-    """The end of a run: scores before and after, time and memory, warnings, files."""
-    print(
-        f"\n{'held-out users':<16}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}"
-        f"{'malformed':>11}{'n':>6}"
-    )
-    for name in ("before", "after"):
-        scores = summary[name]
-        print(
-            f"{name:<16}{scores['score']:>8.1f}{scores['stderr']:>8.1f}{scores['success']:>8.1f}%"
-            f"{scores['failure']:>8.1f}%{scores['malformed']:>10.1f}%{scores['n']:>6}"
-        )
-    before, after = (summary[name].get("ref_perplexity") for name in ("before", "after"))
-    if before is not None and after is not None:
-        print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
-    seconds = dict(summary["seconds"])
-    total = seconds.pop("total")
-    parts = [f"{name.replace('_', ' ')} {value:.0f}" for name, value in seconds.items()]
-    print(
-        f"{total:.0f} s in all: {', '.join(parts)}; peak memory {summary['peak_rss_mb']:.0f} MB\n"
-    )
-    for warning in summary["warnings"]:
-        print(f"look at the dialogues: {warning}")
-    print_deviations(out)
-    files = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    print(f"everything is in {out}: {', '.join(files)}")
-
-
-def print_deviations(out):
-    """Where a run's curves leave the bands of the reference runs, if there are bands for it."""
-    bands = reference.bands_of_config(read_json(out / "config.json"))
-    rows = metrics_of(out) if bands else []
-    deviations = reference.outside(reference.columns_of(rows), bands)
-    if deviations:
-        print(reference.sentence(deviations))

@@ -7,7 +7,7 @@ rlver.py, evaluate.py, the reports and the tools read them through this file.
 from support.answers import is_mark
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.users import INITIAL_EMOTION
+from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
 import functools
 import re
@@ -220,6 +220,14 @@ def world_of(target):
     return {"purpose": purpose, "world": "heart-to-heart" if purpose == "eq" else "chit-chat"}
 
 
+# The purposes of `world_of`, as tables on the terminal name them.
+PURPOSE_NAMES = {
+    "eq": "heart-to-heart",
+    "target": "chat with an aim",
+    "no-target": "chat without aim",
+}
+
+
 def parts_of(rows):
     """The columns by which tables part these rows. World and purpose are among them only if some
     user chats, because in most files nobody does."""
@@ -270,7 +278,7 @@ VALUE_IF_MISSING = {
     "world": None,
     "template_args": None,
     "start": INITIAL_EMOTION["benchmark"],
-    "max_turns": 10,
+    "max_turns": BENCHMARK_TURNS,
     "seed": 0,
 }
 # New files lack these two as well, if they have that value; all others are always written.
@@ -319,6 +327,21 @@ def differences_between(old_settings, new_settings):
         else:
             differences.append(f"{key} {old} there, {new} here")
     return differences
+
+
+def scale_of_settings(settings):
+    """The scale of a result's score, in words, by the settings that it was made with ("made_by" of
+    a row)."""
+    scale = {key: settings.get(key, VALUE_IF_MISSING[key]) for key in ("start", "max_turns")}
+    return scale_in_words(**scale)
+
+
+# ---------------------------------------------------------------------------------- logs of a run
+
+
+def metrics_of(out):
+    """The readable lines of a run's metrics.jsonl."""
+    return [row for _, row, _ in read_jsonl(out / "metrics.jsonl") if row]
 
 
 # -------------------------------------------------------------------------------- logs of dialogues

@@ -7,9 +7,18 @@ one file or of several seeds; the comparison on the terminal.
 
 from support.errors import BadInput
 from support.metrics import score_summary
-from support.results import conditions_of, describe, parts_of, read_results
-from support.signs import signs
+from support.results import (
+    PURPOSE_NAMES,
+    conditions_of,
+    describe,
+    parts_of,
+    read_results,
+    scale_of_settings,
+)
+from support.settings import made_by_rule
+from support.signs import signs, signs_in_words
 from support.stats import sign_flips
+from support.terminal import fold
 
 import glob
 from dataclasses import dataclass
@@ -44,7 +53,7 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         raise BadInput(
             f"{path}: results of {len(conditions)} simulators or settings "
             f"({'; '.join(conditions)}) cannot be averaged; their scores do not compare. "
-            "--anyway does it all the same"
+            "--anyway averages them all the same"
         )
     replies = [reply for row in rows for reply in row["replies"]]
     malformed = sum(row["ended"] == "malformed" for row in rows)
@@ -121,17 +130,20 @@ def print_score(result):
         meaning = "every reply is scored"
     else:
         meaning = "as SAGE, the last of a full number of replies is not scored"
-    print(f"\n{result['file']}: {result['by_whom']}\nrule {result['rule']!r}: {meaning}")
-    print(f"{'':<24}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
+    print(f"\n{result['file']}: {result['by_whom']}")
+    print(f"rule {result['rule']!r}: {meaning}")
+    print(fold(f"score: {what_scores_are([result['file']])}"))
+    print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     print_score_line("all", result)
     for name, values in result["by"].items():
         for value, numbers in values.items():
-            print_score_line(f"{name}: {value}", numbers)
-    shown = ", ".join(f"{key} {value:.2f}" for key, value in result["signs"].items())
+            # purposes have codes, all else has names
+            print_score_line(f"{name}: {PURPOSE_NAMES.get(value, value)}", numbers)
     print(
         f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
-        f"{result['malformed']:.1f} % malformed\n{shown}"
+        f"{result['malformed']:.1f} % malformed"
     )
+    print(fold(signs_in_words(result["signs"])))
     if result["unusable"]:
         print(
             f"{result['unusable']} lines could not be used; they are named below and not in any "
@@ -139,12 +151,28 @@ def print_score(result):
         )
 
 
+def what_scores_are(paths):
+    """What the scores of result files are, in words: their scale, and whether their users are
+    played by rule. It is read off the files, because each may have been made with other
+    settings."""
+    settings = [row["made_by"] for path in paths for row in read_results(path)[0]]
+    scales = dict.fromkeys(scale_of_settings(made_by) for made_by in settings)
+    users = dict.fromkeys(made_by.get("simulator", "") for made_by in settings)
+    notes = [made_by_rule(user) for user in users]
+    sentences = [
+        f"mean final emotion, {' or '.join(scales)}.",
+        "success: 100; failure: below 10.",
+        *[note for note in notes if note],
+    ]
+    return " ".join(sentences)
+
+
 def print_score_line(name, numbers):
     """Print one line of the table. numbers: of `score_summary`; those of all users also hold how
     many are lost."""
     asked = f" of {numbers['asked']}" if numbers.get("lost") else ""
     print(
-        f"{name:<24}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
+        f"{name:<26}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
         f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
     )
 
@@ -258,6 +286,7 @@ def print_comparison(result):
         seeds = f"{seeds_before} seeds each"
     low, high = result["interval"]
     print(f"before: {result['a_by']}\nafter:  {result['b_by']}")
+    print(fold(f"score: {what_scores_are(result['a'] + result['b'])}"))
     print(
         f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
         f"{result['difference']:+.1f} (95 % {low:+.1f} to {high:+.1f}, p = {result['p']:.4f}, "

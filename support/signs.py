@@ -92,6 +92,21 @@ def signs(dialogues, word_limit=4000):
     return result
 
 
+def signs_in_words(counted):
+    """What `signs` counted, as a sentence for the terminal; "" if there were no replies."""
+    if not counted:
+        return ""
+    percent = {key: f"{100 * value:.0f} %" for key, value in counted.items()}
+    variety = [f"{counted[f'distinct_{n}']:.2f}" for n in (1, 2, 3)]
+    return (
+        f"Signs of failure: of all replies {percent['repeat_within']} repeat a sentence to the "
+        f"same user, {percent['repeat_across']} are told to several users word for word, "
+        f"{percent['reward_talk']} talk about their own reward; {counted['reply_words']:.1f} words "
+        f"a reply; share of distinct words {variety[0]}, of word pairs {variety[1]}, of word "
+        f"triples {variety[2]}"
+    )
+
+
 def words_of(text):
     """Words; for a script without spaces, characters."""
     return WORD.findall(text.lower())

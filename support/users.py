@@ -13,9 +13,19 @@ from pathlib import Path
 
 # Every dialogue starts at this emotion: RLVER trains from 30, SAGE's benchmark starts at 40.
 INITIAL_EMOTION = {"training": 30, "benchmark": 40}
+# The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
+BENCHMARK_TURNS = 10
 
 # The lowest emotion of each level of SAGE but the last, F, which is everything below 10.
 LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
+# What the levels mean, in words of the prompts (prompts/en/vanilla/reply.txt).
+LEVEL_NAMES = {
+    "Emotion-S": "all goals met",
+    "Emotion-A": "high",
+    "Emotion-B": "ordinary",
+    "Emotion-C": "low",
+    "Emotion-F": "the lowest",
+}
 
 # A file may use either name for a field. Left: the field of the dataclass, as in the released
 # files (mixed Chinese pinyin and English). Right: a plain English name for the same field.
@@ -36,6 +46,18 @@ def emotion_level(emotion):
         if emotion >= lowest:
             return f"Emotion-{letter}"
     return "Emotion-F"
+
+
+def emotion_in_words(emotion):
+    """An emotion with its level, for people to read: "74, high (Emotion-A)"."""
+    level = emotion_level(emotion)
+    return f"{emotion}, {LEVEL_NAMES[level]} ({level})"
+
+
+def scale_in_words(start, max_turns):
+    """The scale of a score: "from 30, 8 replies". It stands wherever a score is printed, because a
+    dialogue that starts higher, or that has more replies, ends higher."""
+    return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
 
 
 def read_profiles(path, profile_class, allowed_values, flag):

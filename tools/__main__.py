@@ -36,7 +36,7 @@ def print_list():
     sentence_of = tools()
     width = max(map(len, sentence_of))
     for name, sentence in sentence_of.items():
-        print(f"{name:{width}}  {sentence}")
+        print(f"{name:{width}}  {sentence[:1].upper()}{sentence[1:]}")
     print("\npython -m tools.NAME --help tells more.")
     return 0
 

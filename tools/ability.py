@@ -31,10 +31,10 @@ def make_parser():
         prog="python -m tools.ability",
         description="Compare per-sample logs of benchmarks before and after training.",
     )
-    logs = "per-sample logs of lm-eval or lighteval, or directories of them"
-    parser.add_argument("before", help=logs, metavar="BEFORE")
-    parser.add_argument("after", help=logs, metavar="AFTER")
-    parser.add_argument("--json", help="write the tables here too", metavar="FILE")
+    logs = "a per-sample log of lm-eval or lighteval, or a directory of them"
+    parser.add_argument("before", help=f"{logs}, before training", metavar="BEFORE")
+    parser.add_argument("after", help="the same, after training", metavar="AFTER")
+    parser.add_argument("--json", help="write the numbers to FILE, too", metavar="FILE")
     return parser
 
 

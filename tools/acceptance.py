@@ -15,6 +15,7 @@ here does not say how a dialogue with them would have gone: nobody answers.
 """
 
 from support.errors import BadInput
+from support.settings import made_by_rule
 from support.strategies import RLVER_GROUPS
 
 import asyncio
@@ -29,10 +30,7 @@ from tools.strategies import cases_of as cases_of_file
 from tools.strategies import strategies_question, tagged_dialogues
 from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
 
-READING_OF_GROUPS = (
-    "a group: the replies that use mostly its strategies (more than half),\n"
-    "as the toy's grammar names them, or with --judge a judge"
-)
+READING_OF_GROUPS = "a row: the replies more than half of whose strategies are of this group"
 
 
 async def acceptance(args):
@@ -74,17 +72,17 @@ def check_flags(args):
     if not args.difficulty:
         if args.judge or args.limit:
             raise BadInput(
-                "--judge and --limit need users who hear the replies: add --difficulty or "
-                "--simulator"
+                "--judge and --limit have no effect on what is recorded: they are for users who "
+                "hear the replies again; add --difficulty or --simulator"
             )
         return
     if args.counted:
         raise BadInput(
-            "--counted only counts what is recorded; leave it out, or leave out --difficulty and "
-            "--simulator"
+            "--counted counts what is recorded, --difficulty and --simulator ask users again; "
+            "leave out one of the two"
         )
     if len(args.files) > 1:
-        raise BadInput("--difficulty and --simulator: users hear the replies of one FILE at a time")
+        raise BadInput("--difficulty and --simulator take the replies of one FILE; name one")
     need_model("simulator", args)
 
 
@@ -145,8 +143,12 @@ async def acceptance_by_difficulty(args, replies, answers, tables):
 
     rows = rows_of_groups(heard_replies)
     missing = len(replies) - len(heard_replies)
-    judged_by = made_by(answers) if answers else ""
-    reading = f"{judged_by}missing {missing}; {READING_OF_GROUPS}"
+    notes = [
+        made_by_rule(args.simulator or "toy"),
+        f"{missing} replies got no answer; {READING_OF_GROUPS}",
+    ]
+    source = made_by(answers) if answers else "Strategies by the toy's grammar, exactly. "
+    reading = source + " ".join(note for note in notes if note)
     tables.show("accepted, % of the same replies", [*changes_by_difficulty, "n"], rows, reading)
     return {"accepted": rows, "changes": changes_by_difficulty, "missing": missing}
 
@@ -197,7 +199,9 @@ def main(argv=None):
     parser = tool_parser("acceptance", __doc__)
     add_files(parser)
     # --counted changes nothing: with it a command can name the default, as docs/judging.md does
-    parser.add_argument("--counted", action="store_true", help="as recorded alone, the default")
+    parser.add_argument(
+        "--counted", action="store_true", help="only count the recorded changes (the default)"
+    )
     add_user_flags(parser, default_difficulty="both, if --simulator is named")
     add_judge_flags(parser)
     return parser.run(lambda args: asyncio.run(acceptance(args)), argv)

@@ -1,17 +1,17 @@
-"""tools/blind.py - which of two policies do people prefer, who do not know which is which?
+"""tools/blind.py - which of two policies do people prefer, if they do not know which is which?
 
     python -m tools.blind results/before.jsonl results/after.jsonl --out results/sheet.csv
     python -m tools.blind --read results/sheet-ann.csv results/sheet-ben.csv
 
-The first command writes a sheet of pairs: a person, and the dialogues of both policies with that
-person, without thoughts, scores or names. Which side is whose is drawn for each pair and stands in
-a key of its own, which raters do not get; each fills in a copy of the sheet. The second command
-reads the copies, with the key beside them. wins: the share of pairs that the first file wins, a
-draw half, with its interval over pairs; alpha: how far raters agree (Krippendorff's, nominal); p:
-by sign flips of the pairs, two-sided, with Holm's correction for three questions.
+The first command writes a sheet of pairs: a user, and the dialogues of both policies with that
+user, without thoughts, scores or names. Which policy stands on the left is drawn for each pair. It
+is written to a separate key file, which raters do not get; each rater fills in a copy of the sheet.
+The second command reads the copies; the key must lie beside them. wins: the share of pairs that the
+first file wins (a draw counts half), with its 95 % interval over pairs; alpha: how far raters agree
+(Krippendorff's, nominal); p: by sign flips of the pairs, two-sided, with Holm's correction for
+three questions.
 
-Wins are of dialogues with a simulated user. They do not say how a rater would have felt in its
-place.
+The dialogues are with a simulated user. Wins do not say how a rater would have felt in its place.
 """
 
 from support.errors import BadInput
@@ -40,11 +40,15 @@ def blind(args):
     tables = Tables()
     if args.read:
         if args.files:
-            raise BadInput("no FILE wanted")
+            raise BadInput(
+                f"--read reads sheets, and {args.files[0]} is a FILE to make one of; leave it out"
+            )
         result = {"blind": read_votes(args.read, tables)}
     else:
         if len(args.files) != 2 or not args.out:
-            raise BadInput("two files and --out SHEET.csv are needed, or --read SHEET.csv...")
+            raise BadInput(
+                "name two FILEs and --out SHEET to write a sheet, or --read SHEET... to read sheets"
+            )
         pairs = pairs_of(*args.files)
         result = {"pairs": write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
     write_outputs(args, "blind", result, tables)
@@ -130,7 +134,7 @@ def read_votes(paths, tables):
     for question, votes_of_pair in votes.items():
         wins = np.array([np.mean(ratings) for ratings in votes_of_pair.values()])
         if not len(wins):
-            raise BadInput(f"{' '.join(map(str, paths))}: nobody said what is {question}")
+            raise BadInput(f"{' '.join(map(str, paths))}: no rater has answered {question!r}")
         alpha = krippendorff(list(votes_of_pair.values()))
         p_values.append(sign_flips(wins - 0.5, np.random.default_rng(0), 10_000))
         rows[question] = [*interval(np.mean, wins), alpha]
@@ -215,10 +219,20 @@ def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("blind", __doc__)
     add_files(parser)
-    parser.add_argument("--out", metavar="PATH", help="the sheet to write")
-    parser.add_argument("--read", nargs="+", metavar="SHEET", help="sheets that came back")
-    parser.add_argument("--limit", type=positive, help="only so many pairs")
-    parser.add_argument("--seed", type=natural, default=0, help="of order and sides (default: 0)")
+    parser.add_argument("--out", metavar="SHEET", help="write a sheet for raters, a CSV file")
+    parser.add_argument(
+        "--read", nargs="+", metavar="SHEET", help="read the sheets that raters have filled in"
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="write only N pairs, drawn at random"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="seed of the order of pairs and of their sides (default: 0)",
+    )
     return parser.run(blind, argv)
 
 

@@ -1,13 +1,14 @@
-"""tools/capabilities.py - how good the assistant is at five things, as a model judges (RLVER 3.3).
+"""tools/capabilities.py - five capabilities of the assistant, scored by a judge (RLVER 3.3).
 
     python -m tools.capabilities results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
 
-A number is the mean over dialogues of a judge's 1 to 5 on five rubrics (RLVER E.3): empathic depth
-(ED), core insight (CI), solution crafting (SC), dialogue guidance (DG), style adaptability (SA).
-stderr is over dialogues, spread over the repeats of one question. Of two files the second less the
-first is shown too, paired over dialogues.
+The judge, a language model, gives each dialogue a score from 1 to 5 on five rubrics (RLVER E.3):
+empathic depth (ED), core insight (CI), solution crafting (SC), dialogue guidance (DG) and style
+adaptability (SA). The table has the mean over dialogues. stderr is over dialogues, spread over the
+repeats of one question. For two files the second less the first is shown too, paired over
+dialogues.
 
-It is not quality: judge and user are both models. Differences of 0.3 need the paired table.
+The score is not quality: judge and user are both models. Differences of 0.3 need the paired table.
 Dialogues of fewer than three replies show no guidance and no adaptation: DG and SA leave them out
 and count them as short.
 """
@@ -36,6 +37,16 @@ RUBRIC = Rubric(
 )
 
 
+# How the parts are called on the terminal.
+NAMES = {
+    "ED": "ED, empathic depth",
+    "CI": "CI, core insight",
+    "SC": "SC, solution crafting",
+    "DG": "DG, dialogue guidance",
+    "SA": "SA, style adaptability",
+}
+
+
 def capabilities_question(lang):
     """Five scores of a dialogue as a whole."""
     return load_question("capabilities", lang, ["dialogue"], RUBRIC.read)
@@ -50,7 +61,7 @@ async def capabilities(args):
     """Ask about each dialogue of each file, and show the means. Returns the exit code."""
     tables = Tables()
     scores = await score_dialogues(
-        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short
+        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short, NAMES
     )
     if scores is None:  # --plan has told the costs
         return 0

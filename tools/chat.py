@@ -9,7 +9,9 @@ measurement: whether a policy is good is told by evaluate.py, over many users.
 from support.errors import BadInput
 from support.flags import Parser
 from support.page import write_report
-from support.results import intention_of
+from support.results import intention_of, scale_of_settings
+from support.settings import made_by_rule
+from support.terminal import fold
 
 import asyncio
 import secrets
@@ -25,7 +27,7 @@ from evaluate import (
     open_policy,
     who_talks,
 )
-from simulator import User
+from simulator import User, hidden_need, print_unknown_words
 
 
 def main(argv=None):
@@ -37,16 +39,25 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
-        description="Talk to a policy, or watch it talk with a simulated user.",
-    )
-    parser.add_argument("policy", help="talk to a policy; P as for --policy", metavar="P")
-    parser.add_argument(
-        "--show", help="watch a policy talk with the user number --seed", action="store_true"
+        description="Talk to a policy, or watch it talk with a simulated user. The flags about "
+        "users and about the start of the dialogue are for --show.",
     )
     parser.add_argument(
-        "--pause", help="--show: wait for Enter after each line", action="store_true"
+        "policy",
+        help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL",
+        metavar="P",
     )
-    parser.add_argument("--html", help="--show: write the dialogue as a page, too", metavar="FILE")
+    parser.add_argument(
+        "--show",
+        help="do not talk yourself: watch the policy talk with user number --seed",
+        action="store_true",
+    )
+    parser.add_argument(
+        "--pause", help="with --show: wait for Enter after each line", action="store_true"
+    )
+    parser.add_argument(
+        "--html", help="with --show: write the dialogue to FILE as a web page", metavar="FILE"
+    )
     add_policy_flags(parser)
     add_user_flags(parser)
     return parser
@@ -59,7 +70,8 @@ def run(args):
     without_effect = [f"--{name}" for name in ("html", "pause") if getattr(args, name)]
     if without_effect:
         raise BadInput(
-            f"{' and '.join(without_effect)} is for --show alone; leave it out, or say --show"
+            f"{' and '.join(without_effect)} has no effect without --show; add --show, or leave it "
+            "out"
         )
     return chat(args)
 
@@ -72,13 +84,16 @@ def chat(args):
     policy = open_policy(args.policy, PolicyFlags.of(args))
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
-    if policy.run_settings.get("model", args.policy) == "toy":
+    is_toy = policy.run_settings.get("model", args.policy) == "toy"
+    if is_toy:
         print(
-            "It knows a few hundred words; try: My sister forgot my birthday. I feel hurt. "
-            "Nobody knows how it feels."
+            "It knows a few hundred words; try:\n"
+            "    My sister forgot my birthday. I feel hurt. Nobody knows how it feels."
         )
     with asyncio.Runner() as runner:
         while line := ask_line("you> "):
+            if is_toy:
+                print_unknown_words(line)
             reply = runner.run(agent.reply(line))
             if reply is None:
                 print("(its context is full)")
@@ -121,7 +136,12 @@ def show(args):
     agent = ShownAgent(setup.policy.make_agent(seed), user)
     print(f"{setup.policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk(agent, user, args.max_turns))
-    print(f"ended by {episode.ended}, final emotion {episode.emotion}")
+    scale = scale_of_settings(setup.evaluation_settings)
+    print(f"ended by {episode.ended}, final emotion {episode.emotion} ({scale})")
+    print(fold(hidden_need(profile)))
+    by_rule = made_by_rule(setup.evaluation_settings["simulator"])
+    if by_rule:
+        print(fold(by_rule))
     if args.html:
         write_page(args.html, setup, profile, episode)
         print(f"written: {args.html}")

@@ -2,7 +2,7 @@
 can be counted, for `python -m tools.profiles --check`."""
 
 from support.errors import BadInput
-from support.results import intention_of
+from support.results import PURPOSE_NAMES, intention_of
 
 from collections import Counter
 
@@ -21,7 +21,9 @@ def print_check(paths):
         print(title)
         for what, number in counts.items():
             if isinstance(number, Counter):
-                number = ", ".join(f"{name} {k}" for name, k in number.most_common())
+                number = ", ".join(
+                    f"{PURPOSE_NAMES.get(name, name)} {k}" for name, k in number.most_common()
+                )
             print(f"    {what:<30}{number}")
     return 0
 

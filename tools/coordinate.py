@@ -1,15 +1,17 @@
-"""tools/coordinate.py - where a model places several policies in one plane (SAGE 4.2).
+"""tools/coordinate.py - is a policy structured or creative, turned to solutions or to feelings?
+A judge places several policies in that plane (SAGE 4.2).
 
     python -m tools.coordinate results/before.jsonl results/after.jsonl --repeats 3
 
-x goes from structured (-1) to creative (1), y from turned to the solution (-1) to turned to the
-feeling (1): the mean over --repeats answers, and its spread. The judge finds reasons for success
-and failure in up to ten dialogues of either outcome, makes a character of them, and is shown the
-characters of all files, with how often each strategy is used, in one prompt. Beside it two counted
-numbers, which are no judge's and so bear other names: variety, 1 - SSRR, and support, the share of
-strategies of groups B to E less that of F and G.
+x goes from structured (-1) to creative (1), y from the solution (-1) to the feeling (1): the mean
+over --repeats answers, and its spread. For each file the judge names the reasons for success and
+failure in up to ten dialogues of either outcome, and describes the character of the policy. Then
+one prompt shows it the characters of all files, with how often each strategy is used, and it places
+them. Two more columns are counted, not judged: variety is 1 less SSRR, the repetition of
+strategies; support is the share of strategies that turn to the feeling (groups B to E: empathy,
+self-disclosure, comfort, affirmation) less that of suggestions and information (F and G).
 
-A place does not compare with a place of another call: add a file, and the others move.
+Places of two calls do not compare: with another file in the prompt all places move.
 """
 
 from support.answers import Unreadable, peel
@@ -52,9 +54,10 @@ CHARACTER_HEADERS = {
     "Personality": "Personality|人格",
 }
 READING = (
-    "x: structured to creative, y: solution to empathy, -1 to 1; a place compares only with "
-    "others of\nits call. Counted, not judged: variety is 1 - SSRR, support the share of B to E "
-    "less that of F and G"
+    "x: structured (-1) to creative (1), y: solution (-1) to empathy (1); a place compares only "
+    "with others of its call. Counted, not judged: variety, 1 less the repetition of strategies "
+    "(SSRR); support, the share of strategies that turn to the feeling (empathy, self-disclosure, "
+    "comfort, affirmation) less that of suggestions and information"
 )
 COLUMNS = ["x", "spread", "y", "spread", "variety", "support"]
 DIALOGUES_OF_A_KIND = 5  # whose reasons are asked for: of either outcome, of either kind of need
@@ -88,7 +91,7 @@ async def coordinate(args):
     readable = [answer for answer in answers["place"] if answer["found"]]
     counted = f"{len(readable)} of {len(answers['place'])} answers read."
     tables = Tables()
-    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted}\n{READING}")
+    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted} {READING}")
     result = {"placed": rows, "columns": COLUMNS, "answers": answers}
     write_outputs(args, "coordinate", result, tables)
     return 0

@@ -145,8 +145,8 @@ def need_model(flag, args):
     is_given = getattr(args, flag) or args.plan
     if not is_given and not are_of_toy(args.files):
         raise BadInput(
-            f"--{flag} is needed, openai:MODEL@URL or local:DIR: what is scripted "
-            "understands the toy's files alone"
+            f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
+            "which understands the toy's files only"
         )
 
 
@@ -179,7 +179,7 @@ def make_cases(path, name, slots_of, hint=""):
             }
             cases.append(Case(about, slots))
     if not cases:
-        raise BadInput(f"{path}: nothing in it that {name} could be asked about{hint}")
+        raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about{hint}")
     return cases
 
 

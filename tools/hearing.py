@@ -38,7 +38,7 @@ def scored_replies(path):
             if turn["change"] is not None:
                 replies.append(Reply(dialogue, i, turn["reply"]))
     if not replies:
-        raise BadInput(f"{path}: no reply in it got an emotion")
+        raise BadInput(f"{path}: no reply in it has a change of emotion")
     return replies
 
 
@@ -107,9 +107,15 @@ def add_user_flags(parser, default_difficulty):
         nargs="+",
         choices=["vanilla", "challenging"],
         default=[],
-        help=f"of users who all hear the same replies (default: {default_difficulty})",
+        help="put the replies to users of these difficulties again "
+        f"(default: {default_difficulty})",
     )
     parser.add_argument(
-        "--simulator", help="their model, as in rlver.py (the toy's files need none)"
+        "--simulator",
+        metavar="NAME",
+        help="model that plays these users, as in rlver.py (default: toy, which only the toy's "
+        "files allow)",
     )
-    parser.add_argument("--limit", type=positive, help="only so many replies")
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="put only the first N replies to them"
+    )

@@ -188,10 +188,11 @@ def open_call_log(name):
 # ------------------------------------------------------------------------- a tool with one question
 
 
-async def score_dialogues(args, question, cases_of, tables, too_short=()):
+async def score_dialogues(args, question, cases_of, tables, too_short=(), names=None):
     """All that a tool of one question does: ask it about each of `args.files`, and show the means
-    in `tables`. cases_of(path) -> the cases of a file; too_short: of the question's Rubric. Returns
-    the FileScores, or None if --plan told what would be asked. Raises BadInput."""
+    in `tables`. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
+    as in `show_scores`. Returns the FileScores, or None if --plan told what would be asked. Raises
+    BadInput."""
     check_files(args, least=1)
     need_model("judge", args)
     cases = cases_of_files(args.files, cases_of)
@@ -202,7 +203,7 @@ async def score_dialogues(args, question, cases_of, tables, too_short=()):
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
     scores = score_files(args.files, answers, too_short)
-    show_scores(tables, question.name, scores)
+    show_scores(tables, question.name, scores, names or {})
     return scores
 
 
@@ -211,21 +212,44 @@ async def score_dialogues(args, question, cases_of, tables, too_short=()):
 
 def add_judge_flags(parser, repeats=1):
     """Who the judge is and how it is asked. repeats: how often, if the flag does not say."""
-    parser.add_argument("--judge", help="openai:MODEL@URL or local:DIR (the toy's files need none)")
+    parser.add_argument(
+        "--judge",
+        metavar="NAME",
+        help="model that judges: openai:MODEL@URL, a server, or local:DIR (default: a script, for "
+        "the toy's files only, whose answers say nothing about quality)",
+    )
     parser.add_argument(
         "--repeats",
         type=positive,
         default=repeats,
-        help=f"how often all is asked (default: {repeats})",
+        metavar="N",
+        help=f"ask the judge each question N times (default: {repeats})",
     )
     parser.add_argument(
-        "--temperature", type=not_negative, default=0.0, help="of the judge (default: 0.0)"
+        "--temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature of the judge (default: 0.0)",
     )
-    parser.add_argument("--retries", type=natural, default=4, help="of one question (default: 4)")
     parser.add_argument(
-        "--lang", choices=["en", "zh"], default="en", help="of the prompts (default: en)"
+        "--retries",
+        type=natural,
+        default=4,
+        metavar="N",
+        help="ask again up to N times if an answer cannot be read (default: 4)",
     )
-    parser.add_argument("--plan", action="store_true", help="tell the calls and tokens, ask nobody")
+    parser.add_argument(
+        "--lang",
+        choices=["en", "zh"],
+        default="en",
+        help="language of the judge's prompts (default: en)",
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="print how many calls and tokens it would take, and ask no model",
+    )
 
 
 def print_plan(judge, planned, more_calls=0, user_calls=0):

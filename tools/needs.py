@@ -1,12 +1,13 @@
-"""tools/needs.py - how clearly users show what they need, as a model judges (RLVER 3.4).
+"""tools/needs.py - how clearly users show what they need, scored by a judge (RLVER 3.4).
 
     python -m tools.needs results/after.jsonl --judge openai:MODEL@URL
 
-A number is the mean over dialogues of a judge's 0 to 10 for each line of the user: how much of its
-attitude, its thoughts and its hidden need shows in the line. The judge is told the need, and reads
-the analysis behind the user's emotion; it sees no reply.
+The judge, a language model, gives each line of the user scores from 0 to 10: how much of its
+attitude, of its thoughts and of its hidden need shows in the line. The table has the means over
+dialogues. The judge is told the need and reads the analysis behind the user's emotion; it does not
+see the replies.
 
-It says nothing of the assistant's quality, and the toy's scripted judge, which reads nothing here,
+The score does not measure the assistant's quality. The scripted judge reads nothing here, so it
 gives 0.
 """
 

@@ -1,4 +1,4 @@
-"""Make users, or say what is in files of users.
+"""Make simulated users, or count what is in files of users.
 
 A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
 
@@ -51,37 +51,66 @@ def run(args):
 def make_parser():
     """The flags of this tool."""
     parser = Parser(
-        prog="python -m tools.profiles", description="Make simulated users; say what is in files."
+        prog="python -m tools.profiles",
+        description="Make simulated users, or count what is in files of users.",
     )
-    parser.add_argument("--count", help="users (default: 500)", type=positive, default=500)
-    parser.add_argument("--out", help="where they go, as JSONL", metavar="FILE")
+    parser.add_argument(
+        "--count", help="make N users (default: 500)", type=positive, default=500, metavar="N"
+    )
+    parser.add_argument("--out", help="write them to FILE, a JSONL file", metavar="FILE")
     parser.add_argument(
         "--writer",
-        help="toy (by rule), openai:MODEL@URL, local:DIR (default: toy)",
+        help="model that writes them: toy (no model: by rule, from lists and templates), "
+        "openai:MODEL@URL, local:DIR (default: toy)",
         default="toy",
         metavar="NAME",
     )
-    parser.add_argument("--lang", help="language (default: en)", choices=["en", "zh"], default="en")
-    parser.add_argument("--topics", help="troubles, one a line, instead of ours", metavar="FILE")
     parser.add_argument(
-        "--talk", help="everyday utterances, one a line, instead of ours", metavar="FILE"
+        "--lang", help="language of the users (default: en)", choices=["en", "zh"], default="en"
     )
-    parser.add_argument("--seed", help="of all that is drawn (default: 0)", type=natural, default=0)
+    parser.add_argument(
+        "--topics",
+        help="list of troubles, one a line (default: writer/topics.txt in prompts/en/ or zh/)",
+        metavar="FILE",
+    )
+    parser.add_argument(
+        "--talk",
+        help="list of everyday utterances, one a line, as examples of how users talk (default: "
+        "writer/talk.txt there)",
+        metavar="FILE",
+    )
+    parser.add_argument(
+        "--seed",
+        help="seed of needs, topics and traits (default: 0)",
+        type=natural,
+        default=0,
+        metavar="N",
+    )
     parser.add_argument(
         "--split",
-        help="share of users and topics for FILE-test.jsonl (default: 0.0)",
+        help="share of the users, and of the topics, that goes to FILE-test.jsonl (default: 0.0)",
         type=fraction,
         default=0.0,
+        metavar="SHARE",
     )
     parser.add_argument(
-        "--temperature", help="of the writer (default: 1.0)", type=not_negative, default=1.0
+        "--temperature",
+        help="sampling temperature of the writer (default: 1.0)",
+        type=not_negative,
+        default=1.0,
+        metavar="T",
     )
     parser.add_argument(
-        "--retries", help="further attempts at a part (default: 8)", type=natural, default=8
+        "--retries",
+        help="ask up to N times again for a part that cannot be used (default: 8)",
+        type=natural,
+        default=8,
+        metavar="N",
     )
     parser.add_argument(
         "--check",
-        help="what is in a file of users, or in two and shared",
+        help="count what is in a file of users; of two files also what the second shares with the "
+        "first",
         nargs="+",
         metavar="FILE",
     )
@@ -94,7 +123,7 @@ def make_parser():
 def make_users(args):
     """From the flags to the files. Returns the exit code."""
     if not args.out:
-        raise BadInput("--out FILE: say where the users go")
+        raise BadInput("--out FILE is needed: the file that the users are written to")
     count, out = args.count + args.count % 2, Path(args.out)
     if count != args.count:
         print(f"--count {args.count} is odd: rounded up to {count}, half rational, half emotional")
@@ -110,7 +139,8 @@ def make_users(args):
     for split, path in paths.items():
         users = [d for d in drafts if d["split"] == split and d["id"] not in lost]
         write_profiles(path, users)
-        print(f"{path}: {len(users)} users")
+        by_rule = ", made by rule: no model wrote them" if args.writer == "toy" else ""
+        print(f"{path}: {len(users)} users{by_rule}")
     if lost:
         print(
             f"python -m tools.profiles: {len(lost)} of {count} users are missing, the first "

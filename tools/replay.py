@@ -1,4 +1,4 @@
-"""May the user who gives the reward be trusted? The replies of recorded dialogues are put to their
+"""Is the user that gives the reward consistent? The replies of recorded dialogues are put to their
 user again: how often are the emotion, the sign of its change and the final score the same? And is
 every reward in the log the one that its dialogue earned?
 
@@ -13,9 +13,10 @@ rewards' variance that the dialogues explain; it depends on how different the di
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_json
 from support.flags import Parser, not_negative, positive
-from support.results import recorded_dialogues
+from support.results import VALUE_IF_MISSING, recorded_dialogues, scale_of_settings
 from support.rundir import profile_files
 from support.stats import reliability
+from support.users import INITIAL_EMOTION
 
 import asyncio
 import sys
@@ -39,36 +40,49 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.replay",
-        description="Replay recorded dialogues: may the user who gives the reward be trusted?",
+        description="Put the replies of recorded dialogues to their user again: how often are the "
+        "emotion, the sign of its change and the final score the same?",
     )
     parser.add_argument(
-        "log", help="replay the dialogues of a log or a result file", metavar="FILE"
+        "log", help="a run's dialogues.jsonl, or a result file of evaluate.py", metavar="FILE"
     )
     parser.add_argument(
-        "--times", help="how often to replay (default: 1)", type=positive, default=1
+        "--times",
+        help="replay each dialogue N times (default: 1)",
+        type=positive,
+        default=1,
+        metavar="N",
     )
     parser.add_argument(
-        "--simulator", help="as in rlver.py (default: the run's own, else toy)", metavar="S"
+        "--simulator",
+        help="model that plays the user, as in rlver.py (default: the recorded one, else toy)",
+        metavar="NAME",
     )
     parser.add_argument(
         "--profiles",
-        help="users as JSONL (default: those that the run held out, else the toy's)",
+        help="JSONL file with the users of the dialogues (default: that of the run, else the toy's "
+        "users)",
         metavar="FILE",
     )
     parser.add_argument(
         "--difficulty",
-        help="(default: the run's own, else vanilla)",
+        help="how much the user hides, and how easily replies please it (default: as recorded, "
+        "else vanilla)",
         choices=["vanilla", "challenging"],
     )
     parser.add_argument(
         "--lang",
-        help="language of the prompts (default: the run's own, else en)",
+        help="language of the user's prompts (default: as recorded, else en)",
         choices=["en", "zh"],
     )
     parser.add_argument(
-        "--simulator-temperature", help="(default: 0)", type=not_negative, default=0.0
+        "--simulator-temperature",
+        help="sampling temperature of the model that plays the user (default: 0)",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
     )
-    parser.add_argument("--json", help="write the tables here too", metavar="FILE")
+    parser.add_argument("--json", help="write the numbers to FILE, too", metavar="FILE")
     return parser
 
 
@@ -96,7 +110,7 @@ def run(args):
     result = consistency(log, simulator, profiles, args.times)
     if args.json:
         write_json(args.json, result)
-    print_shares(result, args.times)
+    print_shares(result, args.times, scale_of_log(settings))
     if not is_same_user(user, recorded_user):
         print(
             "(another user than the one that was recorded: that numbers differ is no fault of "
@@ -121,12 +135,20 @@ def settings_of_log(log):
     of_run = read_json(log.parent / "config.json")
     first = next((row for _, row, _ in read_jsonl(log)), None)
     if isinstance(first, dict) and "history" in first:
-        return {"profiles": of_run.get("profiles"), **first.get("rlver", {})}
+        of_results = {key: VALUE_IF_MISSING[key] for key in ("start", "max_turns")}
+        return {"profiles": of_run.get("profiles"), **of_results, **first.get("rlver", {})}
     return of_run
 
 
-def print_shares(result, times):
-    """Print what `consistency` returns, but for the differences one by one."""
+def scale_of_log(settings):
+    """The scale of recorded scores, in words. settings: of `settings_of_log`. Those of a run do not
+    hold the start, because training always has the same one."""
+    return scale_of_settings({"start": INITIAL_EMOTION["training"], **settings})
+
+
+def print_shares(result, times, scale):
+    """Print what `consistency` returns, but for the differences one by one. scale: of
+    `scale_of_log`."""
     print(
         f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
         f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
@@ -135,12 +157,15 @@ def print_shares(result, times):
     if "spread" in result:
         share = result["reliability"]
         print(
-            f"final emotion of one dialogue over {times} replays: standard deviation "
+            f"final emotion ({scale}) of one dialogue over {times} replays: standard deviation "
             f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
             f"dialogues explain: {'-' if share is None else f'{share:.2f}'}"
         )
     for step, (recorded, again) in result["scores"].items():
-        print(f"held-out users, step {step}: score {recorded:.1f} as recorded, {again:.1f} again")
+        print(
+            f"held-out users, step {step}: score ({scale}) {recorded:.1f} as recorded, "
+            f"{again:.1f} again"
+        )
 
 
 def print_differences(differences):

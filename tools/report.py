@@ -27,7 +27,7 @@ def make_parser():
     parser = Parser(
         prog="python -m tools.report", description="Write a run's report and picture once more."
     )
-    parser.add_argument("run", help="write a run's report and picture once more", metavar="RUN")
+    parser.add_argument("run", help="directory of the run", metavar="RUN")
     return parser
 
 
@@ -36,7 +36,7 @@ def run(args):
     place = Path(args.run)
     config = read_json(place / "config.json")
     if "algo" not in config:
-        raise BadInput(f"{place}: there is no run here")
+        raise BadInput(f"{place}: there is no run here (config.json is missing or unreadable)")
     people = heldout_of_run(place, config, config["simulator"])
     world = toy if config["model"] == "toy" else None
     draw_run(place, newest_state(place), people, world)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tools.scripted import ScriptedJudge
+
 
 class ItemScore(NamedTuple):
     """What the dialogues of a file got for one item."""
@@ -123,21 +125,29 @@ def paired_difference(before, after):
     return stats.interval(np.mean, differences)
 
 
-def show_scores(tables, name, scores):
-    """Show the FileScores of the question `name` in `tables`."""
-    reading = made_by(scores.answers)
+READING_OF_SCORES = (
+    "mean: over dialogues; stderr: its standard error; spread: standard deviation over repeats; "
+    "missing: share of answers that could not be read; n: dialogues; short: dialogues left out, "
+    "of fewer than three replies"
+)
+
+
+def show_scores(tables, name, scores, names):
+    """Show the FileScores of the question `name` in `tables`. names: {item: how a row is called},
+    where that is not the item itself."""
+    reading = made_by(scores.answers) + READING_OF_SCORES
     columns = ["mean", "stderr", "spread", "missing", "n", "short"]
     for path, table in scores.tables.items():
         rows = {}
         for item, score in table.items():
-            rows[item] = [getattr(score, column) for column in columns]
+            rows[names.get(item, item)] = [getattr(score, column) for column in columns]
         tables.show(f"{name}, {path}", columns, rows, reading)
     if len(scores.tables) == 2:
         tables.show(
             "after minus before: the second FILE minus the first, paired over dialogues",
             ["mean", "from", "to", "n"],
-            scores.paired,
-            reading,
+            {names.get(item, item): difference for item, difference in scores.paired.items()},
+            f"{made_by(scores.answers)}from, to: the 95 % interval; n: dialogues",
         )
 
 
@@ -159,6 +169,11 @@ def correlations_of(name, scores):
 
 
 def made_by(answers):
-    """Which judge gave these answers, in words; two judges never stand in one table."""
+    """Which judge gave these answers: a line for the reading of a table, before it another one if
+    the judge is the script. Two judges never stand in one table."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))
-    return f"{settings}, repeats {1 + answers[-1]['repeat']}. "
+    warning = MACHINERY_ONLY if answers[0]["judge"] == ScriptedJudge.name else ""
+    return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}\n"
+
+
+MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort.\n"

@@ -4,11 +4,12 @@ Table 5).
     python -m tools.strategies runs/NAME/dialogues.jsonl
     python -m tools.strategies results/after.jsonl --judge openai:MODEL@URL
 
-uses: replies per dialogue that use a strategy, of those that could be read; gain: the mean change
-of the emotion over n such replies; asked: where the hidden need asks for it. SSRR: how alike the
-strategies of neighbouring replies are, 0 to 1. misnamed: a code beside another code's name; the
-code counts. Of a training log, uses and gains over its steps are shown too. On the toy its grammar
-tells the strategies, exactly, and no judge is asked, unless --judge names one.
+uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
+change of the emotion over n such replies; asked: the same in dialogues whose hidden need asks for
+the strategy; SSRR: how alike the strategies of neighbouring replies are, 0 to 1. If a judge writes
+a code beside another code's name, the code counts. For a run's log the tool also prints uses and
+gains over the steps. On the toy the grammar tells the strategies, exactly; no judge is asked,
+unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
@@ -39,9 +40,14 @@ from tools.tables import Tables, add_files, cell, check_files, tool_parser, writ
 # shallower ones, as the prompt says.
 EXCLUDES = {"B-2": {"B-1"}, "B-3": {"B-1", "B-2"}}
 READING = (
-    "uses: replies per dialogue; gain: mean change of the emotion over n replies: what goes with "
-    "it,\nnot what it causes; asked: where the need asks for it"
+    "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
+    "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
+    "asks for it. Rows without a code are RLVER's groups of strategies"
 )
+READING_OF_STEPS = {
+    "uses": "uses: replies per dialogue that use a strategy of the group",
+    "gain": "gain: mean change of the emotion over these replies",
+}
 
 
 async def strategies(args):
@@ -63,7 +69,7 @@ async def strategies(args):
     result = {"answers": {"strategies": answers} if is_judged else {}, "files": {}}
     for path in args.files:
         counts = count_strategies(path, answers)
-        show_strategies(path, counts, answers, tables)
+        show_strategies(path, counts, answers, tables, names_of_codes(question.template))
         result["files"][path] = counts
     write_outputs(args, "strategies", result, tables)
     return 0
@@ -84,19 +90,27 @@ def count_strategies(path, answers):
     }
 
 
-def show_strategies(path, counts, answers, tables):
-    """Show what `count_strategies` counted in one file."""
+def show_strategies(path, counts, answers, tables, names):
+    """Show what `count_strategies` counted in one file. names: {code of a strategy: its name}."""
     rows = {}
     for name, usage in counts["strategies"].items():
         if usage["n"]:
-            rows[name] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
-    source = made_by(answers) if answers else "Exact tags, by the grammar of the toy. "
+            row = f"{name} {names[name]}" if name in names else name
+            rows[row] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
+    source = "Made by rule: the toy's grammar tells the strategies, exactly. "
+    missing = ""
+    if answers:
+        source = made_by(answers)
+        missing = (
+            f"{counts['missing']} answers could not be read, {counts['misnamed']} codes bear "
+            "another one's name. "
+        )
+    repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
     tables.show(
         f"strategies, {path}",
         ["uses", "gain", "n", "gain asked", "n asked"],
         rows,
-        f"{source}missing {counts['missing']}, misnamed {counts['misnamed']}, "
-        f"SSRR {cell(counts['ssrr'])}.\n{READING}",
+        f"{source}{missing}{repetition}{READING}",
     )
     if len(counts["steps"]) > 1:
         for key in ("uses", "gain"):
@@ -104,7 +118,8 @@ def show_strategies(path, counts, answers, tables):
             for step, counts_of_step in counts["steps"].items():
                 usage_of = counts_of_step["strategies"]
                 rows[step] = [usage_of[name][key] for name in RLVER_GROUPS]
-            tables.show(f"{key}, steps up to", list(RLVER_GROUPS), rows, "")
+            title = f"{key} in each tenth of the training, by its last step"
+            tables.show(title, list(RLVER_GROUPS), rows, READING_OF_STEPS[key])
 
 
 def tagged_dialogues(path, answers):

@@ -9,6 +9,7 @@ from support.files import refuse_overwriting, write_json
 from support.flags import Parser
 from support.judged import radar_of
 from support.page import write_report
+from support.terminal import fold
 
 import argparse
 
@@ -36,10 +37,14 @@ class Tables:
         for name, cells in {"": columns, **rows}.items():
             line = f"{name!s:{name_width}}"
             for value, column in zip(cells, columns):
-                width = max(10, len(column))
+                width = max(NARROWEST, len(column))
                 line += f"  {cell(value):>{width}}"
             print(line)
-        print(reading)
+        for line in reading.split("\n"):
+            print(fold(line))
+
+
+NARROWEST = 7  # characters of a column: a table of six columns fits into 80
 
 
 def cell(value):
@@ -68,8 +73,10 @@ def tool_parser(tool, about):
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything here")
-    parser.add_argument("--html", metavar="FILE", help="write the tables as a page")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the tables and all that they were made of to FILE"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write the tables to FILE as a web page")
     return parser
 
 
@@ -79,7 +86,7 @@ def add_files(parser):
         "files",
         nargs="*",
         metavar="FILE",
-        help="result files, ours or SAGE's, or a run's dialogues.jsonl",
+        help="a result file of evaluate.py or of SAGE, or a run's dialogues.jsonl",
     )
 
 
@@ -91,4 +98,5 @@ def check_files(args, least, inputs=(), out=None):
     outputs = {"--json": args.json, "--html": args.html, "--out": out}
     refuse_overwriting(outputs, [*args.files, *inputs])
     if len(args.files) < least:
-        raise BadInput(f"{least} FILE or more wanted")
+        files = "a FILE" if least == 1 else f"{least} FILEs"
+        raise BadInput(f"at least {files} must be named: results of evaluate.py, or a run's log")

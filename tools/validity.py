@@ -1,14 +1,16 @@
-"""tools/validity.py - does the final emotion, the score, mean what it stands for (SAGE 3)?
+"""tools/validity.py - does the score, the final emotion, agree with other measures (SAGE 3)?
 
     python -m tools.validity results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
     python -m tools.validity results/after.jsonl --paraphrase --limit 200
     python -m tools.validity results/one/*.jsonl results/two/*.jsonl     (of two simulators)
 
-r: the correlation of two questionnaires' scores with the final emotion, over the dialogues of each
-file and, of three files or more, over files. BLRI (Barrett-Lennard, 0 to 100) is asked of the
-user's own record, utterance quality (1 to 5) of the dialogue. With --paraphrase also: by how much a
-user's change of emotion differs when the same reply is put in other words. Files of two simulators
-are ranked instead: the correlation of ranks over policies, and over the dialogues of each policy.
+A judge fills in two questionnaires about each dialogue: BLRI (Barrett-Lennard relationship
+inventory, 0 to 100) about the user's record of its thoughts, and utterance quality (1 to 5) about
+the dialogue. r is the correlation of their scores with the final emotion, over the dialogues of
+each file and, for three files or more, over files. --paraphrase adds a second question: by how much
+does the user's change of emotion differ when the same reply is put in other words? For files of two
+simulators the tool asks no judge; it prints the correlation of ranks over policies, and over the
+dialogues of each policy.
 
 A high r is no proof: BLRI reads the analysis from which the emotion was made. The items are written
 for this project in the subscales of the originals, so scores do not compare with SAGE's. SAGE does
@@ -69,13 +71,16 @@ UTTERANCE = Questionnaire(
     },
 )
 QUESTIONNAIRES = ("blri", "utterance")  # their names, and those of their prompts
+TITLES = {"blri": "BLRI (Barrett-Lennard relationship inventory)", "utterance": "utterance quality"}
 PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
 READING_OF_CORRELATIONS = (
-    "BLRI reads the analysis that made the emotion: its high correlation is nearly built in"
+    "r: Pearson's correlation; from, to: its 95 % interval. BLRI reads the analysis that made the "
+    "emotion: its high correlation is nearly built in"
 )
 # What SAGE found, to compare with.
 READING_OF_RANKS = (
-    "SAGE's policies are ranked alike by four users; single dialogues are not (r 0.2 to 0.5)"
+    "r: Spearman's correlation of ranks; from, to: its 95 % interval. SAGE's policies are ranked "
+    "alike by four users; single dialogues are not (r 0.2 to 0.5)"
 )
 
 
@@ -98,18 +103,18 @@ def check_flags(args, is_ranking):
     names_a_user = bool(args.difficulty or args.simulator)
     if is_ranking and (args.paraphrase or args.judge or names_a_user or args.limit):
         raise BadInput(
-            "files of two simulators are ranked, and nobody is asked; leave out --paraphrase, "
-            "--judge, --difficulty, --simulator and --limit"
+            "the files are of several simulators: their ranks are compared and no model is asked; "
+            "leave out --paraphrase, --judge, --difficulty, --simulator and --limit"
         )
     if names_a_user and not args.paraphrase:
         raise BadInput(
-            "--difficulty and --simulator: a user hears replies only with --paraphrase; add it, or "
-            "leave them out"
+            "--difficulty and --simulator have no effect without --paraphrase; add it, or leave "
+            "them out"
         )
     if len(args.difficulty) > 1:
-        raise BadInput("--difficulty: one user hears the replies; name one difficulty")
+        raise BadInput("--difficulty: this tool takes one difficulty; name one")
     if args.limit and not args.paraphrase:
-        raise BadInput("--limit: it is the number of replies for --paraphrase; add that")
+        raise BadInput("--limit has no effect without --paraphrase; add it, or leave it out")
     if args.paraphrase:
         need_model("simulator", args)
     if not is_ranking:
@@ -228,21 +233,24 @@ def show_questionnaires(files, answers, tables):
     scores = {}
     for name in QUESTIONNAIRES:
         scores[name] = score_files(files, answers[name])
-        show_scores(tables, name, scores[name])
+        show_scores(tables, TITLES[name], scores[name], {})
     return scores
 
 
 def show_correlations(scores, tables):
     """Show how far the scores of `show_questionnaires` go with the final emotion. Returns {row of
     the table: [r, from, to, n]}."""
-    rows = {}
+    rows, shown = {}, {}  # the same numbers by the names of --json and of the terminal
     for name in QUESTIONNAIRES:
-        rows |= correlations_of(name, scores[name])
+        title, _, _ = TITLES[name].partition(" (")
+        for row, cells in correlations_of(name, scores[name]).items():
+            rows[row] = cells
+            shown[title + row.removeprefix(name)] = cells
     tables.show(
         "correlation with the final emotion",
         ["r", "from", "to", "n"],
-        rows,
-        READING_OF_CORRELATIONS,
+        shown,
+        made_by(scores["blri"].answers) + READING_OF_CORRELATIONS,
     )
     return rows
 
@@ -281,7 +289,8 @@ async def compare_words(args, answers, tables):
         "the same reply in other words",
         ["mean", "from", "to", "n"],
         rows,
-        f"{made_by(answers)}moved: absolute difference of the change",
+        f"{made_by(answers)}moved: by how many points the change of the emotion differs; same "
+        "sign: how often both change it in the same direction",
     )
     return rows
 
@@ -331,7 +340,7 @@ def final_emotions(files):
         dialogues = load_dialogues(path)
         first = dialogues[0]
         if first.split:
-            raise BadInput(f"{path}: a run's log; ranks are of result files")
+            raise BadInput(f"{path} is the log of a run; name result files of evaluate.py")
         policy = first.policy or Path(path).name
         of_simulator = finals.setdefault(first.played_by, {})
         of_simulator[policy] = {dialogue.profile_id: dialogue.final for dialogue in dialogues}
@@ -345,7 +354,8 @@ def main(argv=None):
     parser.add_argument(
         "--paraphrase",
         action="store_true",
-        help="also the first FILE's replies in other words",
+        help="also say the replies of the first FILE in other words, to see whether the user feels "
+        "the same about them",
     )
     add_user_flags(parser, default_difficulty="vanilla")
     add_judge_flags(parser)

@@ -268,7 +268,7 @@ def test_what_has_nothing_to_be_asked_about_is_told(tmp_path, capfd):
     path = write(tmp_path / "one.jsonl", [toy_result(0, ["cheer"], random.Random(0))])
     (tmp_path / "list.json").write_text("[1, 2]")
     for argv, told in (
-        (["needs", path], "nothing in it that needs"),
+        (["needs", path], "nothing to ask the question 'needs' about"),
         (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
     ):
         capfd.readouterr()

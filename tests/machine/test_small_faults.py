@@ -2,7 +2,7 @@
 first line of ours, advice that led nowhere. Each test is one of them."""
 
 import support
-from support import report
+from support import terminal
 from support.errors import BadInput, BadModel
 from support.flags import Parser
 from support.loading import load_model
@@ -106,9 +106,9 @@ def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ("--html page.html", "--html is for --show"),
-        ("--pause", "--pause is for --show"),
-        ("--html page.html --pause", "--html and --pause is for --show"),
+        ("--html page.html", "--html has no effect without --show"),
+        ("--pause", "--pause has no effect without --show"),
+        ("--html page.html --pause", "--html and --pause has no effect without --show"),
     ],
 )
 def test_a_talk_has_no_page(flags, told, capfd, tmp_path, monkeypatch):
@@ -322,7 +322,8 @@ def test_more_steps_are_told_as_the_total(tmp_path, capsys):
     (tmp_path / "summary.json").write_text(
         json.dumps({"steps": 2, "before": score, "after": score})
     )
-    report.print_finished(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"max_turns": 8}))
+    terminal.print_finished(tmp_path)
     assert capsys.readouterr().out.endswith(f"--resume {tmp_path} --steps N, N the total\n")
 
 

@@ -1,0 +1,222 @@
+"""support/terminal.py - what a run prints: its head, dialogues, and the table at its end.
+
+The head says what differs from the defaults, config.json has the rest. Wherever a score is printed
+its scale stands beside it (support.users.scale_in_words), and what is made by rule says so.
+"""
+
+from support import reference
+from support.files import read_json
+from support.results import metrics_of
+from support.settings import changed_from_defaults, made_by_rule
+from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
+
+import os
+import shlex
+import textwrap
+
+# ----------------------------------------------------------------------------------- in any program
+
+WIDTH = 80  # columns of a usual terminal
+
+
+def fold(text):
+    """A paragraph in lines of WIDTH columns. Paths and flags stay whole, so that they can be
+    copied."""
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+# ------------------------------------------------------------------------------- the start of a run
+
+ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
+# So many busy cores are still no busy machine: this program's own imports count as well.
+IDLE = 0.5
+
+
+def print_head(cfg, out, training, held_out, ranks=1, step=0):
+    """What a run prints before its first dialogue: what is trained on whom, what differs from the
+    defaults, and where all goes. training, held_out: numbers of users; step: the last step that is
+    done, above 0 in a resumed run."""
+    print(fold(what_is_trained(cfg, ranks, step)))
+    changed = changed_from_defaults(cfg)
+    if changed:
+        print(fold(f"Changed from the defaults: {changed}"))
+    users = (
+        f"User: {cfg.simulator} ({cfg.difficulty}, {LANGUAGES[cfg.lang]}); {training} users to "
+        f"train on, {held_out} held out. {made_by_rule(cfg.simulator)}"
+    )
+    print(fold(users))
+    scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
+    print(fold(f"Scores are mean final emotions, {scales}."))
+    print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
+
+
+def what_is_trained(cfg, ranks, step):
+    """The first sentence of a run."""
+    policy = "the toy's policy" if cfg.toy else cfg.model
+    how = "thinking before each reply" if cfg.think else "replying directly"
+    dialogues = f"{cfg.batch_size} dialogues"
+    if cfg.algo == "grpo":
+        dialogues += f", {cfg.group_size} with each user"
+    begin = f"Step {step} is done, going on: " if step > 0 else ""
+    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
+    return (
+        f"{begin}{ALGORITHMS[cfg.algo]} trains {policy}, {how}: {cfg.steps} steps of "
+        f"{dialogues}{on_ranks}."
+    )
+
+
+def scale_of_run(settings):
+    """The scale of a run's scores. settings: as in its config.json."""
+    return scale_in_words(INITIAL_EMOTION["training"], settings["max_turns"])
+
+
+def print_if_busy(threads):
+    """Say what it costs if other programs are at work on this machine. threads: how many this run
+    has on the CPU."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows has no such number
+        return
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    warning = busy_warning(load, cores, threads)
+    if warning:
+        print(fold(warning), flush=True)
+
+
+def busy_warning(load, cores, threads):
+    """What a busy machine costs, in words; "" if there is a core for each of this run's threads.
+    load: how many threads were at work on the machine in the last minute; cores: those that this
+    run may use."""
+    if load + threads <= cores + IDLE:
+        return ""
+    text = (
+        f"This machine is busy: in the last minute {load:.1f} threads were at work on its "
+        f"{cores} cores. Other programs take cores from this run, so it takes longer"
+    )
+    if threads > 1:
+        text += (
+            "; two programs of two threads each on two cores can take many times as long. With "
+            "OMP_NUM_THREADS=1 in front of the command they share the cores"
+        )
+    return text + "."
+
+
+# --------------------------------------------------------------------------------- while it goes on
+
+
+def progress(metrics):
+    """A step's metrics in the few words that fit behind a progress bar."""
+    tokens_per_second = metrics["tokens_sampled"] / metrics["seconds"]
+    text = (
+        f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
+        f"{tokens_per_second:.0f} tokens/s"
+    )
+    if metrics["dropped"]:
+        text += f", {metrics['dropped']} dropped"
+    return text
+
+
+def score_text(step, score, settings):
+    """The score of an evaluation during training. settings: as in config.json."""
+    return f"step {step}: held-out score {score:.1f} ({scale_of_run(settings)})"
+
+
+def dialogue_text(title, episode):
+    """One dialogue, word for word."""
+    lines = [
+        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
+        f"{episode.reward:.2f}",
+        f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
+    ]
+    for turn in episode.turns:
+        if turn["thought"]:
+            lines.append(f"    (thinks      {turn['thought']})")
+        lines.append(f"    policy       {turn['reply']}")
+        if turn["emotion"] is not None:
+            answer = turn["user"] or ""
+            lines.append(f"    user  [{turn['emotion']:3}]  {answer}  ({turn['change']:+d})")
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------ its end
+
+
+def print_finished(out):
+    """What is printed for a run that is resumed after its end."""
+    summary = read_json(out / "summary.json")
+    scale = scale_of_run(read_json(out / "config.json"))
+    print(
+        f"{out} is finished: {summary['steps']} steps, held-out score ({scale}) "
+        f"{summary['before']['score']:.1f} before, {summary['after']['score']:.1f} after; to "
+        f"go on: python rlver.py --resume {out} --steps N, N the total"
+    )
+
+
+def print_summary(summary, out):
+    """The end of a run: scores before and after, time and memory, warnings, what to do next."""
+    config = read_json(out / "config.json")
+    print_scores(summary, scale_of_run(config), made_by_rule(config["simulator"]))
+    before, after = (summary[name].get("ref_perplexity") for name in ("before", "after"))
+    if before is not None and after is not None:
+        print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
+    seconds = dict(summary["seconds"])
+    total = seconds.pop("total")
+    parts = [f"{name.replace('_', ' ')} {value:.0f}" for name, value in seconds.items()]
+    peak = summary["peak_rss_mb"]
+    print(fold(f"{total:.0f} s in all: {', '.join(parts)}; peak memory {peak:.0f} MB"))
+    for warning in summary["warnings"]:
+        print(f"look at the dialogues: {warning}")
+    print_deviations(out, config)
+    print_next(out)
+
+
+def print_scores(summary, scale, by_rule):
+    """The table of a run: its scores before and after. scale: of `scale_of_run`; by_rule: of
+    `made_by_rule`."""
+    print(f"\nheld-out users, mean final emotion ({scale}):")
+    print(
+        f"{'':<12}{'score':>8}{'stderr':>8}{'success':>10}{'failure':>10}{'malformed':>11}{'n':>6}"
+    )
+    before, after = summary["before"], summary["after"]
+    for name, scores in (("before", before), ("after", after)):
+        print(
+            f"{name:<12}{scores['score']:>8.1f}{scores['stderr']:>8.1f}{scores['success']:>9.1f}%"
+            f"{scores['failure']:>9.1f}%{scores['malformed']:>10.1f}%{scores['n']:>6}"
+        )
+    difference = {key: after[key] - before[key] for key in ("score", *SHARES)}
+    print(
+        f"{'difference':<12}{difference['score']:>+8.1f}{'':>8}{difference['success']:>+9.1f}%"
+        f"{difference['failure']:>+9.1f}%{difference['malformed']:>+10.1f}%"
+    )
+    print(fold(f"{MEANING_OF_SHARES} {by_rule}"))
+
+
+SHARES = ("success", "failure", "malformed")
+MEANING_OF_SHARES = (
+    "success: dialogues that end at 100; failure: below 10; malformed: with a reply that breaks "
+    "the form and earns 0."
+)
+
+
+def print_next(out):
+    """What to look at and what to type next: is the policy better on the benchmark, too?"""
+    paths = [out, out / "report.html", out / "before.jsonl", out / "after.jsonl"]
+    run, report, before, after = [shlex.quote(str(path)) for path in paths]
+    print(f"\nopen {report}")
+    print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
+    print(f"    python evaluate.py --policy {run} --step 0 --out {before}")
+    print(f"    python evaluate.py --policy {run} --out {after}")
+    print(f"    python evaluate.py --compare {before} {after}")
+
+
+def print_deviations(out, config):
+    """Where a run's curves leave the bands of the reference runs, if there are bands for it."""
+    bands = reference.bands_of_config(config)
+    rows = metrics_of(out) if bands else []
+    deviations = reference.outside(reference.columns_of(rows), bands)
+    if deviations:
+        print(reference.sentence(deviations))

@@ -1,0 +1,250 @@
+"""What programs print: the head and the end of a run, the scale beside every score, names beside
+codes, and what is made by rule."""
+
+from support import terminal
+from support.results import scale_of_settings
+from support.scores import what_scores_are
+from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
+from support.strategies import RLVER_GROUPS
+from support.users import emotion_in_words, scale_in_words
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+import phrases
+import simulator
+import toy
+from judging import call, fresh, good_file
+from result_files import our_line
+from simulator import toy_profiles
+
+# ------------------------------------------------------------------------------- the head of a run
+
+
+def head(capsys, given, **more):
+    """What a run with the flags `given` prints at its start."""
+    terminal.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
+    return capsys.readouterr().out
+
+
+def test_a_usual_run_says_what_is_trained_on_whom_and_nothing_of_defaults(capsys):
+    """It printed forty settings, none of which anybody had chosen."""
+    text = head(capsys, {})
+    assert "GRPO trains the toy's policy, replying directly: 36 steps of 64 dialogues" in text
+    assert "500 users to train on, 128 held out" in text and "config.json" in text
+    assert "Changed" not in text and "critic_lr" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_differs_from_the_defaults_is_printed_as_one_types_it(capsys):
+    given = {"algo": "ppo", "think": True, "steps": 10, "eval_size": 32}
+    text = head(capsys, given)
+    assert "Changed from the defaults: --algo ppo --think --steps 10 --eval-size 32\n" in text
+    assert "PPO trains the toy's policy, thinking before each reply" in text
+
+
+@pytest.mark.parametrize(
+    "given, typed",
+    [
+        # 0 is a value and not "no value"; the default of steps hangs on thinking
+        ({"steps": 0}, "--steps 0"),
+        ({"think": True, "steps": 30}, "--think"),
+        ({"steps": 30}, "--steps 30"),
+        # with adapters another learning rate is usual: it is no change
+        ({"lora_rank": 8}, "--lora-rank 8"),
+        ({"lora_rank": 8, "lr": 4e-4}, "--lora-rank 8 --lr 0.0004"),
+        # PPO's groups of one are no choice, and smollm2 has defaults of its own
+        ({"algo": "ppo"}, "--algo ppo"),
+        ({"model": "smollm2", "kl_coef": 0.0}, "--model smollm2 --kl-coef 0.0"),
+        ({"engine": "torch"}, ""),
+        ({"template_args": {"a": False}}, """--template-args '{"a": false}'"""),
+        ({"profiles": ["a.jsonl", "b.jsonl"]}, "--profiles a.jsonl b.jsonl"),
+    ],
+)
+def test_what_counts_as_changed(given, typed):
+    assert changed_from_defaults(resolve_settings(given)) == typed
+
+
+def test_a_resumed_run_says_where_it_is(capsys):
+    assert head(capsys, {}, step=5).startswith("Step 5 is done, going on: GRPO trains")
+    assert "on 2 ranks." in head(capsys, {}, ranks=2)
+
+
+def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
+    for name in SCRIPTED:
+        text = " ".join(head(capsys, {"simulator": name}).split())
+        assert f"Made by rule: the user {name} is a script" in text
+    assert made_by_rule("openai:m@http://x") == made_by_rule("local:d") == ""
+
+
+def test_a_busy_machine_is_told_only_where_a_core_is_missing():
+    """Two threads on two cores: beside one other program there is none left for the second one."""
+    assert terminal.busy_warning(load=0.2, cores=2, threads=2) == ""
+    assert terminal.busy_warning(load=1.0, cores=2, threads=1) == ""
+    text = terminal.busy_warning(load=1.0, cores=2, threads=2)
+    assert "1.0 threads were at work on its 2 cores" in text and "OMP_NUM_THREADS=1" in text
+    # one thread: the advice is taken already
+    assert "OMP_NUM_THREADS" not in terminal.busy_warning(load=2.0, cores=2, threads=1)
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError])
+def test_a_system_without_a_load_average_is_no_reason_to_fail(error, monkeypatch, capsys):
+    def no_load():
+        raise error
+
+    monkeypatch.setattr("os.getloadavg", no_load)
+    terminal.print_if_busy(threads=2)
+    assert capsys.readouterr().out == ""
+
+
+# -------------------------------------------------------------------------------- the end of a run
+
+
+def finished_run(out, **settings):
+    """The directory of a run that is over, as far as `print_summary` reads it."""
+    out.mkdir()
+    config = {"simulator": "toy", "max_turns": 8, **settings}
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "metrics.jsonl").write_text("")
+    scores = {"stderr": 1.5, "success": 0.0, "failure": 30.0, "malformed": 2.0, "n": 32}
+    return {
+        "before": {"score": 23.5, **scores},
+        "after": {"score": 87.25, **scores, "failure": 0.0},
+        "steps": 10,
+        "seconds": {"total": 50.0, "rollout": 30.0},
+        "peak_rss_mb": 700.0,
+        "warnings": [],
+    }
+
+
+def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, capsys):
+    out = tmp_path / "a run"
+    terminal.print_summary(finished_run(out, max_turns=3), out)
+    text = capsys.readouterr().out
+    assert "held-out users, mean final emotion (from 30, 3 replies):" in text
+    difference = next(line for line in text.splitlines() if line.startswith("difference"))
+    assert difference.split() == ["difference", "+63.8", "+0.0%", "-30.0%", "+0.0%"]
+    assert "Made by rule: the user toy" in text
+    # the path has a space in it: what is printed can be typed
+    *_, opened, title, before, after, compared = text.splitlines()
+    assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
+    assert before.split(" --out ")[0] == f"    python evaluate.py --policy '{out}' --step 0"
+    assert after.endswith("after.jsonl'") and "--step" not in after
+    assert compared.startswith("    python evaluate.py --compare ")
+
+
+# --------------------------------------------------------------------------------------- the scale
+
+
+def test_the_scale_is_read_off_the_settings():
+    """Numbers of two scales stood side by side: 87 in the README, 98 by the next command."""
+    assert scale_in_words(30, 8) == "from 30, 8 replies" and "1 reply" in scale_in_words(30, 1)
+    assert scale_of_settings({"start": 30, "max_turns": 4}) == "from 30, 4 replies"
+    assert scale_of_settings({}) == "from 40, 10 replies"  # by SAGE, or of an early version
+
+
+def test_result_files_say_their_scale_and_their_user(tmp_path):
+    def file(name, **made_by):
+        line = our_line(0, [50])
+        line["rlver"] = {**line["rlver"], **made_by}
+        path = tmp_path / name
+        path.write_text(json.dumps(line) + "\n")
+        return path
+
+    training = file("a.jsonl", start=30, max_turns=8, simulator="toy")
+    benchmark = file("b.jsonl", start=40, max_turns=10, simulator="a model")
+    text = what_scores_are([training, benchmark])
+    assert "from 30, 8 replies or from 40, 10 replies." in text and "user toy is a script" in text
+    assert "by rule" not in what_scores_are([benchmark])
+
+
+# ------------------------------------------------------------------------------- names beside codes
+
+
+def test_levels_have_names():
+    assert emotion_in_words(9) == "9, the lowest (Emotion-F)"
+    assert emotion_in_words(100) == "100, all goals met (Emotion-S)"
+
+
+def test_codes_have_names_and_the_scripted_judge_says_what_it_is(tmp_path, monkeypatch, capsys):
+    """A table of ED, CI and A-5, and a score of 4.6 that nobody had given."""
+    fresh(tmp_path, monkeypatch)
+    good_file(tmp_path)
+    assert call("capabilities", "good.jsonl") == 0
+    text = capsys.readouterr().out
+    assert "ED, empathic depth" in text and "SA, style adaptability" in text
+    assert "\nMachinery only: this judge is a script and knows nothing of comfort.\n" in text
+    assert call("strategies", "good.jsonl") == 0
+    text = capsys.readouterr().out
+    rows = re.findall(r"^([A-G]-\d)(.*)", text, re.M)
+    assert rows and all(re.match(r" [a-z]{4,}", name) for _, name in rows)
+    assert "F-1 analysis of the problem" in text and all(name in text for name in RLVER_GROUPS)
+    assert "Machinery only" not in text and "the toy's grammar tells the strategies" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# --------------------------------------------------------------------- to be the assistant oneself
+
+
+def talked(monkeypatch, capsys, *flags, replies=("",)):
+    """What `simulator.py` prints when these replies are typed."""
+    typed = iter(replies)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert simulator.main([str(flag) for flag in flags]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_talk_begins_with_a_random_user_and_the_seed_makes_it_again(monkeypatch, capsys):
+    texts = [talked(monkeypatch, capsys, "--seed", seed) for seed in (0, 1, 2, 0)]
+    users = [re.match(r"User (\d+) of 128", text).group(1) for text in texts]
+    assert len(set(users[:3])) == 3 and texts[0] == texts[3]
+    again = talked(monkeypatch, capsys, "--profile", users[1])
+    assert toy_profiles("heldout")[int(users[1])].player in again
+
+
+def test_the_sentence_that_helps_is_not_the_first_of_the_list(capsys):
+    """It was, for the first user of all; and elsewhere its place gave the need away."""
+    profile = toy_profiles("heldout")[0]
+    need = toy.read_scene(profile.scene, profile.task).need
+    places = set()
+    for seed in range(40):
+        simulator.print_grammar(profile, random.Random(seed))
+        sentences = re.findall(r"^    (.*)", capsys.readouterr().out, re.M)
+        acts = [toy.act_of(sentence) for sentence in sentences]
+        assert len(set(acts)) == 8
+        places.add(acts.index(need))
+    assert places == set(range(1, 8))
+
+
+def test_the_hidden_need_is_revealed_when_the_dialogue_is_over(monkeypatch, capsys):
+    profile = toy_profiles("heldout")[3]
+    text = talked(
+        monkeypatch, capsys, "--profile", 3, replies=["I lost my spaceship, Captain.", ""]
+    )
+    dialogue, end = text.split("Final emotion")
+    assert profile.task not in " ".join(dialogue.split())
+    assert profile.task in " ".join(end.split()) and "(from 30, 8 replies)" in end
+    assert "(the toy does not know: spaceship, captain)" in dialogue
+
+
+def test_the_toy_knows_all_that_its_people_and_its_policy_say():
+    """And what they do not say is named once, in its order."""
+    for profile in toy_profiles("heldout") + toy_profiles("train", 64):
+        scene = toy.read_scene(profile.scene, profile.task)
+        said = [scene.story, *scene.details, *scene.cues]
+        assert toy.unknown_words(" ".join(said)) == []
+    rng = random.Random(0)
+    for act in toy.ACTS:
+        assert toy.unknown_words(toy.random_sentence(act, "sister", "hurt", rng)) == []
+    assert toy.unknown_words("My dog, my Dog and 3 cats!") == ["dog", "cats"]
+
+
+def test_people_by_rule_are_introduced_as_such(capsys):
+    toy.print_people()
+    assert "made by rule" in capsys.readouterr().out
+    phrases.main(["That must hurt."])
+    assert capsys.readouterr().out.startswith("By rule:")
