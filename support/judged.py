@@ -10,6 +10,15 @@ from support import strategies
 from support.files import read_json, read_jsonl
 from support.page import TEXTS
 
+# The five capabilities (RLVER E.3), by the names that they have in files.
+CAPABILITIES = {
+    "ED": "empathic depth",
+    "CI": "core insight",
+    "SC": "solution crafting",
+    "DG": "dialogue guidance",
+    "SA": "style adaptability",
+}
+
 # --------------------------------------------------------------------------------------- strategies
 
 
@@ -101,11 +110,12 @@ def radar_of_run(out):
 
 
 def radar_of(judgements):
-    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5}}]."""
+    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5}}], each
+    capability with its full name."""
     tables = judgements.get("capabilities", {}).get("tables", {})
     radar = []
     for file, table in tables.items():
-        means = {capability: numbers["mean"] for capability, numbers in table.items()}
+        means = {CAPABILITIES[code]: numbers["mean"] for code, numbers in table.items()}
         radar.append({"label": file, "values": means})
     return radar
 

@@ -48,6 +48,8 @@ class Series:
     colour: str
     spread: str | None = None  # the column of its standard deviation, drawn as a band
     interpolate: bool = False  # it is measured every few steps: draw straight lines between them
+    hide_if_zero: bool = False  # leave it out where all its values are 0
+    reading: str = ""  # what the panel's reading says further where this curve is drawn
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ class Panel:
 
     section: str  # the headline that it stands under
     title: str
-    unit: str
+    unit: str  # "{scale}" in it stands for the scale of the scores
     series: list  # of Series
     reading: str  # how to read it
+    reading_if_think: str = ""  # what it says further about a run whose replies have thoughts
     span: list | None = None  # the usual range of the y-axis, [low, high]
     shows_evaluations: bool = False  # whether the scores of the evaluations are drawn as points
-    hide_if_zero: bool = False  # leave it out where all its values are 0
+    # Where all its values are 0, do not draw it: the page says so in words.
+    hide_if_zero: bool = False
 
 
 def read_panel(entry):
@@ -88,6 +92,7 @@ def write_report(
     limit=200,
     radar=(),
     never_trained_on=True,
+    scale=None,
 ):
     """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Numbers that
     are missing may be None or absent.
@@ -105,20 +110,25 @@ def write_report(
     notes        warnings, shown on top
     radar        [{"label", "values": {capability: 1 to 5}}]
     never_trained_on  whether training is known to have left the evaluations' users out (of a
-                 foreign model nobody knows)"""
+                 foreign model nobody knows)
+    scale        of the scores, as users.scale_in_words has it; None: not known, or no scores"""
     settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
+    views = panels(curves, evaluations, scale, think=settings.get("think"))
     page = {
         "title": title,
         "headline": headline(curves, evaluations, settings.get("steps")),
+        "scale": scale,
         "notes": list(notes),
         "steps": len(curves),
         "radar": list(radar),
-        "panels": [view for view in panels(curves, evaluations) if is_worth_drawing(view)],
+        "panels": [view for view in views if is_worth_drawing(view)],
+        "zero": zero_panels(curves),
         "settings": {key: setting_text(value) for key, value in settings.items()},
         "tables": [table_view(table) for table in all_tables if table["rows"]],
         "count": count_line(shown=sum(map(len, users)), total=len(dialogues)),
+        "marked": any(map(has_mark, sum(users, []))),
         "users": [user_view(user_dialogues) for user_dialogues in users],
     }
     write_file(path, fill_template(page))
@@ -165,12 +175,21 @@ def last_score(user_dialogues):
 
 
 def count_line(shown, total):
-    """How many of the dialogues are shown, in words."""
+    """How many of the dialogues are shown, in words; "" where there is no more than one."""
+    if total <= 1:
+        return ""
     left_out = total - shown
     text = f"{shown} of {total} dialogues, {left_out or 'none'} left out."
     if left_out and shown:
-        text += " Those shown are picked evenly over the final scores, users whole."
+        text += (
+            " Those shown are evenly spread over the final scores, with all dialogues of a user."
+        )
     return text
+
+
+def has_mark(dialogue):
+    """Do the analyses of this dialogue bear the marks of their prompts (support/answers.py)?"""
+    return any(turn.get("mark") for turn in dialogue.get("turns") or [])
 
 
 def user_view(user_dialogues):
@@ -256,31 +275,56 @@ def latest_numbers(row, step):
 # ------------------------------------------------------------------------------------------- curves
 
 
-def panels(curves, evaluations):
+def panels(curves, evaluations, scale=None, think=False):
     """The panels that have something to show, as dicts for the page and for the picture. Numbers
-    have five digits: no screen shows more, and long runs stay small."""
+    have five digits: no screen shows more, and long runs stay small.
+
+    scale: of the scores, as users.scale_in_words has it, None where it is not known. think: whether the policy thinks."""
     steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
     views = []
     for panel in PANELS:
         lines = curves_of(panel, curves)
         points = evaluation_points(evaluations) if panel.shows_evaluations else []
-        if panel.hide_if_zero and not any(any(line["values"]) for line in lines):
-            continue
         if not lines and not points:
             continue
         views.append(
             {
                 "section": panel.section,
                 "title": panel.title,
-                "unit": panel.unit,
+                "unit": panel.unit.format(scale=scale or "0 to 100"),
                 "span": panel.span,
                 "steps": steps,
                 "lines": lines,
                 "points": points,
-                "reading": panel.reading,
+                "reading": reading_of(panel, lines, think),
             }
         )
     return views
+
+
+def reading_of(panel, lines, think):
+    """How to read a panel, in words: of it as a whole, then of those of its curves that are there.
+    lines: as `curves_of` has them."""
+    drawn = {line["key"] for line in lines}
+    sentences = [panel.reading, *(s.reading for s in panel.series if s.key in drawn)]
+    if think:
+        sentences.append(panel.reading_if_think)
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def zero_panels(curves):
+    """{section: [titles of its panels that are not drawn because they are 0 in every step]}."""
+    titles = {}
+    for panel in PANELS:
+        if panel.hide_if_zero and is_zero(panel, curves):
+            titles.setdefault(panel.section, []).append(panel.title)
+    return titles
+
+
+def is_zero(panel, curves):
+    """Was something measured for this panel, and never anything but 0?"""
+    values = [value for series in panel.series for value in column(curves, series.key)]
+    return has_numbers(values) and not any(values)
 
 
 def is_worth_drawing(panel_view):
@@ -289,14 +333,17 @@ def is_worth_drawing(panel_view):
 
 
 def curves_of(panel, curves):
-    """The curves of a panel that have any number, as [{"key", "label", "colour", "values"}], with
-    "spread" where its standard deviation is known."""
+    """The curves of a panel that are drawn, as [{"key", "label", "colour", "values"}], with
+    "spread" where its standard deviation is known: those that have a number and, if they are hidden
+    where they are 0, another one than 0."""
     lines = []
+    if panel.hide_if_zero and is_zero(panel, curves):
+        return lines
     for series in panel.series:
         values = column(curves, series.key)
         if series.interpolate:
             values = interpolate_missing(values)
-        if not has_numbers(values):
+        if not has_numbers(values) or (series.hide_if_zero and not any(values)):
             continue
         line = {
             "key": series.key,
@@ -350,34 +397,39 @@ def evaluation_points(evaluations):
 
 def evaluation_table(evaluations, never_trained_on=True):
     """The scores on held-out users as a table."""
-    columns = {
+    all_columns = {
         "step": "step",
         "score": "final emotion",
-        "stderr": "± stderr",
+        "stderr": "standard error",
         "success": "success %",
         "failure": "failure %",
         "malformed": "malformed %",
         "n": "dialogues",
+        "ref_perplexity": "perplexity under the starting model",
     }
-    # only runs that have the starting model in memory measure it
-    if any(evaluation.get("ref_perplexity") is not None for evaluation in evaluations):
-        columns["ref_perplexity"] = "perplexity under the start"
+    columns = {}
+    for key, name in all_columns.items():
+        # An evaluation of evaluate.py has no step, and only runs that have the starting model in
+        # memory measure the perplexity.
+        is_optional = key in ("step", "ref_perplexity")
+        if not is_optional or any(one.get(key) is not None for one in evaluations):
+            columns[key] = name
     title = "Evaluations"
-    users = "Whether this policy met these users in its training is not known"
+    users = "It is not known whether this policy met these users in its training"
     if never_trained_on:
         title = "Evaluations on held-out users"
-        users = "Users never trained on"
+        users = "The policy was never trained on these users"
     return {
         "title": title,
         "columns": list(columns.values()),
         "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
-        "reading": f"{users}; gaps below three standard errors may be luck.",
+        "reading": f"{users}. A difference below three standard errors may be chance.",
     }
 
 
 def table_view(table):
     """A table as the page wants it. Cells are text, because JSON does not know 85.0 from 85; a
-    column with a number in it is aligned to the right."""
+    column with a number in it, also one that is text already, is aligned to the right."""
     rows = table["rows"]
     return {
         "title": table["title"],
@@ -392,6 +444,8 @@ def table_view(table):
 
 
 def is_number(value):
+    if isinstance(value, str):
+        return re.fullmatch(r"[+\-−]?\d+(\.\d+)?", value) is not None
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 

@@ -20,10 +20,11 @@ from support.results import (
     metrics_of,
     parts_of,
     recorded_dialogues,
+    scale_of_settings,
     world_of,
 )
 from support.signs import hacking_warnings
-from support.terminal import print_summary
+from support.terminal import print_summary, scale_of_run
 from support.users import INITIAL_EMOTION
 
 import resource
@@ -71,8 +72,9 @@ def draw_run(out, state, heldout, toy=None):
     rows = metrics_of(out) if path.exists() else []
     evaluations = state["evaluations"]
     warnings = hacking_warnings(rows, evaluations)
-    bands = reference.bands_of_config(read_json(out / "config.json"))
-    learning_curve(out, rows, evaluations, bands)
+    config = read_json(out / "config.json")
+    bands = reference.bands_of_config(config)
+    learning_curve(out, rows, evaluations, bands, scale_of_run(config))
     report_of_run(out, heldout, rows, evaluations, warnings, toy)
     return warnings
 
@@ -100,10 +102,11 @@ def report_of_run(out, heldout, rows, evaluations, warnings, toy=None):
         dialogues_of_side["after"] = [d for d in dialogues if d["side"] == "after"]
     by_step = strategies_by_step(out, toy)
     radar = radar_of_run(out)
+    config = read_json(out / "config.json")
     write_report(
         out / "report.html",
         title=out.name,
-        settings=read_json(out / "config.json"),
+        settings=config,
         curves=with_strategies(rows, by_step),
         evaluations=evaluations,
         dialogues=dialogues,
@@ -114,6 +117,7 @@ def report_of_run(out, heldout, rows, evaluations, warnings, toy=None):
         ],
         notes=warnings,
         radar=radar,
+        scale=scale_of_run(config),
     )
 
 
@@ -156,22 +160,25 @@ def report_of_results(path, result, ids=None):
         if ids is None or d["id"] in ids
     ]
     page_path = Path(path).with_suffix(".html")
+    made_by = dialogues[0]["made_by"]  # the settings are the same in all lines of a file
     numbers = ("score", "stderr", "success", "failure", "malformed", "n")
+    names = TEXTS["signs"]["names"]
     signs_table = {
         "title": "Signs of failure",
         "columns": ["sign", "value"],
-        "rows": [[sign, f"{value:.3f}"] for sign, value in result["signs"].items()],
-        "reading": TEXTS["signs"],
+        "rows": [[names[sign], f"{value:.3f}"] for sign, value in result["signs"].items()],
+        "reading": TEXTS["signs"]["reading"],
     }
     write_report(
         page_path,
-        title=result["by_whom"],
-        settings={**dialogues[0]["made_by"], "rule": result["rule"]},
+        title=f"{made_by['policy']} with the simulated user {made_by['simulator']}",
+        settings={**made_by, "rule": result["rule"]},
         curves=[],
         evaluations=[{key: result[key] for key in numbers}],
         dialogues=dialogues,
         never_trained_on=all(d["made_by"].get("held_out") for d in dialogues),
         tables=[*tables_by_part({"score": dialogues}), signs_table],
+        scale=scale_of_settings(made_by),
     )
     return page_path
 

@@ -14,6 +14,7 @@ and count them as short.
 """
 
 from support.forms import Rubric
+from support.judged import CAPABILITIES
 
 import asyncio
 import sys
@@ -38,13 +39,7 @@ RUBRIC = Rubric(
 
 
 # How the parts are called on the terminal.
-NAMES = {
-    "ED": "ED, empathic depth",
-    "CI": "CI, core insight",
-    "SC": "SC, solution crafting",
-    "DG": "DG, dialogue guidance",
-    "SA": "SA, style adaptability",
-}
+NAMES = {code: f"{code}, {name}" for code, name in CAPABILITIES.items()}
 
 
 def capabilities_question(lang):

@@ -9,7 +9,7 @@ measurement: whether a policy is good is told by evaluate.py, over many users.
 from support.errors import BadInput
 from support.flags import Parser
 from support.page import write_report
-from support.results import intention_of, scale_of_settings
+from support.results import PERSONA_GROUPS, intention_of, scale_of_settings
 from support.settings import made_by_rule
 from support.terminal import fold
 
@@ -217,14 +217,15 @@ def write_page(path, setup, profile, episode):
         "score": episode.emotion,
         "intention": intention,
         "kind": kind,
-        "group": profile.main_cha,
+        "group": PERSONA_GROUPS.get(profile.main_cha, profile.main_cha),
         "persona": profile.player,
     }
     write_report(
         path,
-        title=f"{setup.policy.label} and {profile.id}",
+        title=f"{setup.policy.label} with the user {profile.id}",
         settings=setup.evaluation_settings,
         dialogues=[dialogue],
+        scale=scale_of_settings(setup.evaluation_settings),
     )
 
 

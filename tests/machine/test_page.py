@@ -2,9 +2,11 @@
 model says can do more in the reader's browser than be read."""
 
 from support.page import PANELS, TEMPLATE, choose, write_report
+from support.picture import COLOURS
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -142,24 +144,29 @@ def test_tables_say_what_is_a_number(tmp_path):
         tables=[
             {
                 "title": "by kind",
-                "columns": ["kind", "users", "score", "odd"],
-                "rows": [["rational", 64, 85.0, "n/a"], ["emotional", 64, -0.04, -3.26]],
+                "columns": ["kind", "users", "score", "odd", "as text"],
+                "rows": [
+                    ["rational", 64, 85.0, "n/a", "-0.11"],
+                    ["emotional", 64, -0.04, -3.26, "-"],
+                ],
             }
         ],
     )
     assert data["tables"][1] == {
         "title": "by kind",
-        "columns": ["kind", "users", "score", "odd"],
+        "columns": ["kind", "users", "score", "odd", "as text"],
         "reading": None,
-        "right": [False, True, True, True],
-        "rows": [["rational", "64", "85.0", "n/a"], ["emotional", "64", "0.0", "−3.3"]],
+        "right": [False, True, True, True, True],
+        "rows": [
+            ["rational", "64", "85.0", "n/a", "-0.11"],
+            ["emotional", "64", "0.0", "−3.3", "-"],
+        ],
     }
     assert [t["title"] for t in data["tables"]] == ["Evaluations on held-out users", "by kind"]
 
 
 def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
-    """Old runs lack the newer metrics; a critic's explained variance is None before there is one;
-    nobody dropped is no panel."""
+    """Old runs lack the newer metrics; a critic's explained variance is None before there is one."""
 
     def titles(**changes):
         _, data = written(tmp_path / "r.html", **changes)
@@ -173,7 +180,7 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
         "Entropy",
         "KL within the update",
     ]
-    assert titles() == titles(curves=[curve(1, explained_variance=None, dropped=0)]) == basic
+    assert titles() == titles(curves=[curve(1, explained_variance=None)]) == basic
     (panel,) = written(tmp_path / "r.html", curves=[{"step": 1, "emotion": 30.0}])[1]["panels"]
     assert panel["title"] == "Final emotion" and "spread" not in panel["lines"][0]
     every = {series.key: 0.5 for panel in PANELS for series in panel.series}
@@ -193,6 +200,106 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
     ]
 
 
+def test_what_is_always_0_is_said_in_words_and_not_drawn(tmp_path):
+    """An empty frame says less than a sentence. With one update a rollout the KL within it is 0
+    because nothing has changed yet: a caption that explains its jumps explains nothing."""
+    zeros = {"kl": 0.0, "flat_groups": 0.0, "clipfrac": 0.0, "dropped": 0, "reward_talk": None}
+    _, data = written(tmp_path / "r.html", curves=[curve(s, **zeros) for s in (1, 2)])
+    assert data["zero"] == {
+        "Learning": ["Zero-variance groups", "KL within the update"],
+        "Signs of failure": ["Dropped"],
+        "The update": ["Clipped"],
+    }
+    titles = [panel["title"] for panel in data["panels"]]
+    assert not set(titles) & {title for hidden in data["zero"].values() for title in hidden}
+    # one step in which it is not 0, and it is drawn
+    _, data = written(tmp_path / "r.html", curves=[curve(1, **zeros), curve(2, kl=1e-9)])
+    assert "KL within the update" in [panel["title"] for panel in data["panels"]]
+    assert data["zero"]["Learning"] == ["Zero-variance groups"]
+
+
+def test_captions_mention_only_what_is_there(tmp_path):
+    """The first sentence under the first curve spoke of a user who watches; most runs have none."""
+
+    def captions(**changes):
+        _, data = written(tmp_path / "r.html", **changes)
+        return " ".join(panel["reading"] for panel in data["panels"])
+
+    plain = captions(curves=[curve(s, malformed=0.0, kl=0.0) for s in (1, 2)])
+    for word in ("watch", "alformed", "thought", "update"):
+        assert word not in plain, word
+    assert "watches" in captions(curves=[curve(1, watched=20.0)])
+    assert "A malformed reply ends" in captions(curves=[curve(1, malformed=0.5)])
+    assert "thought" in captions(settings={"think": True})
+    _, data = written(tmp_path / "r.html", curves=[curve(1, malformed=0.0), curve(2, malformed=0)])
+    ends = data["panels"][1]
+    assert [line["key"] for line in ends["lines"]] == ["success", "failure"]
+
+
+def test_every_score_names_its_scale(tmp_path):
+    """85 from 30 in eight replies is another result than 85 from 40 in ten."""
+    _, data = written(tmp_path / "r.html", scale="from 40, 6 replies")
+    assert data["scale"] == "from 40, 6 replies"
+    first = data["panels"][0]
+    assert f"{first['title']}, {first['unit']}" == "Final emotion, from 40, 6 replies"
+    _, data = written(tmp_path / "r.html")  # where nobody knows it, nothing is claimed
+    assert data["scale"] is None and data["panels"][0]["unit"] == "0 to 100"
+
+
+# What a reader sees who lacks one of the three kinds of cones: matrices over linear RGB of Machado
+# et al. 2009, "A physiologically-based model for simulation of color vision deficiency", severity 1.
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+XYZ_OF_RGB = np.array(
+    [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+)
+WHITE = np.array([0.95047, 1.0, 1.08883])
+
+
+def lab(colour, vision):
+    """A colour, "#005ab5", in CIE Lab as it is seen; there distances are as they are felt, and 10
+    are seen at a glance."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(vision) @ linear, 0, 1)
+    x, y, z = np.cbrt(np.maximum(XYZ_OF_RGB @ seen / WHITE, 1e-6))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("kind", VISION)
+def test_the_curves_of_a_panel_differ_for_colour_blind_readers(kind):
+    """In the page by day and by night, and in the picture, which has the colours of the day."""
+    css = TEMPLATE.read_text(encoding="utf-8").split("* { box-sizing")[0]
+    themes = [dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in css.split("@media")]
+    assert COLOURS.items() <= themes[0].items() and len(themes) == 2
+    together = set()
+    for panel in PANELS:
+        together |= set(itertools.combinations([series.colour for series in panel.series], 2))
+    assert len(together) > 10
+    for theme in themes:
+        for one, other in together:
+            distance = np.linalg.norm(
+                lab(theme[one], VISION[kind]) - lab(theme[other], VISION[kind])
+            )
+            assert distance > 15, (one, other, theme[one], theme[other])
+
+
 def test_an_evaluation_has_no_curves_and_a_fresh_run_no_dialogues(tmp_path):
     _, data = written(
         tmp_path / "r.html",
@@ -200,12 +307,10 @@ def test_an_evaluation_has_no_curves_and_a_fresh_run_no_dialogues(tmp_path):
         evaluations=[dict(step=None, score=66.6, stderr=1.0, n=100)],
         dialogues=[],
     )
-    assert (
-        data["panels"] == []
-        and data["users"] == []
-        and data["count"] == "0 of 0 dialogues, none left out."
-    )
-    assert data["tables"][0]["rows"] == [["–", "66.6", "1.0", "–", "–", "–", "100"]]
+    assert data["panels"] == [] and data["users"] == [] and data["count"] == ""
+    # no step, so no column of steps
+    assert data["tables"][0]["columns"][0] == "final emotion"
+    assert data["tables"][0]["rows"] == [["66.6", "1.0", "–", "–", "–", "100"]]
     _, data = written(tmp_path / "r.html", curves=[], evaluations=[], dialogues=[], settings={})
     assert data["tables"] == []
     assert data["headline"] == []
@@ -261,6 +366,8 @@ def test_those_shown_are_whole_users_evenly_over_the_scores(tmp_path):
     )
     _, data = written(tmp_path / "r.html", dialogues=pairs(5))
     assert data["count"] == "10 of 10 dialogues, none left out."
+    _, data = written(tmp_path / "r.html", dialogues=[dialogue()])
+    assert data["count"] == ""  # of one dialogue there is nothing to count
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ side by side, order, steps from user to user, search.
 Where Chromium, chromedriver or selenium is missing these tests skip and say which.
 """
 
+from support import strategies
+
 import re
 
 import pytest
@@ -16,7 +18,9 @@ def test_the_page_shows_the_run(page):
     page.open(
         title="grpo, think",
         notes=["repeat_across rose to 0.4"],
-        curves=[curve(s, repeat_within=0.1, kl_start=0.01 * s) for s in range(1, 51)],
+        curves=[
+            curve(s, repeat_within=0.1, reward_talk=0, kl_start=0.01 * s) for s in range(1, 51)
+        ],
         tables=[{"title": "by kind", "columns": ["kind", "score"], "rows": [["rational", 85.0]]}],
     )
     assert page.driver.title == page.one("h1").text == "grpo, think"
@@ -39,6 +43,9 @@ def test_the_page_shows_the_run(page):
         page.texts("td.right")[-1] == "85.0"
         and page.js("getComputedStyle(document.querySelector('td.right')).textAlign") == "right"
     )
+    assert "0 in every step, and so not drawn: Talk of the reward." in page.texts(
+        "#curves .reading"
+    )
     assert not page.one("#settings dl").is_displayed()
     page.one("#settings summary").click()
     assert page.one("#settings dl").text.split("\n") == ["algo", "grpo", "lr", "0.0003"]
@@ -46,9 +53,7 @@ def test_the_page_shows_the_run(page):
     assert page.one("#notes").text == "No sign of failure was found."
     page.open(curves=[], dialogues=[], evaluations=[])  # where nobody looked, none was found
     assert page.one("#notes").text == page.one("#curves").text == ""
-    assert page.one("#count").text == "0 of 0 dialogues, none left out." and not page.all(
-        "#user, .list, table"
-    )
+    assert not page.all("#dialogues, table")
 
 
 @pytest.mark.slow
@@ -90,6 +95,20 @@ def test_curves_stay_inside_their_frame(page):
                 )
                 == ["M", "h"] * 3
             )
+
+
+@pytest.mark.slow
+def test_curves_of_a_panel_differ_without_colour(page):
+    """Five strategies are five ways to draw a line, in the picture and in its legend."""
+    curves = [
+        curve(s, **{f"uses {name}": s for name in strategies.RLVER_GROUPS}) for s in range(1, 9)
+    ]
+    page.open(curves=curves)
+    dashes = """[...arguments[0].querySelectorAll(arguments[1])].map(
+        e => e.getAttribute('stroke-dasharray'))"""
+    for part in ("svg[role] > .curve", ".legend .curve"):
+        five = page.js(dashes, page.all("figure")[-1], part)
+        assert len(five) == len(set(five)) == 5, part
 
 
 @pytest.mark.slow
@@ -142,6 +161,44 @@ def test_before_and_after_stand_side_by_side(page):
         == "emotion after each turn: 30, 35, 32; score 80"
     )
     assert len(page.js("[...arguments[0].querySelectorAll('circle')]", after)) == 3
+
+
+@pytest.mark.slow
+def test_one_dialogue_needs_no_search_no_order_and_no_list(page):
+    """As tools.chat --html writes it. The page of a tool that held none has no such section."""
+    page.open(
+        dialogues=[dialogue("u-1", "")],
+        curves=[],
+        evaluations=[],
+        settings={},
+        scale="from 40, 10 replies",
+    )
+    for part in ("#search", "#sort", ".list", "#previous", "#next", "#place"):
+        assert not page.one(part).is_displayed(), part
+    assert page.one("#heading").text == "Dialogue" and page.one("#count").text == ""
+    assert "The scale here is “from 40, 10 replies”" in page.one("#scale").text
+    assert page.one("#folds").is_displayed() and len(page.all(".turn")) == 3
+    # the dialogue has the room of the list
+    assert page.one("#person").rect["width"] == page.one("#dialogues").rect["width"]
+    assert page.all("#settings, #curves *, #tables *") == []
+    page.open(dialogues=[], tables=[{"title": "t", "columns": ["a"], "rows": [[1]]}])
+    assert page.all("#dialogues") == []
+
+
+@pytest.mark.slow
+def test_the_caption_of_the_dialogues_mentions_only_what_is_there(page):
+    """A red line, where a reply never reached the user; marks, where an analysis has some."""
+    unfelt = [turn(), turn(change=None, emotion=None, user=None, analysis=None)]
+    marked = [turn(mark="kqvt")]
+    for turns, red, marks in (
+        ([turn()], False, False),
+        (unfelt, True, False),
+        (marked, False, True),
+    ):
+        page.open(dialogues=[dialogue("u-1", turns=turns, score=0), dialogue("u-2", score=50)])
+        caption = page.one("#curve").text
+        assert ("dashed red line" in caption) == red == bool(page.all(".sides .curve.red"))
+        assert ("its mark" in caption) == marks
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
 from support import picture, report
 from support.page import PANELS, headline
+from support.scores import score
 
 import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from pages import AFTER, BEFORE, curve, dialogue, turn, written
+from result_files import our_line, write
 from simulator import toy_profiles
 
 # ------------------------------------------------------------------------- the answer, and how far
@@ -109,8 +112,8 @@ def test_the_answer_comes_first_in_plain_words(evaluations, steps, done, lines):
 
 
 def test_every_panel_and_every_table_says_how_to_read_it(tmp_path):
-    """A plain sentence each. What of KL is measured is named as the code measures it: on samples of
-    the starting policy."""
+    """Plain sentences. What of KL is measured is named as the code measures it: on samples of the
+    starting policy."""
     every = {series.key: 0.5 for panel in PANELS for series in panel.series}
     _, data = written(
         tmp_path / "r.html",
@@ -121,14 +124,21 @@ def test_every_panel_and_every_table_says_how_to_read_it(tmp_path):
     )
     readings = [one["reading"] for one in data["panels"] + data["tables"]]
     assert len(readings) == len(set(readings)) == len(PANELS) + 6
-    assert all(30 < len(r) < 180 and r.endswith(".") and r[0].isupper() for r in readings)
+    assert all(30 < len(r) < 200 and r.endswith(".") and r[0].isupper() for r in readings)
     assert "KL(pi_0, pi), sampled from pi_0" in [p["lines"][0]["label"] for p in data["panels"]]
+
+
+def read_data(page):
+    """The data in the file of a page."""
+    html = page.read_text(encoding="utf-8")
+    block = re.search(r'type="application/json">(.*?)</script>', html, re.DOTALL)
+    return json.loads(block.group(1))
 
 
 def a_run(out, steps, evaluations):
     """The directory of a run as draw_run finds it, and its one held-out user."""
     out.mkdir()
-    (out / "config.json").write_text(json.dumps({"algo": "grpo", "steps": 4}))
+    (out / "config.json").write_text(json.dumps({"algo": "grpo", "steps": 4, "max_turns": 3}))
     (out / "metrics.jsonl").write_text(
         "".join(json.dumps(curve(s)) + "\n" for s in range(1, steps + 1))
     )
@@ -166,14 +176,21 @@ def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, si
     out = tmp_path / "run"
     assert report.draw_run(out, *a_run(out, steps, evaluations)) == []
     assert (out / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    data = json.loads(
-        re.search(
-            r'type="application/json">(.*?)</script>', (out / "report.html").read_text(), re.DOTALL
-        ).group(1)
-    )
+    data = read_data(out / "report.html")
     assert len(data["panels"]) == (titles or 0) and len(data["headline"]) == 2
     assert [d["side"] for d in data["users"][0]["dialogues"]] == sides
     assert data["tables"][1]["columns"] == ["intention", *sides, "n"]
+    assert data["scale"] == "from 30, 3 replies"
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn while the test runs; none is written to a file."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    return drawn
 
 
 @pytest.mark.parametrize(
@@ -181,6 +198,7 @@ def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, si
     [
         [],
         [curve(1)],
+        [curve(s, entropy=0.3 + 0.001 * s, reply_tokens=39.9) for s in (1, 2, 3)],
         [
             curve(
                 s,
@@ -194,20 +212,105 @@ def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, si
             for s in (1, 2, 3)
         ],
     ],
-    ids=["no step", "one step", "odd"],
+    ids=["no step", "one step", "level", "odd"],
 )
-def test_the_pictures_axes_hold_all_that_is_drawn(tmp_path, monkeypatch, rows):
-    """A spread above 100, an error bar at 100, a KL below 0; and no panel without anything."""
-    from matplotlib.figure import Figure
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+def test_the_pictures_axes_hold_all_that_is_drawn(tmp_path, figures, rows):
+    """A spread above 100, an error bar at 100, a KL below 0; and no panel without anything. A
+    reply's length that hardly varies lay on the frame of its panel, and an entropy left it."""
     picture.learning_curve(tmp_path, rows, [dict(step=0, score=99.0, stderr=4.0)])
     (axes,) = (figure.axes for figure in figures)
-    assert len(axes) == (1 if not rows else 6 if len(rows) == 1 else 5)
+    all_curves_there = rows and rows[0]["turns"] is not None
+    assert len(axes) == (1 if not rows else 6 if all_curves_there else 5)
     for axis in axes:
         (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+        assert (left, right) == axes[0].get_xlim()  # all panels show the same steps
         box = axis.dataLim
-        assert left < box.x0 <= box.x1 < right and low <= box.y0 <= box.y1 <= high
-        assert low <= 0 <= high and axis.has_data()
-    assert axes[0].get_ylim()[1] >= (128 if len(rows) == 3 else 103)
+        assert left < box.x0 <= box.x1 < right and axis.has_data()
+        room = 0.04 * (high - low)  # and no curve runs along the frame
+        assert low + room < min(box.y0, 0) and max(box.y1, 0) < high - room
+    assert axes[0].get_ylim()[1] >= 103
+
+
+def a_full_picture(out, bands=None):
+    """Draw a run with everything that the picture can show: tiny and huge numbers, a user who
+    watches, malformed replies, evaluations."""
+    rows = [
+        curve(
+            s,
+            emotion=2.0 * s,
+            watched=80.0 - s,
+            kl=2e-5 / s,
+            reply_tokens=12345.0 + s,
+            malformed=5.0,
+            flat_groups=0.1,
+        )
+        for s in range(1, 40)
+    ]
+    evaluations = [dict(step=s, score=2.0 * s, stderr=2.0) for s in (0, 39)]
+    picture.learning_curve(out, rows, evaluations, bands, "from 30, 8 replies")
+
+
+def texts_of(figure):
+    """All that is written in a figure. (Ticks outside of the range of their axis are not drawn.)"""
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        texts.append(axes.title)
+        texts += axes.get_legend().get_texts() if axes.get_legend() else []
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            texts += [axis.label, axis.offsetText]
+            texts += [
+                tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high
+            ]
+    return texts
+
+
+@pytest.mark.parametrize("with_bands", [False, True], ids=["alone", "with bands"])
+def test_no_text_of_the_picture_lies_on_another_or_on_a_curve(tmp_path, figures, with_bands):
+    """The exponent of a small number stood on the title of its panel, and legends hid curves."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    band = np.full(39, 50.0), np.full(39, 2.0)
+    metrics = ("emotion", "success", "failure", "malformed")
+    a_full_picture(tmp_path, dict.fromkeys(metrics, band) if with_bands else None)
+    (figure,) = figures
+    FigureCanvasAgg(figure).draw()
+    frames = [axis.get_window_extent() for axis in figure.axes]
+    texts = [text for text in texts_of(figure) if text.get_text()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+    assert len(boxes) > 60
+    # an exponent, "1e-5", stands where a longer title begins
+    assert not any(axes.yaxis.offsetText.get_text() for axes in figure.axes)
+    for i, (text, box) in enumerate(boxes):
+        assert box.x0 >= 0 and box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+        assert not any(box.overlaps(frame) for frame in frames), text
+        for other_text, other in boxes[:i]:
+            assert not box.overlaps(other), (text, other_text)
+
+
+def test_the_picture_names_its_axes_and_the_scale(tmp_path, figures):
+    """The run of a picture is seldom known to the person who looks at it."""
+    a_full_picture(tmp_path)
+    report.draw_run(tmp_path / "run", *a_run(tmp_path / "run", 1, [BEFORE]))
+    figure, of_a_run = figures
+    assert figure.axes[0].get_title() == "Final emotion, from 30, 8 replies"
+    assert of_a_run.axes[0].get_title() == "Final emotion, from 30, 3 replies"
+    assert {axis.get_xlabel() for axis in figure.axes} == {"training step"}
+    for axis in figure.axes:  # curves of a panel differ by more than their colour
+        dashes = [line.get_linestyle() for line in axis.lines if len(line.get_xdata()) == 39]
+        assert len(dashes) == len(set(dashes)) > 0
+
+
+def test_the_page_of_a_result_file_names_the_benchmarks_scale(tmp_path):
+    """From 40 in ten replies, as its lines say, and not from 30 in eight as in training. Its signs
+    have names, and no keys."""
+    path = tmp_path / "results.jsonl"
+    write(path, our_line(1, [50, 60], max_turns=7), our_line(2, [30], max_turns=7))
+    page = report.report_of_results(path, score(path, "every", anyway=False))
+    data = read_data(page)
+    assert data["scale"] == "from 40, 7 replies"
+    assert data["title"] == "a with the simulated user toy"
+    (signs,) = (table for table in data["tables"] if table["title"] == "Signs of failure")
+    assert signs["rows"][2] == ["words per reply", "2.000"] and signs["right"] == [False, True]
+    assert not any("_" in row[0] for row in signs["rows"])

@@ -37,6 +37,7 @@ def test_two_files_are_paired(good, bad):
     assert code == 0 and paired["SA"][0] == -4 and paired["SA"][3] == 8
     page = Path("page.html").read_text("utf-8")
     assert '"radar":[{"label"' in page and "after minus before" in page
+    assert '"values":{"empathic depth":5' in page and '["SA, style adaptability","-4.00"' in page
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):

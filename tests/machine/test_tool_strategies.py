@@ -37,8 +37,9 @@ def bad(tmp_path):
 
 
 def test_strategies_by_the_grammar(bad):
-    """Exact, and asked of nobody."""
-    told = run("strategies", bad)[1]["files"][bad]
+    """Exact, and asked of nobody. On the page the codes have names."""
+    told = run("strategies", bad, "--html", "page.html")[1]["files"][bad]
+    assert '["D-1 comfort","3.00","-6.00","24"' in Path("page.html").read_text("utf-8")
     assert told["strategies"]["D-1"] == {
         "uses": 3,
         "gain": -6,
@@ -129,7 +130,7 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
     run("capabilities", good, bad)
     Path("out.json").rename("capabilities.json")
     _, tables, radar = judged_in(tmp_path, steps, None)
-    assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["ED"] == 5
+    assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["empathic depth"] == 5
     assert tables[2]["rows"][1][:2] == [bad, 1]
     write_json(
         "strategies.json",
