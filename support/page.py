@@ -279,7 +279,8 @@ def panels(curves, evaluations, scale=None, think=False):
     """The panels that have something to show, as dicts for the page and for the picture. Numbers
     have five digits: no screen shows more, and long runs stay small.
 
-    scale: of the scores, as users.scale_in_words has it, None where it is not known. think: whether the policy thinks."""
+    scale: of the scores, as users.scale_in_words has it, None where it is not known. think: whether
+    the policy thinks."""
     steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
     views = []
     for panel in PANELS:

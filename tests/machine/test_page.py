@@ -247,7 +247,8 @@ def test_every_score_names_its_scale(tmp_path):
 
 
 # What a reader sees who lacks one of the three kinds of cones: matrices over linear RGB of Machado
-# et al. 2009, "A physiologically-based model for simulation of color vision deficiency", severity 1.
+# et al. 2009, "A physiologically-based model for simulation of color vision deficiency",
+# severity 1.
 VISION = {
     "usual": np.eye(3),
     "protanopia": [

@@ -159,8 +159,9 @@ def test_the_radars_labels_stand_outside_of_it(page):
     values = dict.fromkeys(CAPABILITIES.values(), 5.0)
     page.open(400, radar=[{"label": "after", "values": values}])
     figure = page.all("figure")[-1]
-    inside = """[...arguments[0].querySelectorAll('svg[role] > .curve, svg[role] > text')].map(e => {
-        const b = e.getBBox(); return [e.textContent, b.x, b.y, b.x + b.width, b.y + b.height]; })"""
+    inside = """[...arguments[0].querySelectorAll('svg[role] > .curve, svg[role] > text')].map(
+        e => { const b = e.getBBox();
+               return [e.textContent, b.x, b.y, b.x + b.width, b.y + b.height]; })"""
     boxes = page.js(inside, figure)
     ((_, left, top, right, bottom),) = [box for box in boxes if not box[0]]
     words = [box for box in boxes if re.search("[a-z]", box[0])]
