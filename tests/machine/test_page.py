@@ -166,7 +166,7 @@ def test_tables_say_what_is_a_number(tmp_path):
 
 
 def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
-    """Old runs lack the newer metrics; a critic's explained variance is None before there is one."""
+    """Old runs lack the newer metrics; explained variance is None before there is a critic."""
 
     def titles(**changes):
         _, data = written(tmp_path / "r.html", **changes)
