@@ -208,7 +208,7 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
         assert (told["n"], told["lost"], told["asked"]) == (8 - deaf, deaf, 8)
         assert f"{8 - deaf} of 8\n" in out
     else:
-        assert "not one of 8 dialogues" in err
+        assert "all 8 dialogues are lost" in err
 
 
 def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
