@@ -20,8 +20,14 @@ from pathlib import Path
 
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
-# What is copied of the project as it is. tests/ is cut, and course/ stays here.
+# What is copied of the project as it is. tests/ is cut, and of course/ only HANDED_OUT is copied.
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
+# {file of course/: its name in a handout}
+HANDED_OUT = {
+    "for_assistants.md": "AGENTS.md",
+    "writeup.md": "WRITEUP.md",
+    "pictures/writeup.png": "pictures/writeup.png",
+}
 
 
 # ---------------------------------------------------------------------------------------- a handout
@@ -42,6 +48,9 @@ def handout(target, chosen):
             copy_project(place, chosen, stubs_of(chosen))
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
+            (place / "pictures").mkdir()
+            for file, name in HANDED_OUT.items():
+                shutil.copy(HERE / file, place / name)
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None

@@ -8,6 +8,23 @@ from itertools import combinations
 
 import numpy as np
 
+# {number of seeds: Student's t for the two-sided 95 % interval of their mean}
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+
+def mean_interval(values):
+    """(mean, half) of 2 to 10 values, one for each seed: the 95 % interval of the mean is
+    mean - half to mean + half, and half = t s / sqrt(n), where s is the standard deviation over the
+    n seeds and t is Student's for n - 1 degrees of freedom. Raises ValueError for another n.
+
+    values: [n], or [n, ...] for one interval at each step of a curve: then both are [...]."""
+    values = np.array(values, dtype=float)
+    n = len(values)
+    if n not in T_95:
+        raise ValueError(f"a 95 % interval over {n} seeds: there must be 2 to {max(T_95)}")
+    half = T_95[n] * values.std(axis=0, ddof=1) / n**0.5
+    return values.mean(axis=0), half
+
 
 def sign_flips(differences, rng, draws):
     """The two-sided p of a mean of paired differences, by flipping their signs at random: how often

@@ -37,13 +37,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "course")]
 from support import reference
 from support.flags import Parser, positive
 from support.signs import signs
+from support.stats import mean_interval
 
 import labs
 
 RUNS = ROOT / "runs" / "tables"
 EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
-# {number of seeds: Student's t for the two-sided 95 % interval of their mean}
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 FLAGS = {
     "grpo-think": "--algo grpo --think",
     "grpo-direct": "--algo grpo",
@@ -419,8 +418,8 @@ def interval(values, digits=1):
         return "-"
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
-    half = T_95[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.{digits}f} ± {half:.{digits}f}"
+    mean, half = mean_interval(values)
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def dialogues_until(points, goal, batch=64):

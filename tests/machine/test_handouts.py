@@ -113,6 +113,37 @@ def test_a_handout_holds_no_answer(whole):
             )
 
 
+def test_a_handout_has_a_page_for_assistants_and_the_task_of_the_write_up(whole):
+    """Under the name that assistants look for. What the write-up's page shows and names is there,
+    too."""
+    for page in ("AGENTS.md", "WRITEUP.md"):
+        text = (whole / page).read_text(encoding="utf-8")
+        for path in re.findall(r"\]\(([^)]+)\)", text):
+            assert (whole / path).is_file(), (page, path)
+        for path in re.findall(r"`((?:docs|support)/[\w/.-]+)`", text):
+            assert (whole / path).is_file(), (page, path)
+        assert f"`{page}`" in (whole / "README.md").read_text(encoding="utf-8")
+    assert "NotImplementedError" in (whole / "AGENTS.md").read_text(encoding="utf-8")
+
+
+def test_what_is_for_teachers_stays_with_them(whole):
+    """No file of course/teacher/ is in a handout, by its name or by one of its lines."""
+    teachers = [path for path in (ROOT / "course" / "teacher").rglob("*.*") if path.is_file()]
+    assert teachers
+    lines = {
+        line.strip()
+        for path in teachers
+        if path.suffix in (".md", ".py", ".toml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if len(line.strip()) >= 60
+    }
+    for path in whole.rglob("*"):
+        assert "teacher" not in path.relative_to(whole).parts and path.name != "rubric.md"
+        if path.suffix in (".md", ".py", ".toml", ".txt"):
+            held = {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
+            assert not lines & held, path
+
+
 @pytest.mark.soak
 def test_nothing_in_a_handouts_tests_runs_before_its_test(whole):
     """A table that calls an exercise when its file is imported would stop all tests of the other

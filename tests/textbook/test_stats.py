@@ -1,9 +1,29 @@
 """Intervals, correlations, reliability and agreement, by hand."""
 
-from support.stats import holm, interval, krippendorff, pearson, reliability, spearman
+from support.stats import (
+    holm,
+    interval,
+    krippendorff,
+    mean_interval,
+    pearson,
+    reliability,
+    spearman,
+)
 
 import numpy as np
 import pytest
+
+
+def test_the_interval_over_seeds_by_hand():
+    """70, 80, 90: s is 10, and with three seeds t is 4.30, so half of the interval is
+    4.30 x 10 / sqrt(3). A normal's 1.96 would make it less than half as wide. A curve has an
+    interval at each step; one seed has none."""
+    assert mean_interval([70, 80, 90]) == (80, pytest.approx(24.83, abs=0.005))
+    mean, half = mean_interval([[70, 1], [80, 1], [90, 1]])
+    assert mean.tolist() == [80, 1] and half == pytest.approx([24.83, 0], abs=0.005)
+    for values in ([70], [], range(11)):
+        with pytest.raises(ValueError, match=f"over {len(values)} seeds"):
+            mean_interval(values)
 
 
 def test_ranks_by_hand():
