@@ -176,15 +176,17 @@ def test_the_pages_numbers_about_seeds_follow_from_the_reference_runs():
 
 
 @pytest.mark.skipif(not shutil.which("zip"), reason="zip is not installed")
-def test_the_archive_of_runs_holds_four_files_of_each(tmp_path):
-    """The command of the page; checkpoints and pictures stay behind."""
-    names = {"config.json", "metrics.jsonl", "dialogues.jsonl", "summary.json"}
+def test_the_archive_of_runs_holds_five_files_of_each(tmp_path):
+    """The command of the page; checkpoints, which have a config.json too, and pages stay behind."""
+    listed = next(part for part in WRITEUP.split("\n* ") if part.startswith("From the directory"))
+    names = set(re.findall(r"`(\w+\.jsonl?)`", listed))
+    assert len(names) == 5
     for run in ("runs/base-0", "runs/change-0"):
         (tmp_path / run / "checkpoint-000030").mkdir(parents=True)
-        for name in [*names, "report.html", "checkpoint-000030/model.safetensors"]:
+        for name in [*names, "report.html", "start.json", "checkpoint-000030/config.json"]:
             (tmp_path / run / name).write_text("x")
     command = re.search(r"(?m)^zip .*$", WRITEUP)[0].replace("NAME", "anna")
     assert subprocess.run(command, shell=True, cwd=tmp_path).returncode == 0
     shutil.unpack_archive(tmp_path / "anna-runs.zip", tmp_path / "unpacked")
     files = [path for path in (tmp_path / "unpacked").rglob("*") if path.is_file()]
-    assert len(files) == 8 and {path.name for path in files} == names
+    assert len(files) == 10 and {path.name for path in files} == names
