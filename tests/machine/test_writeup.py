@@ -35,7 +35,7 @@ def rows_of(text, heading):
     ]
 
 
-# ---------------------------------------------------------------------------------- points and weeks
+# -------------------------------------------------------------------------------- points and weeks
 
 
 def test_the_parts_of_the_course_are_worth_100_points():
@@ -81,7 +81,7 @@ def test_the_six_weeks_have_every_exercise_once_and_none_too_early():
         assert all(week_of[needed] <= week_of[name] for needed in exercise["needs"]), name
 
 
-# ------------------------------------------------------------------------ the numbers of the example
+# ---------------------------------------------------------------------- the numbers of the example
 
 
 @pytest.fixture
