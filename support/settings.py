@@ -311,7 +311,7 @@ class Settings:
     kl_coef: float = flag(
         "weight of the KL from the starting policy; 0: no KL, and no reference model",
         0.0,
-        small=0.02,
+        small=0.006,
         type=not_negative,
     )
     kl_estimator: str = flag(
