@@ -75,16 +75,20 @@ def read_answer(path):
     """The text of a student's file. Raises BadInput where it cannot be run at all, or imports what
     it may not."""
     try:
-        if path.stat().st_size > MAX_SOURCE:
-            raise BadInput(f"{path}: is larger than a megabyte")
-        text = path.read_text(encoding="utf-8-sig")
-        tree = ast.parse(text)
+        with open(path, "rb") as file:
+            source = file.read(MAX_SOURCE + 1)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+    if len(source) > MAX_SOURCE:
+        raise BadInput(f"{path}: is larger than a megabyte")
+    try:
+        text = source.decode("utf-8-sig")
+        tree = ast.parse(text)
     except UnicodeDecodeError:
         raise BadInput(f"{path}: is not UTF-8 text") from None
     except SyntaxError as error:
-        raise BadInput(f"{path}, line {error.lineno}: {error.msg}") from None
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise BadInput(f"{path}{line}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{path}: cannot be parsed ({type(error).__name__})") from None
     for line, module in sorted(modules_imported(tree)):
@@ -221,14 +225,14 @@ def short(value):
 # ------------------------------------------------------------------------------------- the command
 
 
-def main(argv, prog="derive.py"):
-    """The command. Returns the exit code: 0, 1 if the formulas are wrong, 2 for bad input."""
-    return make_parser(prog).run(derive, argv)
+def main(argv):
+    """`course.py derive`. Returns the exit code. Raises BadInput, which course.py prints."""
+    return derive(make_parser("course.py derive").parse_args(argv))
 
 
 def derive(args):
-    """List the derivations, print a question, or check a file. Returns the exit code; raises
-    BadInput."""
+    """List the derivations, print a question, or check a file. Returns the exit code: 0, or 1 if a
+    formula is wrong. Raises BadInput."""
     if args.name is None:
         print_list()
         return 0
@@ -268,4 +272,4 @@ def make_parser(prog):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(make_parser("derive.py").run(derive, sys.argv[1:]))

@@ -576,7 +576,7 @@ def draw_credit(rng):
         "w1": w1,
         "w2": w2,
         "n": int(rng.integers(1, 40)),
-        "lam": between(rng, 0.5, 1),
+        "lam": between(rng, 0.7, 1),
     }
 
 
@@ -613,7 +613,7 @@ def draw_engine(rng):
         "p": chance(rng),
         "q": chance(rng),
         "r": between(rng, 0.1, 1),
-        "c": between(rng, 1, 2.5),
+        "c": between(rng, 1.05, 2.5),
     }
 
 
@@ -633,7 +633,12 @@ DERIVATIONS = {
     ],
     "shaping": [
         Part(extra_variance, draw_turns),
-        Part(two_dialogues, draw_gamma, is_property=True),
+        Part(
+            two_dialogues,
+            draw_gamma,
+            edges=({"gamma": 0.1}, {"gamma": 0.99}),
+            is_property=True,
+        ),
         Part(turn_rewards, draw_path),
     ],
     "last-talker": [
