@@ -38,7 +38,7 @@ TOLERANCE = 1e-8  # relative
 NOTHING = 1e-12  # a difference that is rounding, where the value is 0
 
 
-# -------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 class Question(NamedTuple):
@@ -68,7 +68,7 @@ def print_list():
         print(f"{name:<15}{question.points:>3} points   {question.title}")
 
 
-# ------------------------------------------------------------------------------------ a student's file
+# --------------------------------------------------------------------------------- a student's file
 
 
 def read_answer(path):
@@ -106,7 +106,7 @@ def modules_imported(tree):
             yield node.lineno, "." * node.level + (node.module or "")
 
 
-# --------------------------------------------------------------------------------------- one check
+# ---------------------------------------------------------------------------------------- one check
 
 
 class Call(NamedTuple):
@@ -222,7 +222,7 @@ def short(value):
     return f"{value:.6g}"
 
 
-# ------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def main(argv):

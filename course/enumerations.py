@@ -19,7 +19,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-# ------------------------------------------------------------------------------ what the games share
+# ----------------------------------------------------------------------------- what the games share
 
 
 def score(action, p):
@@ -69,7 +69,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum())
 
 
-# ------------------------------------------------------------------------------------------ baseline
+# ----------------------------------------------------------------------------------------- baseline
 
 
 def with_group_mean(p, r1, r2, n):
@@ -110,7 +110,7 @@ def worse_above(r):
     return last_true(mean_is_better, 0.5, 1 - 1e-6)
 
 
-# ----------------------------------------------------------------------------------------- group-std
+# ---------------------------------------------------------------------------------------- group-std
 
 
 def group_gradient(p, r1, r2, n):
@@ -166,7 +166,7 @@ def curl(pi, r):
     return jacobian - jacobian.T  # row i, column j: d g_j / d theta_i - d g_i / d theta_j
 
 
-# ------------------------------------------------------------------------------------------- shaping
+# ------------------------------------------------------------------------------------------ shaping
 
 
 def extra_variance(p, up, down, q, a, b):
@@ -230,7 +230,7 @@ def turn_rewards(emotions, gamma):
     return [solution[i * count + j] for i, j in itertools.pairwise(places)]
 
 
-# --------------------------------------------------------------------------------------- last-talker
+# -------------------------------------------------------------------------------------- last-talker
 
 # Turn 1: action 1 goes on, action 2 ends the dialogue. Turn 2: one of two actions, and the end.
 CHANGE_IF_ENDED = 0.3
@@ -287,7 +287,7 @@ def lone_gets_zero(c, n):
     return gradients_of_turns(c, n, advantage) / true
 
 
-# ----------------------------------------------------------------------------------------- clip-mask
+# ---------------------------------------------------------------------------------------- clip-mask
 
 
 def clipped_gradient(ratio, advantage, eps):
@@ -321,7 +321,7 @@ def largest_rate(p, advantage, eps):
     return last_true(second_token_has_gradient, 0.0, high)
 
 
-# ------------------------------------------------------------------------------------- kl-estimators
+# ------------------------------------------------------------------------------------ kl-estimators
 
 
 def gaussian_moments(m):
@@ -354,7 +354,7 @@ def loss_gradients(pi, ref):
     return gradients
 
 
-# -------------------------------------------------------------------------------------- lambda-credit
+# ------------------------------------------------------------------------------------ lambda-credit
 
 
 def recursion(rewards, values, lam):
@@ -383,7 +383,7 @@ def first_token_counted(p, r1, r2, w1, w2, n, lam, m):
     return total
 
 
-# --------------------------------------------------------------------------------------- length-bias
+# -------------------------------------------------------------------------------------- length-bias
 
 
 def token_weights(lengths, micro):
@@ -429,7 +429,7 @@ def per_batch(p, a1, a2, l1, l2, n):
     return normalised_gradient(p, a1, a2, l1, l2, n, normalise)
 
 
-# ---------------------------------------------------------------------------------------- truncation
+# --------------------------------------------------------------------------------------- truncation
 
 
 def truncated(m, c):
@@ -455,7 +455,7 @@ def constant_reward(p, q, r, c):
     return total
 
 
-# ------------------------------------------------------------------------- the parts and their inputs
+# ----------------------------------------------------------------------- the parts and their inputs
 
 
 class Part(NamedTuple):

@@ -37,7 +37,7 @@ def choose(only):
     return exercises(",".join(others)), derivations
 
 
-# --------------------------------------------------------------------------------------- exercises
+# ---------------------------------------------------------------------------------------- exercises
 
 
 class Trial(NamedTuple):
@@ -124,7 +124,7 @@ def wrong_answers(chosen):
             yield Trial(name, answer["name"], {exercise["file"]: put(source, function, wrong)})
 
 
-# ------------------------------------------------------------------------------------- derivations
+# -------------------------------------------------------------------------------------- derivations
 
 
 def check_derivations(names, limit):

@@ -49,7 +49,7 @@ def close(got, wanted, tolerance=1e-9):
     np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-# -------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 def test_there_are_thirty_points():
@@ -83,7 +83,7 @@ def test_the_points_of_the_model_answer_add_up(name):
     assert sum(0.5 if step == "1/2" else 1 for step in steps) == questions()[name].points
 
 
-# -------------------------------------------------------------------------- right and wrong formulas
+# ------------------------------------------------------------------------- right and wrong formulas
 
 
 @pytest.mark.parametrize("name", DERIVATIONS)
@@ -115,7 +115,7 @@ def test_inputs_are_drawn_anew():
     assert len(set(inputs(1)) & set(inputs(2))) < len(inputs(1)) / 4
 
 
-# ------------------------------------------------------- the enumerations and the project's functions
+# ----------------------------------------------------- the enumerations and the project's functions
 
 
 def expected(advantages_of, p, n):
@@ -174,8 +174,8 @@ def test_large_groups_have_the_limit():
 
 
 def test_the_talkers_are_those_of_turn_advantages():
-    """Turn 2 of `turn_advantages`, where the lone dialogue keeps its return: no factor is lost. With
-    the lone one at 0, the factors are those of the enumeration."""
+    """Turn 2 of `turn_advantages`, where the lone dialogue keeps its return: no factor is lost.
+    With the lone one at 0, the factors are those of the enumeration."""
     c, q, n = 0.4, 0.3, 3
     one = torch.zeros(n, dtype=torch.long)
     plays = {(0.3, None): 1 - c, (0.1, 1): c * q, (0.1, 0): c * (1 - q)}
@@ -279,7 +279,7 @@ def test_the_repaired_rewards_hold_for_longer_dialogues():
     close(constants, [constants[0]] * 3)
 
 
-# ---------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def written(tmp_path, text):
@@ -384,7 +384,7 @@ def test_without_a_file_it_lists_and_asks(capsys):
     assert asked.startswith("## clip-mask: ") and "## kl-estimators" not in asked
 
 
-# --------------------------------------------------------------------------- the matrix, and handouts
+# ------------------------------------------------------------------------- the matrix, and handouts
 
 
 def test_the_matrix_has_the_derivations(capsys, monkeypatch):
