@@ -331,21 +331,22 @@ def test_a_file_gets_one_line(text, code, says, tmp_path, capfd):
     assert out + err == line and "Traceback" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("while True:\n    pass", "answer.py: no answer within 2 s"),
+        ("while True:\n    pass", "answer.py: no answer within 5 s"),
         (FIRST + "while True: print(m)", "part 1, truncated(m="),
         (RIGHT.replace("    lost_of_1 =", "    while True: pass\n    x ="), "part 2, constant_rew"),
     ],
 )
 def test_an_endless_loop_ends(text, says):
     """It says in which part, and a part in front of it has been compared."""
-    problem = check("truncation", text, "answer.py", seed=3, limit=2.0)
-    assert problem.startswith(says) and problem.endswith("no answer within 2 s")
+    problem = check("truncation", text, "answer.py", seed=3, limit=5.0)
+    assert problem.startswith(says) and problem.endswith("no answer within 5 s")
     wrong_before = text.replace("c**2", "c")
     if wrong_before != text:
-        assert "the enumeration gives" in check("truncation", wrong_before, "a", seed=3, limit=2.0)
+        assert "the enumeration gives" in check("truncation", wrong_before, "a", seed=3, limit=5.0)
 
 
 @pytest.mark.parametrize(
@@ -403,28 +404,40 @@ def test_the_matrix_has_the_derivations(capsys, monkeypatch):
     assert matrix.choose(None) == (course.exercises(), list(DERIVATIONS))
 
 
-def test_a_handout_has_the_questions_and_no_answers(tmp_path):
-    """Its copy of the check works there; the model answers and the wrong ones stay with the
-    teacher."""
-    place = tmp_path / "handout"
+@pytest.fixture(scope="module")
+def handed_out(tmp_path_factory):
+    """A handout of one exercise."""
+    place = tmp_path_factory.mktemp("derivations") / "handout"
     assert course.main(["handout", str(place), "--only", "gae"]) == 0
-    names = {path.name for path in place.rglob("*")}
+    return place
+
+
+def test_a_handout_has_the_questions_and_no_answers(handed_out):
+    """The model answers and the wrong ones stay with the teacher."""
+    names = {path.name for path in handed_out.rglob("*")}
+    assert "derivations.md" in names
     assert not names & {"teacher", "matrix.py", "wrong_derivations.toml", "course"}
-    texts = [p.read_text(encoding="utf-8") for p in (place / "derivations").iterdir()]
-    handed_out = {re.sub(r"\s", "", line) for text in texts for line in text.splitlines()}
+    texts = [path.read_text(encoding="utf-8") for path in (handed_out / "derivations").iterdir()]
+    lines = {re.sub(r"\s", "", line) for text in texts for line in text.splitlines()}
     for model in MODELS.values():
         for line in model.splitlines():
             squeezed = re.sub(r"\s", "", line)
             is_signature = line.startswith("def ")
-            assert is_signature or len(squeezed) < 25 or squeezed not in handed_out, line
+            assert is_signature or len(squeezed) < 25 or squeezed not in lines, line
+
+
+@pytest.mark.slow
+def test_the_check_works_in_a_handout(handed_out, tmp_path):
+    """There it is derivations/derive.py."""
     answer = written(tmp_path, MODELS["baseline"])
-    command = [sys.executable, "derivations/derive.py", "baseline", answer]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and "all 4 parts agree" in done.stdout
-    for path, wanted in (("no.py", 2), (answer, 1)):
-        command = [sys.executable, "derivations/derive.py", "truncation", path]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-        assert done.returncode == wanted and "Traceback" not in done.stderr
+    for name, path, code in (
+        ("baseline", answer, 0),
+        ("truncation", answer, 1),
+        ("baseline", "no.py", 2),
+    ):
+        command = [sys.executable, "derivations/derive.py", name, path]
+        done = subprocess.run(command, cwd=handed_out, capture_output=True, text=True)
+        assert done.returncode == code and (done.stdout + done.stderr).count("\n") == 1
 
 
 def test_the_command_keeps_its_limit():
