@@ -27,7 +27,7 @@ HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
     "writeup.md": "WRITEUP.md",
     "pictures/writeup.png": "pictures/writeup.png",
-    # the derivations, and what checks their formulas; the model answers and the wrong ones stay here
+    # the derivations and what checks their formulas; the model answers and wrong ones stay here
     "derivations.md": "derivations/derivations.md",
     "derive.py": "derivations/derive.py",
     "enumerations.py": "derivations/enumerations.py",
