@@ -6,6 +6,9 @@ wrong on purpose.
                                                             students
     python course/course.py grade DIR|ZIP... [--csv FILE]   fill each hole with a student's function
                                                             and run its tests
+    python course/course.py derive [NAME [FILE]]            the derivations; with a file, compare
+                                                            its formulas with an enumeration
+                                                            (derive.py)
     python course/course.py matrix [--only gae]             are the tests strong enough? every known
                                                             wrong answer must fail
     python course/course.py lab [NAME]                      break the project on purpose, and look
@@ -16,7 +19,8 @@ name, its lines are cut out, and others are put in. A handout (handouts.py) puts
 and a `raise`. The grader (grading.py) puts a student's function into an otherwise correct project,
 so that an error costs its own exercise and nothing else. The matrix (matrix.py) puts in wrong
 answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what
-typically goes wrong. This file is the command line.
+typically goes wrong. The derivations have files of their own: derivations.md, derive.py,
+enumerations.py. This file is the command line.
 """
 
 from patches import exercises
@@ -26,10 +30,11 @@ from support.flags import Parser, above_zero
 import sys
 from pathlib import Path
 
+import derive
 import labs
 from grading import grade
 from handouts import handout
-from matrix import matrix
+from matrix import check_derivations, choose, matrix
 
 
 def main(argv=None):
@@ -51,7 +56,11 @@ def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
     if argv[:1] == ["lab"]:
         return labs.main(argv[1:])
+    if argv[:1] == ["derive"]:
+        return derive.main(argv[1:])
     args = make_parser().parse_args(argv)
+    if args.command == "matrix":
+        return 0 if run_matrix(args.only, args.limit) else 1
     chosen = exercises(getattr(args, "only", None))
     if args.command == "list":
         print_list(chosen)
@@ -59,11 +68,19 @@ def run(argv):
     if args.command == "handout":
         handout(args.directory, chosen)
         return 0
-    if args.command == "grade":
-        passed = grade(args.submissions, chosen, args.limit, args.csv, args.gradescope)
-    else:
-        passed = matrix(chosen, args.limit)
+    passed = grade(args.submissions, chosen, args.limit, args.csv, args.gradescope)
     return 0 if passed else 1
+
+
+def run_matrix(only, limit):
+    """`course.py matrix`. True if only the right answers pass. Raises BadInput."""
+    chosen, derivations = choose(only)
+    passed = True
+    if chosen:
+        passed = matrix(chosen, limit)
+    if derivations:
+        passed = check_derivations(derivations, limit) and passed
+    return passed
 
 
 def print_list(chosen):
@@ -94,17 +111,21 @@ def make_parser():
     handout_command = command("handout", "write the project with holes in it, for students")
     grade_command = command("grade", "run every exercise's tests on submissions")
     matrix_command = command("matrix", "check that the tests catch every known wrong answer")
-    # labs.py has its own parser; here its name stands in the help
+    # derive.py and labs.py have their own parsers; here their names stand in the help
+    command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
 
     handout_command.add_argument(
         "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"
     )
     add_grade_arguments(grade_command)
-    for with_only in (handout_command, grade_command, matrix_command):
+    for with_only in (handout_command, grade_command):
         with_only.add_argument(
             "--only", metavar="A,B,...", help="these exercises alone (default: all)"
         )
+    matrix_command.add_argument(
+        "--only", metavar="A,B,...", help="these exercises and derivations alone (default: all)"
+    )
     for with_limit in (grade_command, matrix_command):
         with_limit.add_argument(
             "--limit",

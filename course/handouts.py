@@ -27,6 +27,12 @@ HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
     "writeup.md": "WRITEUP.md",
     "pictures/writeup.png": "pictures/writeup.png",
+    # the derivations and what checks their formulas; the model answers and wrong ones stay here
+    "derivations.md": "derivations/derivations.md",
+    "derive.py": "derivations/derive.py",
+    "enumerations.py": "derivations/enumerations.py",
+    "answer_process.py": "derivations/answer_process.py",
+    "patches.py": "derivations/patches.py",
 }
 
 
@@ -48,8 +54,8 @@ def handout(target, chosen):
             copy_project(place, chosen, stubs_of(chosen))
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
-            (place / "pictures").mkdir()
             for file, name in HANDED_OUT.items():
+                (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(HERE / file, place / name)
             place.replace(target)
     except OSError as error:
