@@ -13,6 +13,8 @@ wrong on purpose.
                                                             wrong answer must fail
     python course/course.py lab [NAME]                      break the project on purpose, and look
                                                             (labs.py)
+    python course/course.py check-run DIR...                is a run right? settings, files, curves,
+                                                            known mistakes (check_run.py)
 
 Handing out, grading and the matrix are one operation, in surgery.py: a function is found by its
 name, its lines are cut out, and others are put in. A handout (handouts.py) puts in the docstring
@@ -30,6 +32,7 @@ from support.flags import Parser, above_zero
 import sys
 from pathlib import Path
 
+import check_run
 import derive
 import labs
 from grading import grade
@@ -38,8 +41,8 @@ from matrix import check_derivations, choose, matrix
 
 
 def main(argv=None):
-    """Run the command in `argv`. Returns the exit code: 0, 1 if points are missing or a wrong
-    answer passes, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command in `argv`. Returns the exit code: 0, 1 if points are missing, a wrong answer
+    passes or a run is not as asked, 2 for bad input, 130 after Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         return run(argv)
@@ -61,6 +64,8 @@ def run(argv):
     args = make_parser().parse_args(argv)
     if args.command == "matrix":
         return 0 if run_matrix(args.only, args.limit) else 1
+    if args.command == "check-run":
+        return check_run.check_runs(args.runs, args.settings, args.replay, args.csv)
     chosen = exercises(getattr(args, "only", None))
     if args.command == "list":
         print_list(chosen)
@@ -111,6 +116,9 @@ def make_parser():
     handout_command = command("handout", "write the project with holes in it, for students")
     grade_command = command("grade", "run every exercise's tests on submissions")
     matrix_command = command("matrix", "check that the tests catch every known wrong answer")
+    check_run.add_arguments(
+        command("check-run", "say in plain words whether runs are right, and what went wrong")
+    )
     # derive.py and labs.py have their own parsers; here their names stand in the help
     command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
