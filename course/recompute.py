@@ -20,8 +20,6 @@ import math
 import random
 from collections import Counter
 
-import numpy as np
-
 from handed_in import and_more, with_others
 from policy import Episode, split_thought
 from simulator import (

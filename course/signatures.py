@@ -11,11 +11,11 @@ healthy runs with other settings (another reward, adapters, challenging users) s
 course/mistakes.toml has the mistakes as patches, docs/reference/mistakes.jsonl what runs with them
 logged.
 
-These limits are those of the toy. The signatures that are a matter of arithmetic (TOLD_BY_FILES)
-hold for every model.
+These limits are those of the toy. The signatures that need no limit from the reference runs hold
+for every model (`Signature.any_model`).
 """
 
-from support.reference import PLACE
+from support.reference import PLACE, variant_of
 
 import functools
 import json
@@ -34,7 +34,7 @@ from recompute import (
 )
 
 FACTOR = 10  # how far a number must be from those of all ten reference runs
-LENGTH_FACTOR = 2  # the same of the length of replies, which hardly varies in healthy runs
+LENGTH_FACTOR = 1.3  # the same of the length of replies, which hardly varies in healthy runs
 LAST = 5  # steps at the end of a run
 
 
@@ -213,6 +213,23 @@ def replies_run_away(run):
         return f"replies have {length:.0f} words at the end (reference runs: {healthy:.0f} at most)"
 
 
+def reward_falls(run):
+    """The sign of the loss, or of the advantages, is wrong: what was rewarded becomes less likely.
+
+    The emotion then falls below that of the starting policy. It holds for all variants, from ten
+    steps on, where the user and all other settings are those of the reference runs. Limit: the mean
+    of the last steps is below the lowest step of ten reference runs."""
+    if len(run.rows) < 2 * LAST or variant_of(run.settings) is None:
+        return None
+    emotion = run.column("emotion")[-LAST:].mean()
+    lowest = of_reference(run, "emotion").min()
+    if emotion < lowest:
+        return (
+            f"the emotion is {emotion:.1f} in the last steps (reference runs: {lowest:.1f} or more "
+            "in every step)"
+        )
+
+
 # ------------------------------------------------------------------------ told by the dialogues
 
 
@@ -315,9 +332,14 @@ SIGNATURES = (
         "the dialogues of a group are sampled with one seed",
         replies_of_a_group_are_equal,
         any_model=True,
-        hides=("no-gradient",),
+        hides=("no-gradient", "long-replies", "wrong-sign"),
     ),
-    Signature("no-gradient", "the advantages do not reach the weights", gradient_is_cut_off),
+    Signature(
+        "no-gradient",
+        "the advantages do not reach the weights",
+        gradient_is_cut_off,
+        hides=("long-replies", "wrong-sign"),
+    ),
     Signature(
         "old-log-probs",
         "log pi_old is computed anew for each mini-batch",
@@ -327,7 +349,7 @@ SIGNATURES = (
         "large-steps",
         "the learning rate is too high",
         steps_are_too_large,
-        hides=("long-replies",),
+        hides=("long-replies", "wrong-sign"),
     ),
     Signature("critic", "the critic is not trained", critic_is_not_trained),
     Signature("old-weights", "the engine samples with old weights", engine_has_old_weights),
@@ -337,6 +359,7 @@ SIGNATURES = (
         engine_has_another_distribution,
     ),
     Signature("long-replies", "the reward pays for length", replies_run_away),
+    Signature("wrong-sign", "the loss or the advantages have the wrong sign", reward_falls),
     Signature(
         "no-format-check",
         "malformed replies are not refused",
@@ -354,6 +377,7 @@ SIGNATURES = (
         "replies go to the users of other dialogues",
         users_are_mixed_up,
         any_model=True,
+        hides=("wrong-sign",),
     ),
     Signature(
         "other-user",
