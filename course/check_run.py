@@ -1,7 +1,7 @@
 """check_run.py - say in plain words whether a run that was handed in is right.
 
     python course/course.py check-run runs/anna runs/ben
-    python course/course.py check-run DIR... --settings "--algo ppo --think" --csv runs.csv
+    python course/course.py check-run DIR... --settings="--algo ppo --think" --csv runs.csv
 
 Five questions about each run, in this order:
 
@@ -17,6 +17,7 @@ The answers are a paragraph that a teacher can paste into feedback, then a verdi
 from patches import plural  # first: it finds the project
 from support import reference
 from support.errors import BadInput
+from support.files import refuse_overwriting
 from support.flags import natural
 from support.settings import (
     Settings,
@@ -31,9 +32,10 @@ import shlex
 import sys
 import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from grading import opened_for_writing, write_row
-from handed_in import gaps, read_run
+from handed_in import NEEDED, gaps, read_run
 from recompute import LINES, REPLIES, contradictions, digest_of_dialogues, replay_sample
 from signatures import signatures_in
 
@@ -289,6 +291,7 @@ def check_runs(paths, text=None, per_step=2, csv_name=None):
 
     Returns the exit code: 0 if all runs are as asked, 1 if one is not, 2 if one cannot be read; the
     others are checked all the same. Raises BadInput for flags that cannot be used."""
+    refuse_overwriting({"--csv": csv_name}, [Path(run) / name for run in paths for name in NEEDED])
     given = read_asked(text) if text is not None else None
     seen = {}
     exit_code = 0
@@ -304,12 +307,17 @@ def check_runs(paths, text=None, per_step=2, csv_name=None):
                 write_row(csv_file, [path, f"cannot be read: {without(path, error)}"])
                 exit_code = 2
                 continue
-            print(f"\n{textwrap.fill(paragraph(findings), WIDTH)}")
+            print(f"\n{folded(paragraph(findings))}")
             print(f"{findings.name}: {findings.verdict}", flush=True)
             write_row(csv_file, cells(findings))
             if findings.verdict != "as asked":
                 exit_code = max(exit_code, 1)
     return exit_code
+
+
+def folded(text):
+    """The text in lines of WIDTH columns. Paths and flags stay whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def without(path, error):
@@ -344,8 +352,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--settings",
         metavar="FLAGS",
-        help="the flags of rlver.py that were asked for, as one word: --settings '--algo ppo "
-        "--think' (default: the defaults, with the run's own algorithm, mode and model)",
+        help="the flags of rlver.py that were asked for, --settings='--algo ppo --think' "
+        "(default: the defaults, with the run's own algorithm, mode and model)",
     )
     parser.add_argument(
         "--replay",

@@ -17,6 +17,8 @@ import numpy as np
 
 NEEDED = ("config.json", "metrics.jsonl", "dialogues.jsonl")
 NUMBER = (int, float)
+LARGEST = 10**9  # no number in the logs of a run is larger; one that is cannot be reckoned with
+MOST_STEPS = 10**6
 # What each line of metrics.jsonl must hold as a number. (Other metrics may be null.)
 METRIC_TYPES = {
     "step": int,
@@ -137,9 +139,9 @@ def read_rows(path, is_right):
 
 def is_row_of_metrics(row):
     """Whether a JSON value can be a line of metrics.jsonl: numbers, or null."""
-    if not has_types(row, METRIC_TYPES):
+    if not has_types(row, METRIC_TYPES) or not 0 < row["step"] <= MOST_STEPS:
         return False
-    return all(value is None or isinstance(value, NUMBER) for value in row.values())
+    return all(value is None or is_of_type(value, NUMBER) for value in row.values())
 
 
 def is_dialogue(row):
@@ -152,10 +154,17 @@ def is_dialogue(row):
 
 
 def has_types(row, types):
-    """Whether a JSON value is an object that has these fields. types: {name: its type, or several}"""
+    """Whether a JSON value is an object that has these fields. types: {name: its type or types}"""
     return isinstance(row, dict) and all(
-        name in row and isinstance(row[name], kind) for name, kind in types.items()
+        name in row and is_of_type(row[name], kind) for name, kind in types.items()
     )
+
+
+def is_of_type(value, kind):
+    """Whether a JSON value is of a type, or of one of several, and no absurd number."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return False
+    return isinstance(value, kind)
 
 
 # ------------------------------------------------------------------------------------ is it whole?
@@ -168,19 +177,19 @@ def gaps(run):
 
 def gaps_in_steps(run):
     """Whether the run has ended, and has each step once, in order."""
+    cfg = run.settings
     steps = [row["step"] for row in run.rows]
-    expected = list(range(1, run.last_step + 1))
     if not run.summary:
         yield (
             f"it has not ended: there is no summary.json that can be read, and it has done "
-            f"{run.last_step} of {plural(run.settings.steps, 'step')}"
+            f"{run.last_step} of {plural(cfg.steps, 'step')}"
         )
-    elif run.last_step != run.settings.steps:
-        yield f"it has {run.last_step} of {plural(run.settings.steps, 'step')}"
-    if steps != expected:
-        missing = sorted(set(expected) - set(steps))
-        where = f"step {missing[0]} is missing" if missing else "a step is there twice"
-        yield f"metrics.jsonl has gaps: {where}"
+    elif run.last_step != cfg.steps or run.summary.get("steps") != cfg.steps:
+        yield f"it has {run.last_step} of {plural(cfg.steps, 'step')}"
+    for expected, step in enumerate(steps, 1):
+        if step != expected:
+            yield f"metrics.jsonl has step {step} where step {expected} should be"
+            break
     without = sorted(set(steps) - set(run.training))
     if without:
         yield f"there are no dialogues of {with_others('step', without)}"

@@ -17,12 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course"), str(ROOT / "tests")]
+from patches import read_toml
 from support import reference
 from support.settings import Settings, resolve_settings
 
 import labs
 from handed_in import HandedIn, read_run
-from patches import read_toml
 from recompute import replay_sample
 from tables import rounded
 
@@ -88,6 +88,12 @@ def kept_dialogues(name, run):
     return []
 
 
+def lines():
+    """The lines of docs/reference/mistakes.jsonl."""
+    with open(FILE, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def run_of(line):
     """A line of the file as the HandedIn that it was taken from, as far as it is there."""
     usual = resolve_settings({"algo": line["settings"]["algo"]})
@@ -107,8 +113,8 @@ def main(argv):
     with labs.lock_of_runs():
         labs.make_runs(list(runs.values()))
     places |= {name: run.out for name, run in runs.items()}
-    lines = [line_of(name, read_run(places[name])) for name in mistakes()]
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    new_lines = [line_of(name, read_run(places[name])) for name in mistakes()]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in new_lines)
     FILE.write_text(text, encoding="utf-8")
 
 
