@@ -120,6 +120,8 @@ def read_settings(path):
     for name, value in config.items():
         problem = "unknown to this version" if name not in known else None
         problem = problem or problem_with(known[name], value)
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            problem = f"{value!r} is no list of files"
         if problem:
             raise BadInput(f"{path}: {name}: {problem}")
     return Settings(**config)
@@ -233,7 +235,7 @@ def gaps_in_evaluations(run):
         yield f"the evaluation after {with_others('step', missing)} is missing"
     ids = read_json(run.path / "heldout.json")
     ids = ids.get("ids") if isinstance(ids, dict) else None
-    if not isinstance(ids, list):
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
         yield "heldout.json, the list of the held-out users, is missing"
         return
     for step, dialogues in sorted(run.heldout.items()):

@@ -194,9 +194,9 @@ def wrong_totals(run):
 
 
 @functools.cache
-def toy_users(eval_size):
-    """(the users to train on, the held-out users) of a run without --profiles."""
-    return users_of_run(None, eval_size, "toy")
+def toy_users(held_out):
+    """(the users to train on, so many held-out users) of a run without --profiles."""
+    return users_of_run(None, held_out, "toy")
 
 
 def people_of_run(run):
@@ -205,7 +205,9 @@ def people_of_run(run):
     cfg = run.settings
     if cfg.profiles or cfg.simulator not in SCRIPTED:
         return None
-    return toy_users(cfg.eval_size)
+    # no more than the run talks with: --eval-size may be an absurd number
+    held_out = max(map(len, run.heldout.values()), default=1)
+    return toy_users(min(held_out, cfg.eval_size))
 
 
 def contradictions_in_users(run):
@@ -216,23 +218,23 @@ def contradictions_in_users(run):
         return
     training, held_out = people
     cfg = run.settings
+    n_groups = cfg.batch_size // cfg.group_size
     wrong = []
     for row in run.rows:
-        step = row["step"]
-        if row.get("refilled") or step < 1:
-            continue
-        drawn = profiles_of_step(training, cfg.batch_size // cfg.group_size, cfg.seed, step)
+        dialogues = run.training.get(row["step"], [])
+        if row.get("refilled") or n_groups > len(dialogues):
+            continue  # other users were drawn; or dialogues are missing, and `gaps` tells
+        drawn = profiles_of_step(training, n_groups, cfg.seed, row["step"])
         ids = {number: profile.id for number, profile in enumerate(drawn)}
-        if any(d["profile_id"] != ids.get(d["group"]) for d in run.training.get(step, [])):
-            wrong.append(step)
+        if any(dialogue["profile_id"] != ids.get(dialogue["group"]) for dialogue in dialogues):
+            wrong.append(row["step"])
     if wrong:
         yield f"the users of {with_others('step', wrong)} are not those that seed {cfg.seed} draws"
-    ids = {profile.id for profile in held_out}
-    others = [
-        d for dialogues in run.heldout.values() for d in dialogues if d["profile_id"] not in ids
-    ]
-    if others:
-        yield f"{others[0]['profile_id']} is no held-out user{and_more(others)}"
+    known = {profile.id for profile in held_out}
+    evaluated = [dialogue for dialogues in run.heldout.values() for dialogue in dialogues]
+    strangers = sorted({d["profile_id"] for d in evaluated} - known)
+    if strangers:
+        yield f"{strangers[0]} is no held-out user of the toy{and_more(strangers)}"
 
 
 # ---------------------------------------------------------------------- the user is asked again
