@@ -116,6 +116,9 @@ def read_settings(path):
     if not isinstance(config, dict) or not {"algo", "think", "seed", "steps"} <= set(config):
         raise BadInput(f"{path}: not the settings of a run")
     known = {setting.name: setting for setting in dataclasses.fields(Settings)}
+    for name, setting in known.items():  # only newer settings, which are off, may be missing
+        if name not in config and setting.metadata["two_defaults"]:
+            raise BadInput(f"{path}: {name} is missing")
     config = {name: value for name, value in config.items() if name in known or value is not None}
     for name, value in config.items():
         problem = "unknown to this version" if name not in known else None
