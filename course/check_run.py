@@ -244,10 +244,10 @@ def about_files(findings):
     if findings.whole:
         return f"It is not whole: {'; '.join(findings.whole)}."
     run = findings.run
-    return (
-        f"It is whole: {plural(run.last_step, 'step')} of {plural(run.settings.batch_size, 'dialogue')} "
-        f"and {plural(len(run.heldout), 'evaluation')}."
-    )
+    steps = plural(run.last_step, "step")
+    dialogues = plural(run.settings.batch_size, "dialogue")
+    evaluations = plural(len(run.heldout), "evaluation")
+    return f"It is whole: {steps} of {dialogues} and {evaluations}."
 
 
 def about_numbers(findings):

@@ -140,8 +140,8 @@ def old_log_probs_recomputed(run):
     healthy = of_reference(run, "kl").max(axis=1).min()
     if largest < healthy / FACTOR:
         return (
-            f"with {run.settings.minibatches} mini-batches kl never exceeds {largest:.1g} "
-            f"(reference runs: {healthy:.1e} or more), and clipfrac {run.column('clipfrac').max():.1g}"
+            f"with {run.settings.minibatches} mini-batches kl is {largest:.1g} at most (reference "
+            f"runs: {healthy:.1e} or more), and clipfrac is {run.column('clipfrac').max():.1g}"
         )
 
 
