@@ -18,9 +18,11 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+from predictions import template
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
-# What is copied of the project as it is. tests/ is cut, and of course/ only HANDED_OUT is copied.
+# What is copied of the project as it is. tests/ is cut. Of course/ only HANDED_OUT is copied; the
+# form of the predictions is written anew.
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
 # {file of course/: its name in a handout}
 HANDED_OUT = {
@@ -57,6 +59,7 @@ def handout(target, chosen):
             for file, name in HANDED_OUT.items():
                 (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(HERE / file, place / name)
+            (place / "predictions.toml").write_text(template(), encoding="utf-8")
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None

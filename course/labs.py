@@ -77,10 +77,10 @@ def scripts_of(lab, arm):
                 scripts[file].decode(),
                 old=patch["old"],
                 new=patch["new"],
-                change=f"lab {lab['name']}: patch {number}",
+                change=f"{lab['name']}: patch {number}",
                 place=file,
                 advice="the project was edited: put that file back, or mend the patch in "
-                "course/labs.toml",
+                "course/labs.toml or course/settings.toml",
             )
             scripts[file] = text.encode()
     return scripts
@@ -236,7 +236,7 @@ def remove_finished(running):
         running.remove(run)
         if run.process.returncode or not run.done():
             raise BadInput(
-                f"lab {run.lab['name']}, {run}: the run failed: {last_line(run.log)} ({run.log})"
+                f"{run.lab['name']}, {run}: the run failed: {last_line(run.log)} ({run.log})"
             )
         print(f"      {run}: done in {time.monotonic() - run.began:.0f} s", flush=True)
 
@@ -322,7 +322,9 @@ def lock_of_runs():
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(directory)
-        raise BadInput(f"{RUNS}: another lab is at work here; wait for it, or stop it") from None
+        raise BadInput(
+            f"{RUNS}: another lab or prediction is at work here; wait for it, or stop it"
+        ) from None
     try:
         yield
     finally:

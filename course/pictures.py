@@ -10,6 +10,8 @@ COLOURS = {
     "broken": "tab:red",
     "broken-300": "tab:red",
     "no-kl": "dimgray",
+    "base": "tab:blue",
+    "changed": "tab:red",
 }
 
 

@@ -126,6 +126,13 @@ def test_a_handout_has_a_page_for_assistants_and_the_task_of_the_write_up(whole)
     assert "NotImplementedError" in (whole / "AGENTS.md").read_text(encoding="utf-8")
 
 
+def test_a_handout_has_the_form_of_the_predictions(whole, capsys):
+    assert course.main(["predict", "--template"]) == 0
+    form = (whole / "predictions.toml").read_text(encoding="utf-8")
+    assert form == capsys.readouterr().out and "[temperature]" in form
+    assert "`predictions.toml`" in (whole / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_is_for_teachers_stays_with_them(whole):
     """No file of course/teacher/ is in a handout, by its name or by one of its lines."""
     teachers = [path for path in (ROOT / "course" / "teacher").rglob("*.*") if path.is_file()]
