@@ -15,6 +15,8 @@ wrong on purpose.
                                                             (labs.py)
     python course/course.py check-run DIR...                is a run right? settings, files, curves,
                                                             known mistakes (check_run.py)
+    python course/course.py board [DIR...]                  the open task: measure its entries
+                                                            (board.py)
 
 Handing out, grading and the matrix are one operation, in surgery.py: a function is found by its
 name, its lines are cut out, and others are put in. A handout (handouts.py) puts in the docstring
@@ -32,6 +34,7 @@ from support.flags import Parser, above_zero
 import sys
 from pathlib import Path
 
+import board
 import check_run
 import derive
 import labs
@@ -50,7 +53,8 @@ def main(argv=None):
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        advice = "; the same command goes on where it was" if argv[:1] == ["lab"] else ""
+        goes_on = argv[:1] == ["lab"] or argv[:2] == ["board", "--own"]
+        advice = "; the same command goes on where it was" if goes_on else ""
         print(f"\nstopped{advice}", file=sys.stderr)
         return 130
 
@@ -61,6 +65,8 @@ def run(argv):
         return labs.main(argv[1:])
     if argv[:1] == ["derive"]:
         return derive.main(argv[1:])
+    if argv[:1] == ["board"]:
+        return board.main(argv[1:])
     args = make_parser().parse_args(argv)
     if args.command == "matrix":
         return 0 if run_matrix(args.only, args.limit) else 1
@@ -119,9 +125,10 @@ def make_parser():
     check_run.add_arguments(
         command("check-run", "say in plain words whether runs are right, and what went wrong")
     )
-    # derive.py and labs.py have their own parsers; here their names stand in the help
+    # derive.py, labs.py and board.py have their own parsers; here their names stand in the help
     command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
+    command("board", "measure entries of the open task (board alone prints the runs' command)")
 
     handout_command.add_argument(
         "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"
