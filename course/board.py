@@ -81,7 +81,7 @@ RECIPES = [
     ),
     # A step of Adam is about as long with few dialogues as with many, and with a higher learning
     # rate some runs garble their thoughts (support/settings.py). So to get further with the same
-    # number of dialogues, take more steps, each with half of the dialogues. Its gradient is noisier.
+    # number of dialogues, take more steps, each with half of the dialogues and a noisier gradient.
     # --minibatches 4 would make as many steps, but three of four with dialogues of an older policy.
     Recipe(
         "grpo --think, small batches",

@@ -322,17 +322,19 @@ def spoken(turns):
 
 def read_metrics(run):
     """Read the seconds of each step of a Run from its metrics.jsonl, and add the dialogues that
-    --refill has replaced, and those that were dropped, to those of the log. Raises BadInput."""
+    were dropped, and those that --refill has replaced, to those of the log. Raises BadInput."""
     path = run.place / "metrics.jsonl"
     try:
         for number, row, _ in read_jsonl(path):
             try:
                 step = index(row["step"])
-                replaced = index(row["refilled"]) * run.config["group_size"]
-                run.dialogues[step] += replaced + index(row["dropped"])
+                dropped, refilled = index(row["dropped"]), index(row["refilled"])
                 run.seconds[step] += float(row["seconds"])
             except (KeyError, TypeError, ValueError):
                 raise BadInput(f"{path}, line {number}: is no line of a run's metrics") from None
+            # at least a whole batch: lines that were taken out of the log count all the same
+            sampled = max(run.config["batch_size"], run.dialogues[step] + dropped)
+            run.dialogues[step] = sampled + refilled * run.config["group_size"]
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -363,8 +365,8 @@ def check_record(run):
     """Raise BadInput if a run lacks a step up to the mark, or if its summary has another score than
     its dialogues."""
     for step in range(1, run.mark_step + 1):
-        if not run.dialogues[step] or step not in run.seconds:
-            raise BadInput(f"{run.place}: its logs have no training step {step}")
+        if step not in run.seconds:
+            raise BadInput(f"{run.place}: metrics.jsonl has no training step {step}")
     try:
         scores = {row["step"]: row["score"] for row in newest_state(run.place)["evaluations"]}
     except (KeyError, TypeError):

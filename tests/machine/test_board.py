@@ -113,7 +113,8 @@ def test_a_single_lucky_evaluation_is_no_mark(make_entry, scores, step):
 
 def test_every_sampled_dialogue_counts(make_entry):
     """--refill replaces whole groups of 8; what it replaced was sampled, and so was a dialogue that
-    was dropped. What comes after the mark does not count."""
+    was dropped. What comes after the mark does not count. A step with lines taken out of the log
+    counts as a whole batch."""
     place = make_entry("--refill 2")
     for seed in RULES.seeds:
         path = place / str(seed) / "metrics.jsonl"
@@ -121,6 +122,8 @@ def test_every_sampled_dialogue_counts(make_entry):
         rows[2] |= {"refilled": 3, "dropped": 1}
         rows[10] |= {"refilled": 5, "dropped": 5}
         write_rows(path, rows)
+        path = place / str(seed) / "dialogues.jsonl"
+        write_rows(path, rows_of(path)[32:])
     entry = read_entry(place, RULES)
     assert [run.dialogues_to_mark() for run in entry.runs] == [512 + 24 + 1] * 2
 
@@ -221,7 +224,7 @@ FAULTS = {
     ),
     "dialogues.jsonl, line 1: is no dialogue": write("5/dialogues.jsonl", '{"step": 1, "sp'),
     "dialogues.jsonl: cannot be read": lambda place: (place / "5/dialogues.jsonl").unlink(),
-    "its logs have no training step 7": edit("metrics.jsonl", lambda rows: rows.pop(6)),
+    "metrics.jsonl has no training step 7": edit("metrics.jsonl", lambda rows: rows.pop(6)),
     "metrics.jsonl, line 2: is no line": edit("metrics.jsonl", lambda rows: rows[1].pop("dropped")),
     "has not come to its first checkpoint": lambda place: (place / "5/summary.json").unlink(),
     "has no held-out scores": write("5/summary.json", '{"evaluations": [1]}'),
