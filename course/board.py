@@ -106,7 +106,9 @@ def print_command(rules):
     """Print the command of the board's runs."""
     print("The board's command, with each of its three seeds (course/board.md has the rules):\n")
     for seed in rules.seeds:
-        print("python " + shlex.join(command_of("--algo grpo --think", seed, f"E/{seed}", rules)))
+        print(
+            "python " + shlex.join(command_of("--algo grpo --think", seed, f"anna/{seed}", rules))
+        )
     print(
         f"\nThe other baselines leave out --think, or have --algo ppo. With --batch-size B, "
         f"--eval-every and\n--save-every are {rules.every} / B, and --steps is {rules.length} / B, "
@@ -124,10 +126,11 @@ def make_table(rules):
             continue
         try:
             append_line(LINES, line_of_recipe(recipe, rules))
+            write_table(rules)
         except BadInput as error:
             print_problem(error)
             all_measured = False
-        write_table(rules)
+    write_table(rules)
     return all_measured
 
 
@@ -161,15 +164,15 @@ def make_run(recipe, seed, rules):
 
 
 def measure(entry, name, rules):
-    """The line of an Entry: {"name", "by", "sentence", "baseline", and of each seed "dialogues",
-    "seconds", "finals": {"held-out", "challenging", "other": final emotions by user}}. Raises
-    BadInput if a log's evaluation is not what its checkpoint says."""
+    """The line of an Entry: a dict of its "name", "by", "sentence", "baseline", "flags"; the
+    "dialogues" and "seconds" up to the mark, by seed; and "finals", {check: final emotions at the
+    mark, [seeds][users]}. Raises BadInput if a log's evaluation is not what its checkpoint says."""
     held_out, others = users_of_board(rules)
     think = entry.runs[0].config["think"]
     finals = {"held-out": [], "challenging": [], "other": []}
     for run in entry.runs:
         seed = run.config["seed"]
-        print(f"{run.place}: passes the mark at step {run.mark_step}; asking it", flush=True)
+        print(f"{run.place}: the mark is at step {run.mark_step}; holding dialogues", flush=True)
         hold_again(run, 0, shipped_policy(think), held_out, rules)
         later = policy_of_checkpoint(run, run.next_step)
         hold_again(run, run.next_step, later, held_out, rules)
@@ -290,10 +293,14 @@ def policy_of_checkpoint(run, step):
 
 
 def read_lines():
-    """The lines of board.jsonl as {name: line}."""
-    if not LINES.is_file():
-        return {}
-    return {line["name"]: line for _, line, _ in read_jsonl(LINES)}
+    """The lines of board.jsonl as {name: line}. Raises BadInput."""
+    lines = {}
+    if LINES.is_file():
+        for number, line, problem in read_jsonl(LINES):
+            if problem:
+                raise BadInput(f"{LINES}, line {number}: {problem}; remove it, and run --own again")
+            lines[line["name"]] = line
+    return lines
 
 
 def difference(line, baseline, check):
@@ -336,7 +343,7 @@ def row_of(line, baseline):
     ]
     for check in ("held-out", "challenging", "other"):
         cell = f"{np.mean(line['finals'][check]):.1f}"
-        if line["name"] != line["baseline"]:
+        if line is not baseline:
             cell += " ({:+.1f}, {:+.1f} to {:+.1f})".format(*difference(line, baseline, check))
         cells.append(cell)
     return f"| {' | '.join(cells)} |"
@@ -413,13 +420,16 @@ def main(argv, rules=RULES):
     args = make_parser().parse_args(argv)
     if args.own and args.entries:
         raise BadInput("--own makes the project's own entries; leave out the directories")
-    if args.own:
-        accepted = make_table(rules)
-    elif args.entries:
-        accepted = judge_entries(args.entries, rules)
-    else:
-        accepted = True
-        print_command(rules)
+    accepted = True
+    try:
+        if args.own:
+            accepted = make_table(rules)
+        elif args.entries:
+            accepted = judge_entries(args.entries, rules)
+        else:
+            print_command(rules)
+    except OSError as error:
+        raise BadInput(str(error)) from None
     return 0 if accepted else 1
 
 
