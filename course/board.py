@@ -140,7 +140,10 @@ def line_of_recipe(recipe, rules):
         make_run(recipe, seed, rules)
     about = f'by = "the project"\nchange = "{recipe.sentence}"\n'
     write_file(recipe.place / "entry.toml", about)
-    entry = read_entry(recipe.place, rules, recipe.name in BASELINES)
+    is_baseline = recipe.name in BASELINES
+    entry = read_entry(recipe.place, rules, is_baseline)
+    if not is_baseline:
+        line_of_baseline(entry, read_lines())
     return measure(entry, recipe.name, rules)
 
 
@@ -303,6 +306,16 @@ def read_lines():
     return lines
 
 
+def line_of_baseline(entry, lines):
+    """The line of an Entry's baseline. Raises BadInput if there is none."""
+    if entry.baseline not in lines:
+        raise BadInput(
+            f"{entry.place}: its baseline {entry.baseline} is not measured yet; run first: "
+            "python course/course.py board --own"
+        )
+    return lines[entry.baseline]
+
+
 def difference(line, baseline, check):
     """(mean, lower, upper) of the differences of a line to its baseline's line, paired by user: of
     each user the mean over the seeds. lower, upper: of the 95 % bootstrap interval over users."""
@@ -391,13 +404,9 @@ def judge_entries(places, rules):
     for place in places:
         try:
             entry = read_entry(place, rules)
-            if entry.baseline not in baselines:
-                raise BadInput(
-                    f"{place}: its baseline {entry.baseline} is not measured yet; run first: "
-                    "python course/course.py board --own"
-                )
+            baseline = line_of_baseline(entry, baselines)
             line = measure(entry, place.resolve().name, rules)
-            reason = why_refused(line, baselines[entry.baseline], rules)
+            reason = why_refused(line, baseline, rules)
             if reason:
                 raise BadInput(f"{place}: refused: {reason}")
             lines.append(line)
