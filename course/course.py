@@ -17,6 +17,8 @@ wrong on purpose.
                                                             known mistakes (check_run.py)
     python course/course.py predict [NAME [FILE]]           write down what you expect of a change,
                                                             then make its runs (predictions.py)
+    python course/course.py board [DIR...]                  the open task: measure its entries
+                                                            (board.py)
 
 Handing out, grading and the matrix are one operation, in surgery.py: a function is found by its
 name, its lines are cut out, and others are put in. A handout (handouts.py) puts in the docstring
@@ -34,6 +36,7 @@ from support.flags import Parser, above_zero
 import sys
 from pathlib import Path
 
+import board
 import check_run
 import derive
 import labs
@@ -53,7 +56,7 @@ def main(argv=None):
         print(f"course.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = argv[:1] in (["lab"], ["predict"])
+        goes_on = argv[:1] in (["lab"], ["predict"]) or argv[:2] == ["board", "--own"]
         advice = "; the same command goes on where it was" if goes_on else ""
         print(f"\nstopped{advice}", file=sys.stderr)
         return 130
@@ -67,6 +70,8 @@ def run(argv):
         return derive.main(argv[1:])
     if argv[:1] == ["predict"]:
         return predictions.main(argv[1:])
+    if argv[:1] == ["board"]:
+        return board.main(argv[1:])
     args = make_parser().parse_args(argv)
     if args.command == "matrix":
         return 0 if run_matrix(args.only, args.limit) else 1
@@ -125,10 +130,12 @@ def make_parser():
     check_run.add_arguments(
         command("check-run", "say in plain words whether runs are right, and what went wrong")
     )
-    # derive.py, labs.py and predictions.py have their own parsers; here are their names for --help
+    # derive.py, labs.py, predictions.py and board.py have their own parsers; here are their names
+    # for --help
     command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
     command("predict", "lay a prediction beside the result (predict alone lists the settings)")
+    command("board", "measure entries of the open task (board alone prints the runs' command)")
 
     handout_command.add_argument(
         "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"

@@ -28,6 +28,7 @@ COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
     "writeup.md": "WRITEUP.md",
+    "board.md": "BOARD.md",
     "pictures/writeup.png": "pictures/writeup.png",
     # the derivations and what checks their formulas; the model answers and wrong ones stay here
     "derivations.md": "derivations/derivations.md",

@@ -113,10 +113,10 @@ def test_a_handout_holds_no_answer(whole):
             )
 
 
-def test_a_handout_has_a_page_for_assistants_and_the_task_of_the_write_up(whole):
-    """Under the name that assistants look for. What the write-up's page shows and names is there,
-    too."""
-    for page in ("AGENTS.md", "WRITEUP.md"):
+def test_a_handout_has_a_page_for_assistants_and_the_tasks_of_the_last_weeks(whole):
+    """Under the name that assistants look for. What the pages of the write-up and of the open task
+    show and name is there, too."""
+    for page in ("AGENTS.md", "WRITEUP.md", "BOARD.md"):
         text = (whole / page).read_text(encoding="utf-8")
         for path in re.findall(r"\]\(([^)]+)\)", text):
             assert (whole / path).is_file(), (page, path)
