@@ -375,8 +375,7 @@ class Trainer:
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
         cfg, m = self.cfg, self.models
-        if m.device.type == "cuda":
-            m.engine.sleep()  # the GPU's memory is the update's now
+        m.engine.sleep()  # the memory of its cache is the update's now
         minibatches = split_batch(
             episodes,
             batch_size=cfg.batch_size,
