@@ -19,10 +19,10 @@ import textwrap
 WIDTH = 80  # columns of a usual terminal
 
 
-def fold(text):
-    """A paragraph in lines of WIDTH columns. Paths and flags stay whole, so that they can be
+def fold(text, width=WIDTH):
+    """A paragraph in lines of `width` columns. Paths and flags stay whole, so that they can be
     copied."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 # ------------------------------------------------------------------------------- the start of a run

@@ -231,6 +231,50 @@ def test_the_hidden_need_is_revealed_when_the_dialogue_is_over(monkeypatch, caps
     assert "(the toy does not know: spaceship, captain)" in dialogue
 
 
+MARKED = re.compile(r"\b(Content|TargetCompletion|Analyse|End) [a-z]{4}\b")
+
+
+def test_what_was_felt_is_said_in_plain(monkeypatch, capsys):
+    """The terminal showed `TargetCompletion fkpp: not yet.`: the mark against forgery looked like
+    damaged memory."""
+    flags, replies = ["--profile", 3], ["You did well.", ""]
+    text = talked(monkeypatch, capsys, *flags, replies=replies)
+    felt = " ".join(re.search(r"felt: .*?\(-7\)", text, re.S)[0].split())
+    assert "I think: I cannot follow that." in felt and not MARKED.search(text)
+    assert max(map(len, re.findall(r"^    felt.*|^    [a-z].*", text, re.M))) <= 80
+    assert MARKED.search(talked(monkeypatch, capsys, *flags, "--raw", replies=replies))
+
+
+def test_the_toy_says_why_it_cannot_follow_known_words(monkeypatch, capsys):
+    profile = toy_profiles("heldout")[3]
+    scene = toy.read_scene(profile.scene, profile.task)
+    flags = ["--profile", 3]
+    legal = toy.random_sentence("praise", scene.person, scene.feeling, random.Random(0))
+    typed = legal.removesuffix(".").lower()  # the full stop is missing
+    text = talked(monkeypatch, capsys, *flags, replies=[typed, ""])
+    assert f"(no sentence of the toy's grammar; the nearest one:\n    {legal})" in text
+    legal_four = " ".join([legal] * 4)
+    assert "(more than 3 sentences)" in talked(
+        monkeypatch, capsys, *flags, replies=[legal_four, ""]
+    )
+    for reply in (legal, "My dog is nice."):
+        assert "no sentence" not in talked(monkeypatch, capsys, *flags, replies=[reply, ""])
+    weak = talked(monkeypatch, capsys, *flags, "--simulator", "toy-weak", replies=[typed, ""])
+    assert "no sentence" not in weak  # it reads no sentences
+
+
+def test_what_ends_a_talk_is_said_and_true(monkeypatch, capsys):
+    """ "8 replies at most" was all, and the user took leave after three."""
+    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well."] * 3)
+    said = " ".join(text.split())
+    assert "You have 8 replies at most." in said
+    assert "or when the user says goodbye: below 10 it has had enough." in said
+    assert "[emotion 9]  This does not help me. Goodbye.\n\nFinal emotion 9" in text
+    for word in ("exit", "Quit "):
+        text = talked(monkeypatch, capsys, "--profile", 3, replies=[word])
+        assert "Final emotion 30" in text
+
+
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():
     """And what they do not say is named once, in its order."""
     for profile in toy_profiles("heldout") + toy_profiles("train", 64):
