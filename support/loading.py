@@ -95,7 +95,9 @@ def check_place(path, is_directory, flag):
     if is_directory and not (Path(path) / "config.json").is_file():
         raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
     if not is_directory and not may_be_on_the_hub(path):
-        raise BadModel(f"{flag} {path}: no such directory; {needed}")
+        raise BadModel(
+            f"{flag} {path}: no such directory; {needed}, or a model of the hub, OWNER/NAME"
+        )
 
 
 def download(name):
