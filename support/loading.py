@@ -104,7 +104,9 @@ def download(name):
     """Download a model from the hub, if it is not in the cache. Returns its directory. Files that
     hold the same weights once more, in other formats, are left out."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # else it prints each of its retries
     return snapshot_download(
         name,
         allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],

@@ -173,9 +173,10 @@ def line_about_the_peak(share):
 def config_of(name):
     """The transformers config of a model directory, of one of KNOWN, or of a name on the hub.
     Raises BadInput."""
-    from transformers import AutoConfig, Qwen2Config, logging
+    from huggingface_hub.utils import logging
+    from transformers import AutoConfig, Qwen2Config
 
-    logging.set_verbosity_error()  # else the hub's library prints each of its retries
+    logging.set_verbosity_error()  # else it prints each of its retries
     is_directory = Path(name).is_dir()
     if name in KNOWN and not is_directory:
         return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)

@@ -13,6 +13,7 @@ import asyncio
 import gc
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -341,9 +342,14 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     told = "no such directory, and not to be had from the hub"
     name = "openai-community/gpt2"
+    hub = logging.getLogger("huggingface_hub")  # its retries are warnings
+    hub.setLevel(logging.WARNING)
     assert told in refused(capfd, rlver.main, "--plan", "--model", name)
+    assert not hub.isEnabledFor(logging.WARNING)
+    hub.setLevel(logging.WARNING)
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
+    assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
         assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", path)
