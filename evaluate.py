@@ -3,6 +3,7 @@
     python evaluate.py                          the newest run, with users that it never saw
     python evaluate.py --policy P               a run, a checkpoint, a model directory, toy,
                                                 openai:MODEL@URL; --step 0: where a run started
+    python evaluate.py --before-after           a run and where it started, and their comparison
     python evaluate.py --score FILE...          tables of result files, ours or SAGE's; no model
     python evaluate.py --compare BEFORE AFTER   paired on the users that both met
 
@@ -18,13 +19,20 @@ from support.files import append_line, lock_file, read_json, refuse_overwriting,
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
 from support.report import report_of_results
-from support.results import describe, differences_of_rows, read_results, written_settings
+from support.results import (
+    describe,
+    differences_of_rows,
+    read_results,
+    starting_policy_in_words,
+    written_settings,
+)
 from support.rundir import checkpoints, profile_files
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
+import argparse
 import asyncio
 import itertools
 import os
@@ -589,20 +597,21 @@ class OtherSettings(Exception):
     """A result file holds results of other settings than this evaluation's."""
 
     def __init__(self, rows, differences):
-        self.results_of = describe(rows[0]["made_by"])  # whose results it holds, in words
+        # whose results it holds, in words
+        self.results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
         self.differences = ", ".join(differences)
 
 
-def place_for_results(out, setup):
+def place_for_results(out, setup, usual_path=None):
     """The ResultFile of an evaluation. out: --out, or None.
 
     With --out it is that file, which is refused if it holds results of other settings. Else it is
-    `default_path`, or the next name (NAME-2, NAME-3 ...) whose file is empty or holds results of
-    the same settings. Raises BadInput."""
+    `usual_path` (default: `default_path`), or the next name (NAME-2, NAME-3 ...) whose file is
+    empty or holds results of the same settings. Raises BadInput."""
     if out:
         return named_file(Path(out), setup)
     # This ends, at the latest at a name that no file has yet: `continue_file` makes that one.
-    for path in numbered(default_path(setup.policy)):
+    for path in numbered(usual_path or default_path(setup.policy)):
         try:
             return continue_file(path, setup)
         except OtherSettings as error:
@@ -678,19 +687,51 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
-    if args.score and args.compare:
-        raise BadInput("--score and --compare cannot be combined; give one of them")
+    kinds = [name for name in ("before_after", "score", "compare") if getattr(args, name)]
+    if len(kinds) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
+        raise BadInput(f"{flags} cannot be combined; give one of them")
+    if args.before_after:
+        return run_before_after(args)
     if args.compare:
-        return run_comparison(args)
+        before, after = [files_of_side(names) for names in args.compare]
+        return run_comparison(args, before, after)
     if args.score:
         return run_scores(args)
-    return run_benchmark(args)
+    code, _ = run_benchmark(args)
+    return code
 
 
-def run_benchmark(args):
+def run_before_after(args):
+    """Measure a run where it started and where it ended, and compare the two. Returns the exit
+    code."""
+    for name in ("step", "out"):
+        if getattr(args, name) is not None:
+            raise BadInput(
+                f"--{name} cannot be combined with --before-after, which measures step 0 and the "
+                "newest step, into before.jsonl and after.jsonl of the run; leave it out"
+            )
+    directory = Path(args.policy or newest_run())
+    if "algo" not in read_json(directory / "config.json"):  # as in `find_policy`
+        raise BadInput(f"--before-after: {directory} is no run, so it has no step 0; name a run")
+    usual_paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
+    pages = [path.with_suffix(".html") for path in usual_paths.values()]
+    refuse_overwriting({"--json": args.json}, [*usual_paths.values(), *pages])
+    paths = []
+    for step, usual_path in usual_paths.items():
+        of_side = {**vars(args), "policy": str(directory), "step": step, "json": None}
+        code, path = run_benchmark(argparse.Namespace(**of_side), usual_path)
+        if code:
+            return code
+        paths.append(str(path))
+    print()
+    return run_comparison(args, *[[path] for path in paths])
+
+
+def run_benchmark(args, usual_path=None):
     """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
-    exit code."""
-    path, ids, n_lost = run_or_continue(args)
+    exit code and the path of the results. usual_path: see `place_for_results`."""
+    path, ids, n_lost = run_or_continue(args, usual_path)
     if n_lost == len(ids):
         raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
     result = score(path, args.rule, args.anyway, ids, n_lost)
@@ -705,16 +746,16 @@ def run_benchmark(args):
             "that are left; run the same command again when the simulator is well",
             file=sys.stderr,
         )
-        return TooManyLost.exit_code
-    return code
+        code = TooManyLost.exit_code
+    return code, path
 
 
-def run_or_continue(args):
+def run_or_continue(args, usual_path=None):
     """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
     the file, ids of the users asked for, how many of their dialogues were lost)."""
     setup = who_talks(args, args.policy or newest_run())
     # a path that cannot be written must be refused before the first dialogue
-    file = place_for_results(args.out, setup)
+    file = place_for_results(args.out, setup, usual_path)
     try:
         page = file.path.with_suffix(".html")
         refuse_overwriting({"--json": args.json}, [file.path, page])
@@ -742,9 +783,8 @@ def run_scores(args):
     return finish(args, for_json, problems)
 
 
-def run_comparison(args):
-    """Print how the result files of the two sides of --compare differ. Returns the exit code."""
-    before, after = [files_of_side(names) for names in args.compare]
+def run_comparison(args, before, after):
+    """Print how the result files of two sides differ, lists of paths. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, before + after)
     result = compare(before, after, rule=args.rule)
     print_comparison(result)
@@ -781,6 +821,12 @@ def make_parser():
         help="result file; an evaluation that was stopped goes on in its file (default: "
         "benchmark.jsonl in the run's directory, or a file in results/)",
         metavar="FILE",
+    )
+    parser.add_argument(
+        "--before-after",
+        help="measure a run where it started and where it ended, into before.jsonl and after.jsonl "
+        "in its directory, and compare the two",
+        action="store_true",
     )
     parser.add_argument(
         "--score",

@@ -40,10 +40,11 @@ from support.llm import (
 from support.results import intention_of
 from support.server import ServerModel
 from support.settings import SCRIPTED, made_by_rule, split_name
-from support.terminal import fold
+from support.terminal import WIDTH, fold
 from support.toy_words import NEEDS
 from support.users import (
     INITIAL_EMOTION,
+    UNHAPPY,
     emotion_in_words,
     emotion_level,
     profile_of_row,
@@ -57,6 +58,7 @@ import json
 import random
 import re
 import sys
+import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -841,31 +843,29 @@ async def watched(watcher, episodes, people, gather):
 # ------------------------------------------------------------------------------------- run it alone
 
 
-def play(user, max_turns, rng):
+def play(user, max_turns, rng, raw=False):
     """Let the person at the terminal be the assistant of `user`. rng: draws the sentences that
-    `print_grammar` shows. Returns the exit code."""
+    `print_grammar` shows; raw: print each analysis as the model wrote it, too. Returns the exit
+    code."""
     start = user.emotion
     knows_a_grammar = isinstance(user.simulator.model, toy.ScriptedModel)
     # input() is called outside of the event loop, where Ctrl-C reaches it at once.
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
-        print(
-            f"\n{user.profile.player}\n\nYou are their friend; comfort them. {max_turns} replies "
-            "at most; an empty line ends.\n"
-        )
+        print(f"\n{user.profile.player}\n")
+        print(fold(rules_of_the_talk(max_turns)) + "\n")
         if knows_a_grammar:
             print_grammar(user.profile, rng)
         print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):
             reply = input("you> ")
-            if not reply.strip():
+            if ends_the_talk(reply):
                 break
             if knows_a_grammar:
-                print_unknown_words(reply)
-            analysis, change, _ = runner.run(user.feel(reply))
-            for line in analysis.splitlines():
-                print(f"    | {line}")
-            print(f"[emotion {emotion_in_words(user.emotion)}, {change:+d}]")
+                print_not_understood(reply, user)
+            analysis, change, mark = runner.run(user.feel(reply))
+            print(analysis_in_plain(analysis, change, mark, raw))
+            print(f"[emotion {emotion_in_words(user.emotion)}]")
             if user.emotion in (0, 100) or turn == max_turns - 1:
                 break
             line = runner.run(user.answer())
@@ -876,6 +876,33 @@ def play(user, max_turns, rng):
     print(f"\nFinal emotion {user.emotion} ({scale}), reward {user.emotion / 100:.2f}.")
     print(fold(hidden_need(user.profile)))
     return 0
+
+
+def rules_of_the_talk(max_turns):
+    """What one is told before a talk: the task, and all that ends it."""
+    replies = "1 reply" if max_turns == 1 else f"{max_turns} replies"
+    return (
+        f"You are their friend; comfort them. You have {replies} at most. The talk also ends at an "
+        f"emotion of 100 or 0, or when the user says goodbye: below {UNHAPPY} it has had enough. "
+        "An empty line, exit or quit ends it, too."
+    )
+
+
+def ends_the_talk(line):
+    """Does a line that was typed say that the talk is over?"""
+    return line.strip().lower() in ("", "exit", "quit")
+
+
+def analysis_in_plain(analysis, change, mark, raw=False, indent=4):
+    """An answer of f_emo for people to read: what it says of the reply and of the feeling, without
+    headers and mark, and the change. raw: the answer itself stands above. indent: blanks before
+    each line."""
+    sections, _ = parse_emotion(analysis, mark)
+    sentences = " ".join(sections[name] for name in ("Content", "Activity", "Analyse"))
+    text = fold(f"felt: {sentences} ({change:+d})", WIDTH - indent)
+    if raw:
+        text = f"{analysis}\n{text}"
+    return textwrap.indent(text, " " * indent)
 
 
 def hidden_need(profile):
@@ -906,6 +933,26 @@ def print_unknown_words(text):
         print(f"    (the toy does not know: {', '.join(unknown)})")
 
 
+def print_not_understood(reply, user):
+    """Print why a user of the toy cannot follow a typed reply: words that are not in the toy's
+    world, or a sentence that its grammar does not have."""
+    model = user.simulator.model
+    unknown = toy.unknown_words(reply)
+    sentences = toy.split_sentences(reply)
+    strange = [sentence for sentence in sentences if toy.act_of(sentence) is None]
+    if unknown:
+        print_unknown_words(reply)
+    elif model.weak:  # it listens for words only
+        return
+    elif strange:
+        scene = toy.read_scene(user.profile.scene, user.profile.task)
+        nearest = toy.nearest_sentence(strange[0], scene.person, scene.feeling)
+        print("    (no sentence of the toy's grammar; the nearest one:")
+        print(f"    {nearest})")
+    elif len(sentences) > toy.MOST_SENTENCES:
+        print(f"    (more than {toy.MOST_SENTENCES} sentences)")
+
+
 def talk(args):
     """Hold the talk that the flags ask for. Returns the exit code."""
     simulator = make_simulator(args.simulator, args.lang, args.difficulty)
@@ -926,7 +973,7 @@ def talk(args):
         print(fold(made_by_rule(args.simulator)))
     user = User(simulator, people[number])
     try:
-        return play(user, args.max_turns, rng)
+        return play(user, args.max_turns, rng, args.raw)
     except (EOFError, KeyboardInterrupt):
         print()
         return 130
@@ -977,6 +1024,11 @@ def main(argv=None):
         default=8,
         metavar="N",
         help="your replies, at most (default: 8)",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="print each analysis as the model wrote it, too: in sections, with their mark",
     )
     return parser.run(talk, argv)
 

@@ -95,14 +95,18 @@ def check_place(path, is_directory, flag):
     if is_directory and not (Path(path) / "config.json").is_file():
         raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
     if not is_directory and not may_be_on_the_hub(path):
-        raise BadModel(f"{flag} {path}: no such directory; {needed}")
+        raise BadModel(
+            f"{flag} {path}: no such directory; {needed}, or a model of the hub, OWNER/NAME"
+        )
 
 
 def download(name):
     """Download a model from the hub, if it is not in the cache. Returns its directory. Files that
     hold the same weights once more, in other formats, are left out."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # else it prints each of its retries
     return snapshot_download(
         name,
         allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],

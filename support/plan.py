@@ -12,7 +12,7 @@ Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what 
 """
 
 from support.errors import BadInput
-from support.settings import SCRIPTED, SMALL, looks_like_a_path, may_be_on_the_hub, resolve_settings
+from support.settings import SCRIPTED, SMALL, may_be_on_the_hub, resolve_settings
 
 import itertools
 import math
@@ -173,15 +173,17 @@ def line_about_the_peak(share):
 def config_of(name):
     """The transformers config of a model directory, of one of KNOWN, or of a name on the hub.
     Raises BadInput."""
+    from huggingface_hub.utils import logging
     from transformers import AutoConfig, Qwen2Config
 
+    logging.set_verbosity_error()  # else it prints each of its retries
     is_directory = Path(name).is_dir()
     if name in KNOWN and not is_directory:
         return Qwen2Config(**dict(zip(SHAPE, KNOWN[name])), max_position_embeddings=32768)
-    if not is_directory and (not may_be_on_the_hub(name) or looks_like_a_path(name)):
+    if not is_directory and not may_be_on_the_hub(name):
         raise BadInput(
             f"--model {name}: no such directory; name one that holds a "
-            f"config.json, or one of {', '.join(KNOWN)}"
+            f"config.json, a model of the hub (OWNER/NAME), or one of {', '.join(KNOWN)}"
         )
     try:
         return AutoConfig.from_pretrained(name, local_files_only=is_directory)

@@ -16,6 +16,7 @@ from support.settings import Settings, resolve_settings
 import csv
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +69,27 @@ def bands_of_config(config):
     except (TypeError, BadInput):  # of another version, or edited
         return {}
     return read_bands(variant) if variant else {}
+
+
+def final_scores(config):
+    """The held-out scores at the end of the reference runs whose settings are those of this
+    config.json, seeds apart; [] if there are none."""
+    try:
+        cfg = Settings(**config)
+        variant = variant_of(cfg)
+    except (TypeError, BadInput):  # of another version, or edited
+        return []
+    usual = resolve_settings({"algo": cfg.algo, "think": cfg.think})
+    as_usual = (cfg.steps, cfg.eval_size) == (usual.steps, usual.eval_size)
+    path = PLACE / "runs.jsonl"
+    if variant is None or not as_usual or not path.is_file():
+        return []
+    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        run["evaluations"][-1]["score"]
+        for run in runs
+        if run["part"] == "variants" and run["name"].startswith(f"{variant}-")
+    ]
 
 
 def columns_of(rows):

@@ -267,6 +267,12 @@ def describe(made_by):
     return f"policy {policy}{in_brackets} with user {simulator}"
 
 
+def starting_policy_in_words(description):
+    """A description of `describe` for people to read. Results call the policy that a run started
+    from RUN/checkpoint-000000, a directory that is soon deleted."""
+    return re.sub(r"^policy (.*)/checkpoint-0{6}(?= )", r"the starting policy of \1", description)
+
+
 # --------------------------------------------------------------------- the settings in result files
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under

@@ -14,6 +14,7 @@ from support.results import (
     parts_of,
     read_results,
     scale_of_settings,
+    starting_policy_in_words,
 )
 from support.settings import made_by_rule
 from support.signs import signs, signs_in_words
@@ -126,13 +127,7 @@ def final_of(row, rule):
 
 def print_score(result):
     """Print the tables of one file. result: of `score`."""
-    if result["rule"] == "every":
-        meaning = "every reply is scored"
-    else:
-        meaning = "as SAGE, the last of a full number of replies is not scored"
-    print(f"\n{result['file']}: {result['by_whom']}")
-    print(f"rule {result['rule']!r}: {meaning}")
-    print(fold(f"score: {what_scores_are([result['file']])}"))
+    print(f"\n{result['file']}:")
     print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     print_score_line("all", result)
     for name, values in result["by"].items():
@@ -149,6 +144,10 @@ def print_score(result):
             f"{result['unusable']} lines could not be used; they are named below and not in any "
             "number above"
         )
+    print(fold(f"score: {what_scores_are([result['file']])}"))
+    if result["rule"] == "sage":
+        print("rule 'sage': as SAGE, the last of a full number of replies is not scored")
+    print(fold(f"by: {starting_policy_in_words(result['by_whom'])}"))
 
 
 def what_scores_are(paths):
@@ -277,18 +276,31 @@ def files_of_side(names):
 
 def print_comparison(result):
     """Print a comparison. result: of `compare`."""
-    seeds_before, seeds_after = result["seeds"]
-    if seeds_before != seeds_after:
-        seeds = f"{seeds_before} and {seeds_after} seeds"
-    elif seeds_before == 1:
-        seeds = "1 seed each"
-    else:
-        seeds = f"{seeds_before} seeds each"
     low, high = result["interval"]
-    print(f"before: {result['a_by']}\nafter:  {result['b_by']}")
-    print(fold(f"score: {what_scores_are(result['a'] + result['b'])}"))
     print(
-        f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
-        f"{result['difference']:+.1f} (95 % {low:+.1f} to {high:+.1f}, p = {result['p']:.4f}, "
-        f"n = {result['n']}, {seeds}): {result['sentence']}"
+        fold(
+            f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
+            f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
+            f"{result['p']:.4f}, n = {result['n']}): {which_is_better(low, high)}."
+        )
     )
+    print(fold(seeds_in_words(*result["seeds"])))
+    print(fold(f"score: {what_scores_are(result['a'] + result['b'])}"))
+    print(fold(f"before: {starting_policy_in_words(result['a_by'])}"))
+    print(fold(f"after: {starting_policy_in_words(result['b_by'])}"))
+
+
+def which_is_better(low, high):
+    """What the interval of a difference says, in words and without its numbers."""
+    if low <= 0 <= high:
+        return "no difference can be told"
+    return "after is better" if low > 0 else "before is better"
+
+
+def seeds_in_words(before, after):
+    """On how many training runs each side of a comparison stands."""
+    if before == after == 1:
+        return "One training run each; other seeds vary, which the interval does not show."
+    if before == after:
+        return f"{before} seeds each."
+    return f"{before} and {after} seeds."

@@ -777,8 +777,11 @@ def is_same_simulator(name, other_name):
 
 
 def may_be_on_the_hub(name):
-    """Could `name` be a model on the hub: OWNER/NAME, or for the oldest models NAME alone?"""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) and not Path(name).exists()
+    """Could `name` be a model on the hub, OWNER/NAME? (`./NAME` and `../NAME` are paths, and NAME
+    alone is more likely a directory that is not here. The oldest models of the hub once had such
+    names, and have an owner now: openai-community/gpt2.)"""
+    is_a_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name))
+    return bool(is_a_name) and not Path(name).exists() and not looks_like_a_path(name)
 
 
 def looks_like_a_path(name):

@@ -19,10 +19,10 @@ import textwrap
 WIDTH = 80  # columns of a usual terminal
 
 
-def fold(text):
-    """A paragraph in lines of WIDTH columns. Paths and flags stay whole, so that they can be
+def fold(text, width=WIDTH):
+    """A paragraph in lines of `width` columns. Paths and flags stay whole, so that they can be
     copied."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 # ------------------------------------------------------------------------------- the start of a run
@@ -41,7 +41,7 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     print(fold(what_is_trained(cfg, ranks, step)))
     changed = changed_from_defaults(cfg)
     if changed:
-        print(fold(f"Changed from the defaults: {changed}"))
+        print(fold(f"Settings that differ from the defaults: {changed}"))
     users = (
         f"User: {cfg.simulator} ({cfg.difficulty}, {LANGUAGES[cfg.lang]}); {training} users to "
         f"train on, {held_out} held out. {made_by_rule(cfg.simulator)}"
@@ -127,9 +127,10 @@ def score_text(step, score, settings):
 
 def dialogue_text(title, episode):
     """One dialogue, word for word."""
+    counts = ", which counts 0" if episode.ended == "malformed" else ""
     lines = [
-        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, reward "
-        f"{episode.reward:.2f}",
+        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
+        f"{episode.emotion}{counts}",
         f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
     ]
     for turn in episode.turns:
@@ -137,8 +138,11 @@ def dialogue_text(title, episode):
             lines.append(f"    (thinks      {turn['thought']})")
         lines.append(f"    policy       {turn['reply']}")
         if turn["emotion"] is not None:
-            answer = turn["user"] or ""
-            lines.append(f"    user  [{turn['emotion']:3}]  {answer}  ({turn['change']:+d})")
+            emotion, change = f"[{turn['emotion']:3}]", f"({turn['change']:+d})"
+            if turn["user"] is None:  # the dialogue is over: there is no answer
+                lines.append(f"    (end) {emotion}  {change}")
+            else:
+                lines.append(f"    user  {emotion}  {turn['user']}  {change}")
     return "\n".join(lines) + "\n"
 
 
@@ -160,18 +164,32 @@ def print_summary(summary, out):
     """The end of a run: scores before and after, time and memory, warnings, what to do next."""
     config = read_json(out / "config.json")
     print_scores(summary, scale_of_run(config), made_by_rule(config["simulator"]))
+    usual = reference.final_scores(config)
+    if usual and summary["steps"] == config["steps"]:
+        low, high = min(usual), max(usual)
+        print(
+            f"usual for this command: {low:.0f} to {high:.0f} after ({len(usual)} reference runs)"
+        )
     before, after = (summary[name].get("ref_perplexity") for name in ("before", "after"))
     if before is not None and after is not None:
         print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
-    seconds = dict(summary["seconds"])
-    total = seconds.pop("total")
-    parts = [f"{name.replace('_', ' ')} {value:.0f}" for name, value in seconds.items()]
     peak = summary["peak_rss_mb"]
-    print(fold(f"{total:.0f} s in all: {', '.join(parts)}; peak memory {peak:.0f} MB"))
+    print(fold(f"{seconds_in_words(summary['seconds'])}; peak memory {peak:.0f} MB"))
     for warning in summary["warnings"]:
         print(f"look at the dialogues: {warning}")
     print_deviations(out, config)
     print_next(out)
+
+
+def seconds_in_words(seconds):
+    """Where the time went; the parts add up to the whole. seconds: of summary.json. Its "simulator"
+    is a part of the rollout: that in which only the user was at work."""
+    parts = {key: value for key, value in seconds.items() if key not in ("total", "simulator")}
+    parts["other"] = seconds["total"] - sum(parts.values())
+    texts = {key: f"{key.replace('_', ' ')} {value:.0f}" for key, value in parts.items()}
+    if seconds.get("simulator"):
+        texts["rollout"] += f" (waiting for the user {seconds['simulator']:.0f})"
+    return f"{seconds['total']:.0f} s in all: {', '.join(texts.values())}"
 
 
 def print_scores(summary, scale, by_rule):
@@ -204,13 +222,10 @@ MEANING_OF_SHARES = (
 
 def print_next(out):
     """What to look at and what to type next: is the policy better on the benchmark, too?"""
-    paths = [out, out / "report.html", out / "before.jsonl", out / "after.jsonl"]
-    run, report, before, after = [shlex.quote(str(path)) for path in paths]
+    run, report = [shlex.quote(str(path)) for path in (out, out / "report.html")]
     print(f"\nopen {report}")
     print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
-    print(f"    python evaluate.py --policy {run} --step 0 --out {before}")
-    print(f"    python evaluate.py --policy {run} --out {after}")
-    print(f"    python evaluate.py --compare {before} {after}")
+    print(f"    python evaluate.py --policy {run} --before-after")
 
 
 def print_deviations(out, config):

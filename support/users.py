@@ -16,8 +16,10 @@ INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 
-# The lowest emotion of each level of SAGE but the last, F, which is everything below 10.
-LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
+# The lowest emotion of each level of SAGE but the last, F, which is everything below UNHAPPY. There
+# the user has had enough, and may say goodbye.
+UNHAPPY = 10
+LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", UNHAPPY)]
 # What the levels mean, in words of the prompts (prompts/en/vanilla/reply.txt).
 LEVEL_NAMES = {
     "Emotion-S": "all goals met",

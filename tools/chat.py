@@ -16,6 +16,7 @@ from support.terminal import fold
 import asyncio
 import secrets
 import sys
+import textwrap
 from dataclasses import dataclass
 
 from evaluate import (
@@ -27,7 +28,7 @@ from evaluate import (
     open_policy,
     who_talks,
 )
-from simulator import User, hidden_need, print_unknown_words
+from simulator import User, analysis_in_plain, ends_the_talk, hidden_need, print_unknown_words
 
 
 def main(argv=None):
@@ -58,6 +59,12 @@ def make_parser():
     parser.add_argument(
         "--html", help="with --show: write the dialogue to FILE as a web page", metavar="FILE"
     )
+    parser.add_argument(
+        "--raw",
+        help="with --show: print each analysis as the model wrote it, too: in sections, with their "
+        "mark",
+        action="store_true",
+    )
     add_policy_flags(parser)
     add_user_flags(parser)
     return parser
@@ -67,7 +74,7 @@ def run(args):
     """Talk, or show. Returns the exit code; raises RunError."""
     if args.show:
         return show(args)
-    without_effect = [f"--{name}" for name in ("html", "pause") if getattr(args, name)]
+    without_effect = [f"--{name}" for name in ("html", "pause", "raw") if getattr(args, name)]
     if without_effect:
         raise BadInput(
             f"{' and '.join(without_effect)} has no effect without --show; add --show, or leave it "
@@ -83,7 +90,7 @@ def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     policy = open_policy(args.policy, PolicyFlags.of(args))
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
-    print(f"You talk to {policy.label}. An empty line, or Ctrl-D, ends.")
+    print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
     is_toy = policy.run_settings.get("model", args.policy) == "toy"
     if is_toy:
         print(
@@ -91,7 +98,7 @@ def chat(args):
             "    My sister forgot my birthday. I feel hurt. Nobody knows how it feels."
         )
     with asyncio.Runner() as runner:
-        while line := ask_line("you> "):
+        while not ends_the_talk(line := ask_line("you> ")):
             if is_toy:
                 print_unknown_words(line)
             reply = runner.run(agent.reply(line))
@@ -123,6 +130,8 @@ def dimmed(text):
 
 # ------------------------------------------------------------------------------------ watch it talk
 
+INDENT = 26  # columns of the bar and the emotion in front of a line
+
 
 def show(args):
     """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed. With --html
@@ -130,7 +139,12 @@ def show(args):
     setup = who_talks(args, args.policy)
     profile = setup.users[args.seed % len(setup.users)]
     user = ShownUser(
-        setup.simulator, profile, args.start, name=f"show {profile.id}", pause=args.pause
+        setup.simulator,
+        profile,
+        args.start,
+        name=f"show {profile.id}",
+        pause=args.pause,
+        raw=args.raw,
     )
     seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
     agent = ShownAgent(setup.policy.make_agent(seed), user)
@@ -164,12 +178,13 @@ class ShownUser(User):
     """A user who is watched: each step of its prompt chain is printed as it happens."""
 
     pause: bool = False  # whether each line waits for Enter
+    raw: bool = False  # whether each analysis is shown as the model wrote it, too
 
     def show(self, text, hidden=""):
         """Print a line with the user's emotion as a bar before it, and above it what the other side
         does not see."""
         for line in hidden.splitlines():
-            print(dimmed(f"{'':25}| {line}"))
+            print(dimmed(line))
         print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  {text}")
         if self.pause:
             ask_line("")
@@ -183,7 +198,7 @@ class ShownUser(User):
     async def feel(self, reply):
         """As simulator.User.feel."""
         analysis, change, mark = await super().feel(reply)
-        self.show(f"({change:+d})", analysis)
+        self.show(f"({change:+d})", analysis_in_plain(analysis, change, mark, self.raw, INDENT))
         return analysis, change, mark
 
 
@@ -203,7 +218,7 @@ class ShownAgent:
         reply = await self.agent.reply(line)
         if reply:
             text = reply.text if reply.malformed else reply.visible
-            self.user.show(f"policy  {text}", reply.thought)
+            self.user.show(f"policy  {text}", textwrap.indent(reply.thought, " " * INDENT))
         return reply
 
 

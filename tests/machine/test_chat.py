@@ -6,6 +6,20 @@ import pytest
 
 from tools import chat
 
+MARKED = re.compile("Change [a-z]{4}: ")  # a header of an analysis
+
+
+def test_the_whole_analysis_is_for_those_who_ask(capsys):
+    assert chat.main(["toy", "--show", "--raw", "--max-turns", "1"]) == 0
+    assert MARKED.search(capsys.readouterr().out)
+
+
+def test_a_chat_ends_at_exit(tiny_dir, monkeypatch, capsys):
+    typed = iter(["Hello.", " Exit "])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert chat.main([str(tiny_dir), "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.count("it>") == 1
+
 
 def test_chat(tiny_dir, monkeypatch, capsys):
     said = iter(["Hello.", "I feel hurt.", ""])
@@ -39,7 +53,8 @@ def test_a_dialogue_before_ones_eyes(tmp_path, capsys, monkeypatch):
     )
     text = capsys.readouterr().out
     assert "########------------  40  user" in text and text.count("policy  ") == 2
-    assert "wants" in text and re.search("Change [a-z]{4}: ", text) and "ended by" in text
+    assert "wants" in text and "felt: my friend said" in text and "ended by" in text
+    assert not MARKED.search(text)
     assert len(waited) == len(re.findall(r"^[#-]{20}", text, re.M))
     said = re.search(r"policy  (.*)", text).group(1)
     assert said in page.read_text(encoding="utf-8")

@@ -180,6 +180,43 @@ def test_a_policy_behind_a_server(tmp_path):
 
 
 @pytest.mark.slow
+def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
+    """Three commands with long paths stood at the end of a run, too long to be copied."""
+    run = tmp_path / "run, 1"  # --compare would part this name at its comma
+    training = ["--model", tiny_dir, "--steps", "1", "--batch-size", "4", "--group-size", "2"]
+    short = ["--eval-size", "2", "--max-tokens", "4", "--max-turns", "1", "--out", run]
+    assert rlver.main([str(flag) for flag in (*training, *short)]) == 0
+    command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
+    assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"before: the starting policy of {run}" in text and "after minus before" in text
+    labels = [lines(run / f"{name}.jsonl")[0]["rlver"]["policy"] for name in ("before", "after")]
+    assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
+    assert json.loads((tmp_path / "c.json").read_text())["n"] == 2
+    held = [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
+    assert evaluate.main(command) == 0  # nothing is held twice
+    assert held == [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
+    assert evaluate.main([*command, "--json", str(run / "after.jsonl")]) == 2
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (["--step", "0"], "--step cannot be combined with --before-after"),
+        (["--out", "x.jsonl"], "--out cannot be combined with --before-after"),
+        (["--score", "x.jsonl"], "--before-after and --score cannot be combined"),
+        (["--compare", "a", "b"], "--before-after and --compare cannot be combined"),
+        (["--policy", "toy"], "toy is no run"),
+    ],
+)
+def test_what_before_after_cannot_be_combined_with(flags, told, capsys):
+    assert evaluate.main(["--before-after", *flags]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_run_that_never_finished_a_step(tiny_dir, tmp_path, capsys):
     assert (
         rlver.main(

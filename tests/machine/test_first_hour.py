@@ -96,7 +96,9 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     text = output_of(
         capfd, 0, evaluate.main, "--compare", tmp_path / "before.jsonl", tmp_path / "after.jsonl"
     )
-    assert "after:  policy" in text and "checkpoint-000002" in text and "1 seed each" in text
+    assert f"before: the starting policy of {run}" in " ".join(text.split())
+    assert "after: policy" in text and "checkpoint-000002" in text
+    assert "checkpoint-000000" not in text and "One training run each" in text
     assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
     measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
     assert "no checkpoint of step 7" in output_of(

@@ -13,6 +13,7 @@ import asyncio
 import gc
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -212,21 +213,30 @@ INSTALL = "-m venv .venv && . .venv/bin/activate && pip install -r requirements.
     [
         (
             "sys.version_info = (3, 8, 18)",
-            "Python 3.11 or newer is needed, this is 3.8; with a newer one: python3.11 ",
+            "Python 3.11 or newer is needed, this is 3.8; {}: python3.11 ",
         ),
         (
             "sys.modules['tqdm'] = sys.modules['torch'] = None",
-            "not installed: torch, tqdm; what is needed is installed by: python3 ",
+            "not installed: torch, tqdm; {}: python3 ",
         ),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(trick, told):
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
+    """An environment that only is not active need not be made again."""
+    words = "with a newer one" if "newer" in told else "what is needed is installed by"
+    if is_there:
+        (tmp_path / ".venv" / "bin").mkdir(parents=True)
+        (tmp_path / ".venv" / "bin" / "activate").write_text("")
+        words = "it may be in .venv, which is not active: type `. .venv/bin/activate`; else"
     code, out, err = started(
         sys.executable,
         "-c",
-        f"import runpy, sys; {trick}; runpy.run_path('rlver.py', run_name='__main__')",
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); {trick}; "
+        f"runpy.run_path({str(ROOT / 'rlver.py')!r}, run_name='__main__')",
+        cwd=tmp_path,
     )
-    assert (code, out, err) == (2, "", told + INSTALL)
+    assert (code, out, err) == (2, "", told.format(words) + INSTALL)
 
 
 @pytest.mark.parametrize(
@@ -327,17 +337,24 @@ def test_more_steps_are_told_as_the_total(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"--resume {tmp_path} --steps N, N the total\n")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2"])
-def test_a_name_without_an_owner_may_be_on_the_hub(name, capfd, tmp_path, monkeypatch):
-    """`gpt2` is one; it was refused as a directory. (The tests are offline.)"""
+def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeypatch):
+    """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)
     told = "no such directory, and not to be had from the hub"
+    name = "openai-community/gpt2"
+    hub = logging.getLogger("huggingface_hub")  # its retries are warnings
+    hub.setLevel(logging.WARNING)
     assert told in refused(capfd, rlver.main, "--plan", "--model", name)
+    assert not hub.isEnabledFor(logging.WARNING)
+    hub.setLevel(logging.WARNING)
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
+    assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
-    for here in ("file", "a/b/c", "runs/nowhere"):  # where a typo is meant, nobody is asked
-        assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", here)
+    for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
+        assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", path)
+        with pytest.raises(BadModel, match="no such directory; "):
+            load_model(path)
 
 
 def test_a_file_is_no_place_for_a_run(tmp_path, capfd):

@@ -1,7 +1,7 @@
 """What programs print: the head and the end of a run, the scale beside every score, names beside
 codes, and what is made by rule."""
 
-from support import terminal
+from support import reference, terminal
 from support.results import scale_of_settings
 from support.scores import what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
@@ -19,6 +19,7 @@ import phrases
 import simulator
 import toy
 from judging import call, fresh, good_file
+from policy import Episode
 from result_files import our_line
 from simulator import toy_profiles
 
@@ -36,14 +37,15 @@ def test_a_usual_run_says_what_is_trained_on_whom_and_nothing_of_defaults(capsys
     text = head(capsys, {})
     assert "GRPO trains the toy's policy, replying directly: 36 steps of 64 dialogues" in text
     assert "500 users to train on, 128 held out" in text and "config.json" in text
-    assert "Changed" not in text and "critic_lr" not in text
+    assert "differ" not in text and "critic_lr" not in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_what_differs_from_the_defaults_is_printed_as_one_types_it(capsys):
     given = {"algo": "ppo", "think": True, "steps": 10, "eval_size": 32}
     text = head(capsys, given)
-    assert "Changed from the defaults: --algo ppo --think --steps 10 --eval-size 32\n" in text
+    said = "Settings that differ from the defaults: --algo ppo --think --steps 10 --eval-size 32"
+    assert said in text.replace("\n", " ")
     assert "PPO trains the toy's policy, thinking before each reply" in text
 
 
@@ -130,11 +132,51 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     assert difference.split() == ["difference", "+63.8", "+0.0%", "-30.0%", "+0.0%"]
     assert "Made by rule: the user toy" in text
     # the path has a space in it: what is printed can be typed
-    *_, opened, title, before, after, compared = text.splitlines()
+    *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
-    assert before.split(" --out ")[0] == f"    python evaluate.py --policy '{out}' --step 0"
-    assert after.endswith("after.jsonl'") and "--step" not in after
-    assert compared.startswith("    python evaluate.py --compare ")
+    assert command == f"    python evaluate.py --policy '{out}' --before-after"
+    assert "usual for this command" not in text
+
+
+def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
+    """261 s in all, and the parts, the simulator as one of them, made 250."""
+    seconds = {"total": 261, "toy_policy": 1, "rollout": 114, "simulator": 6, "update": 115}
+    text = terminal.seconds_in_words({**seconds, "evaluate": 14})
+    assert text == (
+        "261 s in all: toy policy 1, rollout 114 (waiting for the user 6), update 115, evaluate "
+        "14, other 17"
+    )
+
+
+def test_the_end_of_a_usual_run_says_what_is_usual(tmp_path, capsys):
+    """The score stood alone, and nobody could tell whether 87 is what others get."""
+    cfg = resolve_settings({"algo": "grpo", "think": True, "seed": 3})
+    scores = reference.final_scores(vars(cfg))
+    assert len(scores) == 10
+    summary = finished_run(tmp_path / "run", **vars(cfg))
+    terminal.print_summary({**summary, "steps": cfg.steps}, tmp_path / "run")
+    told = f"usual for this command: {min(scores):.0f} to {max(scores):.0f} after (10 reference"
+    assert told in capsys.readouterr().out
+    for other in ({"lr": 1e-5}, {"steps": 10}, {"eval_size": 32}):
+        assert reference.final_scores({**vars(cfg), **other}) == []
+    terminal.print_summary(summary, tmp_path / "run")  # not at its end yet
+    assert "usual for" not in capsys.readouterr().out
+
+
+def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
+    """It was `user  [ 24]    (-4)`, which looks cut off, under a title with a reward of 0.24."""
+    heard = {"thought": "", "reply": "Cheer up."}
+    turns = [
+        {**heard, "emotion": 28, "user": "Hm.", "change": -2},
+        {**heard, "emotion": 24, "user": None, "change": -4},
+    ]
+    episode = Episode("toy-heldout-0000", 0, "Hi.", turns=turns, ended="turn_limit", emotion=24)
+    first, *_, last = terminal.dialogue_text("before training", episode).strip().splitlines()
+    assert (
+        first.endswith("ended by turn_limit, final emotion 24") and last == "    (end) [ 24]  (-4)"
+    )
+    episode.ended = "malformed"
+    assert "final emotion 24, which counts 0" in terminal.dialogue_text("", episode)
 
 
 # --------------------------------------------------------------------------------------- the scale
@@ -229,6 +271,50 @@ def test_the_hidden_need_is_revealed_when_the_dialogue_is_over(monkeypatch, caps
     assert profile.task not in " ".join(dialogue.split())
     assert profile.task in " ".join(end.split()) and "(from 30, 8 replies)" in end
     assert "(the toy does not know: spaceship, captain)" in dialogue
+
+
+MARKED = re.compile(r"\b(Content|TargetCompletion|Analyse|End) [a-z]{4}\b")
+
+
+def test_what_was_felt_is_said_in_plain(monkeypatch, capsys):
+    """The terminal showed `TargetCompletion fkpp: not yet.`: the mark against forgery looked like
+    damaged memory."""
+    flags, replies = ["--profile", 3], ["You did well.", ""]
+    text = talked(monkeypatch, capsys, *flags, replies=replies)
+    felt = " ".join(re.search(r"felt: .*?\(-7\)", text, re.S)[0].split())
+    assert "I think: I cannot follow that." in felt and not MARKED.search(text)
+    assert max(map(len, re.findall(r"^    felt.*|^    [a-z].*", text, re.M))) <= 80
+    assert MARKED.search(talked(monkeypatch, capsys, *flags, "--raw", replies=replies))
+
+
+def test_the_toy_says_why_it_cannot_follow_known_words(monkeypatch, capsys):
+    profile = toy_profiles("heldout")[3]
+    scene = toy.read_scene(profile.scene, profile.task)
+    flags = ["--profile", 3]
+    legal = toy.random_sentence("praise", scene.person, scene.feeling, random.Random(0))
+    typed = legal.removesuffix(".").lower()  # the full stop is missing
+    text = talked(monkeypatch, capsys, *flags, replies=[typed, ""])
+    assert f"(no sentence of the toy's grammar; the nearest one:\n    {legal})" in text
+    legal_four = " ".join([legal] * 4)
+    assert "(more than 3 sentences)" in talked(
+        monkeypatch, capsys, *flags, replies=[legal_four, ""]
+    )
+    for reply in (legal, "My dog is nice."):
+        assert "no sentence" not in talked(monkeypatch, capsys, *flags, replies=[reply, ""])
+    weak = talked(monkeypatch, capsys, *flags, "--simulator", "toy-weak", replies=[typed, ""])
+    assert "no sentence" not in weak  # it reads no sentences
+
+
+def test_what_ends_a_talk_is_said_and_true(monkeypatch, capsys):
+    """ "8 replies at most" was all, and the user took leave after three."""
+    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well."] * 3)
+    said = " ".join(text.split())
+    assert "You have 8 replies at most." in said
+    assert "or when the user says goodbye: below 10 it has had enough." in said
+    assert "[emotion 9]  This does not help me. Goodbye.\n\nFinal emotion 9" in text
+    for word in ("exit", "Quit "):
+        text = talked(monkeypatch, capsys, "--profile", 3, replies=[word])
+        assert "Final emotion 30" in text
 
 
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():
