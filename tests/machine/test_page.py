@@ -210,7 +210,8 @@ def test_what_is_always_0_is_said_in_words_and_not_drawn(tmp_path):
     assert data["zero"] == {
         "Learning": [
             "Zero-variance groups (groups in which all dialogues have the same reward)",
-            "KL within the update (how far the later mini-batches of a step are from its first one)",
+            "KL within the update (how far the later mini-batches of a step are from its first "
+            "one)",
         ],
         "Signs of reward hacking": [
             "Dropped (dialogues that were lost because the user's model failed)"

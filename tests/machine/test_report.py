@@ -101,7 +101,8 @@ from simulator import toy_profiles
             None,
             0,
             [
-                "Final emotion 85.0 ± – (16 users, ± standard error), 0.8 % failures, 30.5 % successes"
+                "Final emotion 85.0 ± – (16 users, ± standard error), 0.8 % failures, 30.5 % "
+                "successes"
             ],
         ),
         ([], 50, 3, []),
