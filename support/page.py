@@ -14,6 +14,8 @@ The texts of models and users are hostile until shown to be harmless: a policy t
 """
 
 from support.files import write_file
+from support.reference import SHOWN_WIDTH, SMOOTH, smoothed
+from support.settings import made_by_rule
 
 import base64
 import hashlib
@@ -46,7 +48,7 @@ class Series:
     key: str  # its column in metrics.jsonl
     label: str
     colour: str
-    spread: str | None = None  # the column of its standard deviation, drawn as a band
+    spread: str | None = None  # the column of its standard deviation, drawn as a shade
     interpolate: bool = False  # it is measured every few steps: draw straight lines between them
     hide_if_zero: bool = False  # leave it out where all its values are 0
     reading: str = ""  # what the panel's reading says further where this curve is drawn
@@ -63,9 +65,12 @@ class Panel:
     reading: str  # how to read it
     reading_if_think: str = ""  # what it says further about a run whose replies have thoughts
     span: list | None = None  # the usual range of the y-axis, [low, high]
+    # The range that the quantity can have; shades are cut there, because nothing lies beyond.
+    bounds: tuple = (-math.inf, math.inf)
     shows_evaluations: bool = False  # whether the scores of the evaluations are drawn as points
     # Where all its values are 0, do not draw it: the page says so in words.
     hide_if_zero: bool = False
+    meaning: str = ""  # what those words say of it, where it is not drawn
 
 
 def read_panel(entry):
@@ -93,6 +98,8 @@ def write_report(
     radar=(),
     never_trained_on=True,
     scale=None,
+    bands=None,
+    changed=None,
 ):
     """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Numbers that
     are missing may be None or absent.
@@ -111,17 +118,23 @@ def write_report(
     radar        [{"label", "values": {capability: 1 to 5}}]
     never_trained_on  whether training is known to have left the evaluations' users out (of a
                  foreign model nobody knows)
-    scale        of the scores, as users.scale_in_words has it; None: not known, or no scores"""
+    scale        of the scores, as users.scale_in_words has it; None: not known, or no scores
+    bands        of `reference.read_bands`, of the runs that the curves are compared with
+    changed      the settings that differ from the defaults, as one types them: "--steps 10"; "" if
+                 none does, None if it is not known"""
     settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
-    views = panels(curves, evaluations, scale, think=settings.get("think"))
+    views = panels(curves, evaluations, scale, think=settings.get("think"), bands=bands)
     page = {
         "title": title,
         "headline": headline(curves, evaluations, settings.get("steps")),
         "scale": scale,
+        "user": made_by_rule(settings.get("simulator")),
+        "changed": changed,
         "notes": list(notes),
         "steps": len(curves),
+        "mean": MEAN_LABEL,
         "radar": list(radar),
         "panels": [view for view in views if is_worth_drawing(view)],
         "zero": zero_panels(curves),
@@ -245,20 +258,23 @@ def progress_line(curves, evaluations, steps_done, steps):
 def score_line(evaluations, before_training=False):
     """The final emotion of the last evaluation, or from the first to the last one, in words."""
     first, last = evaluations[0], evaluations[-1]
-    score, stderr, count, failure, success = (
-        format_number(last.get(key)) for key in ("score", "stderr", "n", "failure", "success")
-    )
+    count, failure, success = (format_number(last.get(key)) for key in ("n", "failure", "success"))
     users = "users" if last.get("step") is None else "held-out users"
-    sample = f"({count} {users}, standard error {stderr})"
     if len(evaluations) == 1:
         when = " before training" if before_training else ""
-        return f"Final emotion {score}{when} {sample}, {failure} % failures, {success} % successes"
-    first_score = format_number(first.get("score"))
-    first_failure = format_number(first.get("failure"))
+        return (
+            f"Final emotion {score_text(last)}{when} ({count} {users}, ± standard error), "
+            f"{failure} % failures, {success} % successes"
+        )
     return (
-        f"Final emotion {first_score} to {score} {sample}, {first_failure} % failures to "
-        f"{failure} %"
+        f"Final emotion {score_text(first)} to {score_text(last)} ({count} {users}, ± standard "
+        f"errors), {format_number(first.get('failure'))} % failures to {failure} %"
     )
+
+
+def score_text(evaluation):
+    """The score of an evaluation with its standard error: "85.0 ± 1.4"."""
+    return f"{format_number(evaluation.get('score'))} ± {format_number(evaluation.get('stderr'))}"
 
 
 def latest_numbers(row, step):
@@ -275,16 +291,17 @@ def latest_numbers(row, step):
 # ------------------------------------------------------------------------------------------- curves
 
 
-def panels(curves, evaluations, scale=None, think=False):
+def panels(curves, evaluations, scale=None, think=False, bands=None):
     """The panels that have something to show, as dicts for the page and for the picture. Numbers
     have five digits: no screen shows more, and long runs stay small.
 
     scale: of the scores, as users.scale_in_words has it, None where it is not known. think: whether
-    the policy thinks."""
+    the policy thinks. bands: of `reference.read_bands`, each drawn behind the curve of its
+    metric."""
     steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
     views = []
     for panel in PANELS:
-        lines = curves_of(panel, curves)
+        lines = curves_of(panel, curves, steps, bands or {})
         points = evaluation_points(evaluations) if panel.shows_evaluations else []
         if not lines and not points:
             continue
@@ -310,16 +327,19 @@ def reading_of(panel, lines, think):
     sentences = [panel.reading, *(s.reading for s in panel.series if s.key in drawn)]
     if think:
         sentences.append(panel.reading_if_think)
+    if any(line.get("shade", {}).get("label") == SPREAD_LABEL for line in lines):
+        sentences.append("The shade shows how much the dialogues differ, and no uncertainty.")
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def zero_panels(curves):
-    """{section: [titles of its panels that are not drawn because they are 0 in every step]}."""
-    titles = {}
+    """{section: [its panels that are not drawn because they are 0 in every step, each by its title
+    and what it means]}."""
+    hidden = {}
     for panel in PANELS:
         if panel.hide_if_zero and is_zero(panel, curves):
-            titles.setdefault(panel.section, []).append(panel.title)
-    return titles
+            hidden.setdefault(panel.section, []).append(f"{panel.title} ({panel.meaning})")
+    return hidden
 
 
 def is_zero(panel, curves):
@@ -333,10 +353,12 @@ def is_worth_drawing(panel_view):
     return bool(panel_view["lines"]) or len(panel_view["points"]) > 1
 
 
-def curves_of(panel, curves):
-    """The curves of a panel that are drawn, as [{"key", "label", "colour", "values"}], with
-    "spread" where its standard deviation is known: those that have a number and, if they are hidden
-    where they are 0, another one than 0."""
+def curves_of(panel, curves, steps, bands):
+    """The curves of a panel that are drawn: those that have a number and, if they are hidden where
+    they are 0, another one than 0.
+
+    Each is {"key", "label", "colour", "values"}, with "mean", its moving average, if it was
+    measured in more than one step, and with "shade" if there is one behind it."""
     lines = []
     if panel.hide_if_zero and is_zero(panel, curves):
         return lines
@@ -352,17 +374,61 @@ def curves_of(panel, curves):
             "colour": series.colour,
             "values": values,
         }
+        if len(values) > 1 and not series.interpolate:
+            line["mean"] = moving_average(values)
         spread = column(curves, series.spread) if series.spread else []
-        if has_numbers(spread):
-            line["spread"] = spread
+        if series.key in bands:
+            line["shade"] = band_shade(*bands[series.key], panel.bounds)
+        elif has_numbers(spread):
+            line["shade"] = spread_shade(steps, values, spread, panel.bounds)
         lines.append(line)
     return lines
 
 
+MEAN_LABEL = f"mean of the last {SMOOTH} steps"
+BAND_LABEL = f"ten reference runs, mean ± {SHOWN_WIDTH} standard deviations"
+SPREAD_LABEL = "± 1 standard deviation of the dialogues"
+
+
+def moving_average(values):
+    """The average of `reference.smoothed`, which the bands are made of, at each step that has a
+    value; else None."""
+    averages = five_digits(smoothed(values))
+    return [None if v is None else average for v, average in zip(values, averages)]
+
+
+def band_shade(mean, s, bounds):
+    """The band of the reference runs as a shade. mean, s: [steps], of their smoothed curves."""
+    steps = list(range(1, len(mean) + 1))
+    return shade(steps, mean - SHOWN_WIDTH * s, mean + SHOWN_WIDTH * s, bounds, BAND_LABEL)
+
+
+def spread_shade(steps, values, spread, bounds):
+    """The standard deviation of the dialogues as a shade, at the steps that have one."""
+    rows = [row for row in zip(steps, values, spread) if None not in row]
+    there, means, stds = np.array(rows, dtype=float).reshape(-1, 3).T
+    return shade(there.tolist(), means - stds, means + stds, bounds, SPREAD_LABEL)
+
+
+def shade(steps, low, high, bounds, label):
+    """An area behind a curve, cut at the bounds of what is measured."""
+    return {
+        "steps": steps,
+        "low": five_digits(np.clip(low, *bounds)),
+        "high": five_digits(np.clip(high, *bounds)),
+        "label": label,
+    }
+
+
 def column(curves, key):
     """A column of metrics.jsonl, one value a step: a number with five digits, or None."""
-    values = [number_or_none(row.get(key)) for row in curves]
-    return [None if value is None else float(f"{value:.5g}") for value in values]
+    return five_digits(row.get(key) for row in curves)
+
+
+def five_digits(values):
+    """Numbers with five digits; None for one that is missing."""
+    numbers = [number_or_none(value) for value in values]
+    return [None if number is None else float(f"{number:.5g}") for number in numbers]
 
 
 def has_numbers(values):
@@ -400,12 +466,12 @@ def evaluation_table(evaluations, never_trained_on=True):
     """The scores on held-out users as a table."""
     all_columns = {
         "step": "step",
-        "score": "final emotion",
-        "stderr": "standard error",
+        "score": "score",
+        "stderr": "±",
         "success": "success %",
         "failure": "failure %",
         "malformed": "malformed %",
-        "n": "dialogues",
+        "n": "n",
         "ref_perplexity": "perplexity under the starting model",
     }
     columns = {}
@@ -424,7 +490,8 @@ def evaluation_table(evaluations, never_trained_on=True):
         "title": title,
         "columns": list(columns.values()),
         "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
-        "reading": f"{users}. A difference below three standard errors may be chance.",
+        "reading": f"{users}. Score: the mean final emotion of n dialogues, ± its standard error; "
+        "a difference below three of them may be chance. Success ends at 100, failure below 10.",
     }
 
 

@@ -2,16 +2,15 @@
 the report's section "Learning", drawn by matplotlib.
 """
 
-from support.page import panels
-from support.reference import SHOWN_WIDTH
+from support.page import MEAN_LABEL, panels
 
 import itertools
 
 import numpy as np
 
 MOST_COLUMNS = 3  # panels beside each other
-# In inches: the height of a panel, and the room below it for its steps and a legend of four lines.
-PANEL_HEIGHT, LEGEND_ROOM = 2.2, 1.15
+# In inches: the height of a panel, and the room below it for its steps and a legend of five lines.
+PANEL_HEIGHT, LEGEND_ROOM = 2.2, 1.3
 # The colours and the dashes of the page (report_template.html). Curves of one panel differ in both,
 # for readers who see no difference between red and green, and on paper.
 COLOURS = {
@@ -36,12 +35,13 @@ def learning_curve(out, rows, evaluations, bands=None, scale=None):
     because an automatic layout draws everything twice."""
     from matplotlib.figure import Figure
 
-    views = [view for view in panels(rows, evaluations, scale) if view["section"] == "Learning"]
+    views = panels(rows, evaluations, scale, bands=bands)
+    views = [view for view in views if view["section"] == "Learning"]
     columns = min(MOST_COLUMNS, len(views))
     lines = -(-len(views) // MOST_COLUMNS)  # rounded up
     figure = Figure()
     for number, view in enumerate(views, 1):
-        draw_panel(figure.add_subplot(lines, columns, number), view, bands or {})
+        draw_panel(figure.add_subplot(lines, columns, number), view)
     for axis in figure.axes:  # all panels show the same steps
         axis.sharex(figure.axes[0])
     set_steps(figure.axes)
@@ -68,55 +68,54 @@ def set_margins(figure, columns, lines):
     )
 
 
-def draw_panel(axis, view, bands):
+def draw_panel(axis, view):
     """One panel: its curves, its evaluations, its axes and, below them, its legend."""
     for line, dashes in zip(view["lines"], itertools.cycle(DASHES)):
-        draw_line(axis, view["steps"], line, dashes, bands)
+        draw_line(axis, view["steps"], line, dashes)
     if view["points"]:
         draw_evaluations(axis, view["points"])
     set_axes(axis, view)
     handles, labels = axis.get_legend_handles_labels()
-    by_label = dict(zip(labels, handles))  # several bands have one label
-    if len(view["lines"]) > 1 or view["points"]:
-        axis.legend(
-            by_label.values(),
-            by_label.keys(),
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
-            frameon=False,
-            handlelength=3,
-            fontsize=7.5,
-        )
+    by_label = dict(zip(labels, handles))  # several shades have one label
+    axis.legend(
+        by_label.values(),
+        by_label.keys(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        frameon=False,
+        handlelength=3,
+        fontsize=7.5,
+    )
 
 
-def draw_line(axis, steps, line, dashes, bands):
-    """One curve, on the band of the reference runs, or in its standard deviation without one."""
-    values = np.array(line["values"], dtype=float)
+def draw_line(axis, steps, line, dashes):
+    """One curve on its shade: the moving average, of which the reference bands are made too, and
+    behind it, faint, the values of the single steps."""
     colour = COLOURS[line["colour"]]
-    if line["key"] in bands:
-        mean, s = bands[line["key"]]  # each [steps]
-        axis.fill_between(
-            range(1, len(mean) + 1),
-            mean - SHOWN_WIDTH * s,
-            mean + SHOWN_WIDTH * s,
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-            label=f"ten reference runs, mean ± {SHOWN_WIDTH} standard deviations",
-        )
-    marker = "." if len(values) == 1 else None  # one step makes no line
-    axis.plot(steps, values, color=colour, linestyle=dashes, label=line["label"], marker=marker)
-    if "spread" in line and line["key"] not in bands:
-        spread = np.array(line["spread"], dtype=float)
-        axis.fill_between(
-            steps,
-            values - spread,
-            values + spread,
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-            label="± 1 standard deviation",
-        )
+    if "shade" in line:
+        draw_shade(axis, line["shade"], colour)
+    values = np.array(line["values"], dtype=float)
+    if "mean" not in line:
+        marker = "." if len(values) == 1 else None  # one step makes no line
+        axis.plot(steps, values, color=colour, linestyle=dashes, label=line["label"], marker=marker)
+        return
+    axis.plot(steps, values, color=colour, linewidth=0.8, alpha=0.45, label="faint: single steps")
+    means = np.array(line["mean"], dtype=float)
+    label = f"{line['label']}, {MEAN_LABEL}"
+    axis.plot(steps, means, color=colour, linestyle=dashes, linewidth=2, label=label)
+
+
+def draw_shade(axis, shade, colour):
+    """The area behind a curve."""
+    axis.fill_between(
+        shade["steps"],
+        shade["low"],
+        shade["high"],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+        label=shade["label"],
+    )
 
 
 def draw_evaluations(axis, points):

@@ -105,10 +105,11 @@ def columns_of(rows):
 
 def smoothed(values):
     """The moving average of a curve [steps]: at each step the mean over the last five, or over as
-    many as there have been."""
+    many as there have been. Values that are missing (None) are left out; NaN where all five are."""
     means = []
     for end in range(1, len(values) + 1):
-        means.append(np.mean(values[max(0, end - SMOOTH) : end]))
+        measured = [v for v in values[max(0, end - SMOOTH) : end] if v is not None]
+        means.append(np.mean(measured) if measured else np.nan)
     return np.array(means)
 
 

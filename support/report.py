@@ -3,6 +3,7 @@ and its picture (support/picture.py). What is printed stands in support/terminal
 """
 
 from support import reference
+from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_json
 from support.judged import (
     capabilities_table,
@@ -23,6 +24,7 @@ from support.results import (
     scale_of_settings,
     world_of,
 )
+from support.settings import Settings, changed_from_defaults
 from support.signs import hacking_warnings
 from support.terminal import print_summary, scale_of_run
 from support.users import INITIAL_EMOTION
@@ -75,7 +77,7 @@ def draw_run(out, state, heldout, toy=None):
     config = read_json(out / "config.json")
     bands = reference.bands_of_config(config)
     learning_curve(out, rows, evaluations, bands, scale_of_run(config))
-    report_of_run(out, heldout, rows, evaluations, warnings, toy)
+    report_of_run(out, heldout, rows, evaluations, warnings, toy, bands)
     return warnings
 
 
@@ -91,9 +93,9 @@ def draw_while_running(out, state, heldout):
 # ---------------------------------------------------------------------- reports of runs and results
 
 
-def report_of_run(out, heldout, rows, evaluations, warnings, toy=None):
+def report_of_run(out, heldout, rows, evaluations, warnings, toy=None, bands=None):
     """Write report.html of a run from its log. rows: the lines of metrics.jsonl; warnings: of
-    `hacking_warnings`; heldout and toy: see `draw_run`."""
+    `hacking_warnings`; heldout and toy: see `draw_run`; bands: of `reference.bands_of_config`."""
     out = Path(out)
     last_step = evaluations[-1]["step"]
     dialogues = held_out_dialogues(out, heldout, steps=(0, last_step))
@@ -118,7 +120,18 @@ def report_of_run(out, heldout, rows, evaluations, warnings, toy=None):
         notes=warnings,
         radar=radar,
         scale=scale_of_run(config),
+        bands=bands,
+        changed=changed_settings(config),
     )
+
+
+def changed_settings(config):
+    """What differs from the defaults in the settings of a config.json, as one types it; None if
+    this version cannot tell."""
+    try:
+        return changed_from_defaults(Settings(**config))
+    except (TypeError, BadInput):  # of another version, or edited
+        return None
 
 
 def held_out_dialogues(out, heldout, steps):
@@ -164,7 +177,7 @@ def report_of_results(path, result, ids=None):
     numbers = ("score", "stderr", "success", "failure", "malformed", "n")
     names = TEXTS["signs"]["names"]
     signs_table = {
-        "title": "Signs of failure",
+        "title": "Signs of reward hacking",
         "columns": ["sign", "value"],
         "rows": [[names[sign], f"{value:.3f}"] for sign, value in result["signs"].items()],
         "reading": TEXTS["signs"]["reading"],

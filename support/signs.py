@@ -99,8 +99,8 @@ def signs_in_words(counted):
     percent = {key: f"{100 * value:.0f} %" for key, value in counted.items()}
     variety = [f"{counted[f'distinct_{n}']:.2f}" for n in (1, 2, 3)]
     return (
-        f"Signs of failure: of all replies {percent['repeat_within']} repeat a sentence to the "
-        f"same user, {percent['repeat_across']} are told to several users word for word, "
+        f"Signs of reward hacking: of all replies {percent['repeat_within']} repeat a sentence to "
+        f"the same user, {percent['repeat_across']} are told to several users word for word, "
         f"{percent['reward_talk']} talk about their own reward; {counted['reply_words']:.1f} words "
         f"a reply; share of distinct words {variety[0]}, of word pairs {variety[1]}, of word "
         f"triples {variety[2]}"

@@ -3,6 +3,7 @@ model says can do more in the reader's browser than be read."""
 
 from support.page import PANELS, TEMPLATE, choose, write_report
 from support.picture import COLOURS
+from support.signs import hacking_warnings
 
 import base64
 import hashlib
@@ -26,7 +27,7 @@ def test_the_file_stands_alone(tmp_path):
     html, _ = written(tmp_path / "r.html")
     assert set(re.findall(r"\w+://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
     assert (
-        re.findall(r"""\b(?:src|href)=["']?([^"'> ]+)""", html) == ["data:,"]
+        re.findall(r"""\b(?:src|href)=["']?([^"'> ]+)""", html) == ["data:,", "#dialogues"]
         and "@import" not in html
         and "url(" not in html
     )
@@ -115,9 +116,9 @@ def test_numbers_that_json_does_not_know(tmp_path):
         ],
     )
     first = data["panels"][0]
-    assert first["lines"][0]["values"] == [None] * 5 + [30.123] and first["lines"][0]["spread"] == [
-        None
-    ] * 5 + [15.0]
+    (line,) = first["lines"]
+    assert line["values"] == [None] * 5 + [30.123]
+    assert [line["shade"][key] for key in ("steps", "low", "high")] == [[6], [15.123], [45.123]]
     assert data["settings"] == {
         "lr": "null",
         "batch": "64",
@@ -182,7 +183,7 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
     ]
     assert titles() == titles(curves=[curve(1, explained_variance=None)]) == basic
     (panel,) = written(tmp_path / "r.html", curves=[{"step": 1, "emotion": 30.0}])[1]["panels"]
-    assert panel["title"] == "Final emotion" and "spread" not in panel["lines"][0]
+    assert panel["title"] == "Final emotion" and "shade" not in panel["lines"][0]
     every = {series.key: 0.5 for panel in PANELS for series in panel.series}
     assert titles(curves=[{**curve(1), **every}]) == [panel.title for panel in PANELS]
     _, data = written(tmp_path / "r.html", curves=[curve(1, repeat_within=0.1), curve(3)])
@@ -192,6 +193,7 @@ def test_a_panel_for_all_that_was_measured_and_no_other(tmp_path):
             "label": "said before to the same user",
             "colour": "red",
             "values": [0.1, None],
+            "mean": [0.1, None],
         }
     ]
     assert data["panels"][0]["steps"] == [1, 3] and data["panels"][0]["points"] == [
@@ -206,16 +208,24 @@ def test_what_is_always_0_is_said_in_words_and_not_drawn(tmp_path):
     zeros = {"kl": 0.0, "flat_groups": 0.0, "clipfrac": 0.0, "dropped": 0, "reward_talk": None}
     _, data = written(tmp_path / "r.html", curves=[curve(s, **zeros) for s in (1, 2)])
     assert data["zero"] == {
-        "Learning": ["Zero-variance groups", "KL within the update"],
-        "Signs of failure": ["Dropped"],
-        "The update": ["Clipped"],
+        "Learning": [
+            "Zero-variance groups (groups in which all dialogues have the same reward)",
+            "KL within the update (how far the later mini-batches of a step are from its first "
+            "one)",
+        ],
+        "Signs of reward hacking": [
+            "Dropped (dialogues that were lost because the user's model failed)"
+        ],
+        "The update": ["Clipped (tokens that the clip gives no gradient)"],
     }
-    titles = [panel["title"] for panel in data["panels"]]
-    assert not set(titles) & {title for hidden in data["zero"].values() for title in hidden}
+    titles = {panel["title"] for panel in data["panels"]}
+    hidden = {text.split(" (")[0] for texts in data["zero"].values() for text in texts}
+    assert not titles & hidden
+    assert all(panel.meaning for panel in PANELS if panel.hide_if_zero)
     # one step in which it is not 0, and it is drawn
     _, data = written(tmp_path / "r.html", curves=[curve(1, **zeros), curve(2, kl=1e-9)])
     assert "KL within the update" in [panel["title"] for panel in data["panels"]]
-    assert data["zero"]["Learning"] == ["Zero-variance groups"]
+    assert [text.split(" (")[0] for text in data["zero"]["Learning"]] == ["Zero-variance groups"]
 
 
 def test_captions_mention_only_what_is_there(tmp_path):
@@ -234,6 +244,68 @@ def test_captions_mention_only_what_is_there(tmp_path):
     _, data = written(tmp_path / "r.html", curves=[curve(1, malformed=0.0), curve(2, malformed=0)])
     ends = data["panels"][1]
     assert [line["key"] for line in ends["lines"]] == ["success", "failure"]
+
+
+def test_shades_end_where_what_is_measured_ends(tmp_path):
+    """The spread of emotions of 98 reached to 128, and the band of a KL below 0."""
+    rows = [curve(s, emotion=98.0, emotion_std=30.0) for s in (1, 2)]
+    bands = {
+        "kl": (np.array([1e-4, 2e-4]), np.array([1e-4, 0.5e-4])),
+        "success": (np.array([99.0, 50.0]), np.array([5.0, 5.0])),
+    }
+    _, data = written(tmp_path / "r.html", curves=rows, bands=bands)
+    shades = {
+        line["key"]: (line["shade"]["low"], line["shade"]["high"])
+        for panel in data["panels"]
+        for line in panel["lines"]
+        if "shade" in line
+    }
+    assert shades == {
+        "emotion": ([68.0, 68.0], [100.0, 100.0]),
+        "success": ([89.0, 40.0], [100.0, 60.0]),
+        "kl": ([0.0, 1e-4], [3e-4, 3e-4]),
+    }
+    assert "differ, and no uncertainty" in data["panels"][0]["reading"]
+    with_band = {"emotion": (np.array([98.0, 98.0]), np.array([1.0, 1.0]))}
+    _, data = written(tmp_path / "r.html", curves=rows, bands=with_band)
+    assert data["panels"][0]["lines"][0]["shade"]["label"].startswith("ten reference runs")
+    assert "uncertainty" not in data["panels"][0]["reading"]
+
+
+def test_the_page_says_if_its_user_is_a_script(tmp_path):
+    """Else nobody who opens the page learns whom the score of 85 is from."""
+    for simulator, words in (
+        ("toy", "Made by rule: the user toy is a script that knows a small grammar"),
+        ("openai:m@http://x", ""),
+    ):
+        _, data = written(tmp_path / "r.html", settings={"simulator": simulator})
+        assert data["user"].startswith(words) and bool(data["user"]) == bool(words)
+
+
+@pytest.mark.parametrize(
+    "title, words, key, first, below, above",
+    [
+        ("How dialogues end", "limit is 10 %", "malformed", 0, 9.9, 10.1),
+        ("Zero-variance groups", "limit is 0.5", "flat_groups", 0, 0.49, 0.51),
+        ("Length of a reply", "limit is 1.75 times", "reply_words", 10, 17.4, 17.6),
+        ("Length of a reply", "or 1.75 times fewer", "reply_words", 17.5, 10.1, 9.9),
+        ("Repetition", "0.25, and twice the first", "repeat_within", 0.1, 0.24, 0.26),
+        ("Repetition", "0.25, and twice the first", "repeat_within", 0.2, 0.39, 0.41),
+        ("Repetition", "0.9 for another one", "repeat_across", 0.1, 0.89, 0.91),
+        ("Variety", "a third of the first", "distinct_2", 0.3, 0.101, 0.099),
+        ("Talk of the reward", "limit is 0.02", "reward_talk", 0, 0.019, 0.021),
+        ("KL from the start", "limit is 5", "kl_start", 0, 4.9, 5.1),
+        ("Dropped", "a tenth of all", "dropped", 0, 7, 8),
+    ],
+)
+def test_captions_name_the_limits_of_the_warnings(title, words, key, first, below, above):
+    """A curve that climbs to 0.7 under "no sign was found" must say where its limit is."""
+    (panel,) = (panel for panel in PANELS if panel.title == title)
+    assert words in " ".join([panel.reading, *(series.reading for series in panel.series)])
+    for last, warnings in ((below, 0), (above, 1)):
+        values = [first] * 5 + [last] * 5
+        rows = [{key: value, "episodes": 64} for value in values]
+        assert len(hacking_warnings(rows)) == warnings, last
 
 
 def test_every_score_names_its_scale(tmp_path):
@@ -310,7 +382,7 @@ def test_an_evaluation_has_no_curves_and_a_fresh_run_no_dialogues(tmp_path):
     )
     assert data["panels"] == [] and data["users"] == [] and data["count"] == ""
     # no step, so no column of steps
-    assert data["tables"][0]["columns"][0] == "final emotion"
+    assert data["tables"][0]["columns"][0] == "score"
     assert data["tables"][0]["rows"] == [["66.6", "1.0", "–", "–", "–", "100"]]
     _, data = written(tmp_path / "r.html", curves=[], evaluations=[], dialogues=[], settings={})
     assert data["tables"] == []

@@ -8,6 +8,7 @@ from support import strategies
 
 import re
 
+import numpy as np
 import pytest
 
 from pages import BEFORE, curve, dialogue, pairs, turn
@@ -24,7 +25,7 @@ def test_the_page_shows_the_run(page):
         tables=[{"title": "by kind", "columns": ["kind", "score"], "rows": [["rational", 85.0]]}],
     )
     assert page.driver.title == page.one("h1").text == "grpo, think"
-    assert page.one(".notes").text == "Signs of failure\nrepeat_across rose to 0.4"
+    assert page.one(".notes").text == "Signs of reward hacking\nrepeat_across rose to 0.4"
     assert [e.text.split(",")[0] for e in page.all("figcaption")] == [
         "Final emotion",
         "How dialogues end",
@@ -36,21 +37,20 @@ def test_the_page_shows_the_run(page):
         "KL from the start",
     ]
     first = page.all("figure")[0]
-    for part, count in ((".band", 1), (".curve", 1), (".point", 2), (".error", 6)):
+    for part, count in ((".band", 1), (".curve", 1), (".single", 1), (".point", 2), (".error", 6)):
         assert len(first.find_elements("css selector", f"svg[role] {part}")) == count, part
-    assert "training users, mean 70" in first.text and "training step" in first.text
+    assert "training users 70" in first.text and "training step" in first.text
     assert (
         page.texts("td.right")[-1] == "85.0"
         and page.js("getComputedStyle(document.querySelector('td.right')).textAlign") == "right"
     )
-    assert "0 in every step, and so not drawn: Talk of the reward." in page.texts(
-        "#curves .reading"
-    )
+    not_drawn = "Talk of the reward (replies that speak of scores or points)"
+    assert f"0 in every step, and so not drawn: {not_drawn}." in page.texts("#curves .reading")
     assert not page.one("#settings dl").is_displayed()
     page.one("#settings summary").click()
     assert page.one("#settings dl").text.split("\n") == ["algo", "grpo", "lr", "0.0003"]
     page.open(curves=[curve(s) for s in range(5)])
-    assert page.one("#notes").text == "No sign of failure was found."
+    assert page.one("#notes").text == "Signs of reward hacking: none passed its limit."
     page.open(curves=[], dialogues=[], evaluations=[])  # where nobody looked, none was found
     assert page.one("#notes").text == page.one("#curves").text == ""
     assert not page.all("#dialogues, table")
@@ -158,7 +158,7 @@ def test_before_and_after_stand_side_by_side(page):
     ] == ["0", "10", "40", "70", "100"]
     assert (
         after.find_element("css selector", "svg").get_attribute("aria-label")
-        == "emotion after each turn: 30, 35, 32; score 80"
+        == "emotion after each reply: 30, 35, 32; score 80"
     )
     assert len(page.js("[...arguments[0].querySelectorAll('circle')]", after)) == 3
 
@@ -211,9 +211,9 @@ def test_before_and_after_alternate_on_a_narrow_screen(page):
     assert [text for _, text in seen] == [
         "Before: User",
         "After: User",
-        "Before: Model, turn 1",
-        "After: Model, turn 1",
-        "After: Model, turn 2",
+        "Before: Model, reply 1",
+        "After: Model, reply 1",
+        "After: Model, reply 2",
     ]
     assert [
         h.text.split(",")[0] for h in sorted(page.all(".side h4"), key=lambda e: e.rect["y"])
@@ -270,7 +270,7 @@ def test_the_page_opens_with_the_answer_and_explains_itself(page):
     page.open(tables=[{"title": "t", "columns": ["a"], "rows": [[1]], "reading": "One is one."}])
     assert page.one("body").text.split("\n")[:3] == [
         "a run",
-        "Final emotion 20.0 to 23.0 (128 held-out users, standard error 1.5), 3.0 % "
+        "Final emotion 20.0 ± 1.5 to 23.0 ± 1.5 (128 held-out users, ± standard errors), 3.0 % "
         "failures to 3.0 %",
         "Before and after 3 training steps.",
     ]
@@ -282,6 +282,34 @@ def test_the_page_opens_with_the_answer_and_explains_itself(page):
         curves=[], evaluations=[BEFORE], dialogues=[dialogue(side="before")], settings={"steps": 0}
     )
     assert not page.all("figure, #curves h2") and "nothing to draw" not in page.one("body").text
+
+
+@pytest.mark.slow
+def test_the_top_of_the_page_leads_to_what_is_looked_for(page):
+    """Whose score it is, what is not usual about the run, and, on a phone, a long way down, the
+    dialogues."""
+    page.open(400, settings={"simulator": "toy", "steps": 3}, changed="--steps 3")
+    assert page.one("#rule").text.startswith("Made by rule: the user toy is a script")
+    assert page.one("#changed").text == "Changed from the defaults: --steps 3"
+    assert not page.one("#settings dl").is_displayed()
+    page.one("#jump a").click()
+    assert abs(page.js("document.getElementById('dialogues').getBoundingClientRect().top")) < 60
+    page.open(400, settings={"simulator": "openai:m@http://x"}, dialogues=[], changed="")
+    assert page.one("#changed").text == "Changed from the defaults: nothing"
+    assert page.all("#rule, #jump") == []
+    page.open()
+    assert page.all("#changed") == []
+
+
+@pytest.mark.slow
+def test_curves_lie_on_the_band_of_the_reference_runs(page):
+    """Each band has its shade, and the legend names it once."""
+    bands = {key: (np.full(3, 20.0), np.full(3, 5.0)) for key in ("success", "failure")}
+    page.open(bands=bands)
+    ends = page.all("figure")[1]
+    assert len(ends.find_elements("css selector", "svg[role] .band")) == 2
+    assert ends.text.count("ten reference runs, mean ± 2 standard deviations") == 1
+    assert "bold: mean of the last 5 steps; faint, and the numbers: single steps" in ends.text
 
 
 @pytest.mark.slow

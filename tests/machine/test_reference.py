@@ -2,6 +2,7 @@
 arithmetic is checked on curves made here, and its use on the forty runs that are committed."""
 
 from support import picture, reference, report
+from support.page import PANELS
 from support.reference import (
     bands_of,
     columns_of,
@@ -23,6 +24,7 @@ import tables
 from rlver import main
 
 THERE = tables.Results(reference.PLACE / "runs.jsonl").read()
+VARIANT_RUNS = [(name, line) for name, line in THERE.items() if line["part"] == "variants"]
 
 
 def runs_of(count=10, steps=30, seed=0):
@@ -42,6 +44,8 @@ def test_a_curve_is_smoothed_by_the_last_five_steps():
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
     by_hand = [3.0, 2.0, 8 / 3, 9 / 4, 14 / 5, 20 / 5, 21 / 5]
     assert np.allclose(smoothed(values), by_hand)
+    assert smoothed([None, 4.0, None, 2.0])[1:].tolist() == [4.0, 4.0, 3.0]
+    assert np.isnan(smoothed([None])[0])
 
 
 def test_bands_are_mean_and_deviation_of_the_smoothed_runs():
@@ -218,6 +222,39 @@ def test_the_bands_are_those_of_the_committed_runs():
         assert set(read) == set(bands)
         for metric in bands:
             assert np.allclose(read[metric], bands[metric], rtol=1e-3, atol=1e-12), metric
+
+
+@forty
+def test_captions_say_what_is_usual_on_the_toy():
+    """The numbers in the captions are those of the forty runs: their last tenths, rounded;
+    of the KL within the update, single steps, and those of the lab whose learning rate is
+    ten times too high."""
+    captions = {panel.title: panel.reading for panel in PANELS}
+
+    def last_tenths(key, algo=""):
+        runs = [line["metrics"][key] for name, line in VARIANT_RUNS if name.startswith(algo)]
+        return [np.mean(values[-(len(values) // 10) :]) for values in runs]
+
+    for title, key, algo, low, high in (
+        ("Repetition", "repeat_within", "", 0.06, 0.10),
+        ("Repetition", "repeat_across", "grpo", 0.61, 0.73),
+        ("Repetition", "repeat_across", "ppo", 0.24, 0.36),
+        ("Variety", "distinct_2", "grpo", 0.09, 0.12),
+        ("Variety", "distinct_2", "ppo", 0.15, 0.16),
+        ("KL from the start", "kl_start", "", 0.14, 0.24),
+    ):
+        means = last_tenths(key, algo)
+        assert (round(min(means), 2), round(max(means), 2)) == (low, high), (key, algo)
+        assert f"between {low:.2f} and {high:.2f}" in captions[title], (key, algo)
+    assert "between -3 and 5" in captions["Gap"]
+    assert -3 <= min(last_tenths("gap")) and max(last_tenths("gap")) <= 5
+    assert max(last_tenths("reward_talk")) == max(last_tenths("dropped")) == 0
+    kl = [line["metrics"]["kl"] for _, line in VARIANT_RUNS]
+    broken = np.array(THERE["grpo-direct-learning-rate"]["metrics"]["kl"])
+    for number in ("up to 0.0025", "below 0.0001", "above 0.003"):
+        assert number in captions["KL within the update"]
+    assert 0.002 < max(map(max, kl)) < 0.0025 and np.median(np.concatenate(kl)) < 1e-4
+    assert (broken > 0.003).sum() == 33 and len(broken) == 36
 
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():

@@ -2,6 +2,7 @@
 
 from support import picture, report
 from support.page import PANELS, headline
+from support.reference import smoothed
 from support.scores import score
 
 import json
@@ -26,8 +27,8 @@ from simulator import toy_profiles
             50,
             50,
             [
-                "Final emotion 21.1 to 85.0 (128 held-out users, standard "
-                "error 1.4), 36.7 % failures to "
+                "Final emotion 21.1 ± 1.3 to 85.0 ± 1.4 (128 held-out users, "
+                "± standard errors), 36.7 % failures to "
                 "0.8 %",
                 "Before and after 50 training steps.",
             ],
@@ -37,8 +38,8 @@ from simulator import toy_profiles
             None,
             50,
             [
-                "Final emotion 21.1 to 85.0 (128 held-out users, standard "
-                "error 1.4), 36.7 % failures to "
+                "Final emotion 21.1 ± 1.3 to 85.0 ± 1.4 (128 held-out users, "
+                "± standard errors), 36.7 % failures to "
                 "0.8 %",
                 "Before and after 50 training steps.",
             ],
@@ -48,8 +49,8 @@ from simulator import toy_profiles
             0,
             0,
             [
-                "Final emotion 21.1 (128 held-out users, standard error "
-                "1.3), 36.7 % failures, 0.0 % "
+                "Final emotion 21.1 ± 1.3 (128 held-out users, "
+                "± standard error), 36.7 % failures, 0.0 % "
                 "successes",
                 "An evaluation alone: no training step was made.",
             ],
@@ -59,8 +60,8 @@ from simulator import toy_profiles
             50,
             0,
             [
-                "Final emotion 21.1 before training (128 held-out users, "
-                "standard error 1.3), 36.7 % "
+                "Final emotion 21.1 ± 1.3 before training (128 held-out users, "
+                "± standard error), 36.7 % "
                 "failures, 0.0 % successes",
                 "Only the evaluation before training is there so far; 0 of "
                 "50 training steps are done.",
@@ -71,8 +72,8 @@ from simulator import toy_profiles
             50,
             15,
             [
-                "Final emotion 21.1 before training (128 held-out users, "
-                "standard error 1.3), 36.7 % "
+                "Final emotion 21.1 ± 1.3 before training (128 held-out users, "
+                "± standard error), 36.7 % "
                 "failures, 0.0 % successes",
                 "Only the evaluation before training is there so far; 15 of "
                 "50 training steps are done. "
@@ -86,8 +87,8 @@ from simulator import toy_profiles
             80,
             55,
             [
-                "Final emotion 21.1 to 85.0 (128 held-out users, standard "
-                "error 1.4), 36.7 % failures to "
+                "Final emotion 21.1 ± 1.3 to 85.0 ± 1.4 (128 held-out users, "
+                "± standard errors), 36.7 % failures to "
                 "0.8 %",
                 "The last evaluation so far is that at step 50; 55 of 80 "
                 "training steps are done. Latest "
@@ -99,7 +100,10 @@ from simulator import toy_profiles
             [{**AFTER, "step": None, "stderr": math.nan, "n": 16}],
             None,
             0,
-            ["Final emotion 85.0 (16 users, standard error –), 0.8 % failures, 30.5 % successes"],
+            [
+                "Final emotion 85.0 ± – (16 users, ± standard error), 0.8 % failures, 30.5 % "
+                "successes"
+            ],
         ),
         ([], 50, 3, []),
     ],
@@ -124,7 +128,7 @@ def test_every_panel_and_every_table_says_how_to_read_it(tmp_path):
     )
     readings = [one["reading"] for one in data["panels"] + data["tables"]]
     assert len(readings) == len(set(readings)) == len(PANELS) + 6
-    assert all(30 < len(r) < 200 and r.endswith(".") and r[0].isupper() for r in readings)
+    assert all(30 < len(r) < 420 and r.endswith(".") and r[0].isupper() for r in readings)
     assert "KL(pi_0, pi), sampled from pi_0" in [p["lines"][0]["label"] for p in data["panels"]]
 
 
@@ -181,6 +185,7 @@ def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, si
     assert [d["side"] for d in data["users"][0]["dialogues"]] == sides
     assert data["tables"][1]["columns"] == ["intention", *sides, "n"]
     assert data["scale"] == "from 30, 3 replies"
+    assert data["changed"] == "--steps 4 --max-turns 3"
 
 
 @pytest.fixture
@@ -298,8 +303,36 @@ def test_the_picture_names_its_axes_and_the_scale(tmp_path, figures):
     assert of_a_run.axes[0].get_title() == "Final emotion, from 30, 3 replies"
     assert {axis.get_xlabel() for axis in figure.axes} == {"training step"}
     for axis in figure.axes:  # curves of a panel differ by more than their colour
-        dashes = [line.get_linestyle() for line in axis.lines if len(line.get_xdata()) == 39]
+        curves = [line for line in axis.lines if len(line.get_xdata()) == 39]
+        # the faint values of single steps, which lie behind their curve, are told by that curve
+        dashes = [line.get_linestyle() for line in curves if line.get_alpha() is None]
         assert len(dashes) == len(set(dashes)) > 0
+
+
+def test_the_bold_curve_is_smoothed_as_its_band_is(tmp_path, figures):
+    """The bands are made of moving averages. A rising curve of single steps ran ahead of its band,
+    and a healthy run looked better than its reference."""
+    rows = [curve(s, emotion=2.0 * s) for s in range(1, 41)]
+    average = smoothed([row["emotion"] for row in rows])
+    bands = {"emotion": (average, np.full(40, 0.1))}  # of runs that are all as this one
+    picture.learning_curve(tmp_path, rows, [], bands)
+    axis = figures[0].axes[0]
+    faint, bold = axis.lines
+    assert np.allclose(faint.get_ydata(), [row["emotion"] for row in rows])
+    assert np.allclose(bold.get_ydata(), average, rtol=1e-4)
+    assert bold.get_linewidth() > faint.get_linewidth()
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [
+        "ten reference runs, mean ± 2 standard deviations",
+        "faint: single steps",
+        "training users, mean of the last 5 steps",
+    ]
+
+
+def test_settings_that_differ_from_the_defaults_are_told_apart():
+    """Of another version's config.json nobody knows the defaults."""
+    assert report.changed_settings({"algo": "grpo"}) == ""
+    assert report.changed_settings({"algo": "ppo", "think": True}) == "--algo ppo --think"
+    assert report.changed_settings({"algo": "grpo", "of_another_version": 1}) is None
 
 
 def test_the_page_of_a_result_file_names_the_benchmarks_scale(tmp_path):
@@ -310,7 +343,8 @@ def test_the_page_of_a_result_file_names_the_benchmarks_scale(tmp_path):
     page = report.report_of_results(path, score(path, "every", anyway=False))
     data = read_data(page)
     assert data["scale"] == "from 40, 7 replies"
+    assert data["user"].startswith("Made by rule: the user toy is a script")
     assert data["title"] == "a with the simulated user toy"
-    (signs,) = (table for table in data["tables"] if table["title"] == "Signs of failure")
+    (signs,) = (table for table in data["tables"] if table["title"] == "Signs of reward hacking")
     assert signs["rows"][2] == ["words per reply", "2.000"] and signs["right"] == [False, True]
     assert not any("_" in row[0] for row in signs["rows"])
