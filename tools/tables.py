@@ -98,5 +98,5 @@ def check_files(args, least, inputs=(), out=None):
     outputs = {"--json": args.json, "--html": args.html, "--out": out}
     refuse_overwriting(outputs, [*args.files, *inputs])
     if len(args.files) < least:
-        files = "a FILE" if least == 1 else f"{least} FILEs"
+        files = "one FILE" if least == 1 else f"{least} FILEs"
         raise BadInput(f"at least {files} must be named: results of evaluate.py, or a run's log")

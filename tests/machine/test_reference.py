@@ -195,7 +195,7 @@ def test_a_run_that_leaves_the_band_says_so(tmp_path, tiny_dir, monkeypatch, cap
             told.count("unlike the reference runs (docs/reference): emotion in steps 1 to 6")
             == lines
         )
-        assert drawn[-1][-1] == bands
+        assert drawn[-1][3] == bands  # learning_curve(out, rows, evaluations, bands, scale)
 
 
 # ------------------------------------------------------------------------ the forty runs, committed

@@ -125,7 +125,7 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
         text = capsys.readouterr().out
         assert "world: chit-chat" in text
-        assert "purpose: no-target" in text and "purpose: target" in text
+        assert "purpose: chat without aim" in text and "purpose: chat with an aim" in text
         rows, _ = read_results(out)
         assert Counter(row["purpose"] for row in rows) == {"target": 12, "no-target": 12}
         people = load_profiles(PROMPTS / "profiles" / "en_chat.jsonl")
