@@ -567,6 +567,7 @@ class Trainer:
         self.run.append("metrics.jsonl", metrics)
         self.run.log_numbers("train", metrics)
         self.warn_of_unreadable(metrics)
+        self.warn_of_faults(metrics)
 
     def warn_of_unreadable(self, metrics):
         """Warn once if more than one dialogue in a hundred was dropped because the user's answers
@@ -580,6 +581,14 @@ class Trainer:
                 "dropped because the user's answers could not be read, or the prompt was "
                 "refused; dropped.jsonl has what was said before (docs/hacking.md)"
             )
+
+    def warn_of_faults(self, metrics):
+        """Warn, once of each, of faults of the training that its own numbers show."""
+        self.rows.append(metrics)
+        for sentence in signs.training_faults(self.rows, self.cfg.critic_warmup):
+            if sentence not in self.told:
+                self.told.add(sentence)
+                self.tell(f"warning, step {metrics['step']}: {sentence} (docs/troubleshooting.md)")
 
     def warn_of_malformed(self, percent):
         """Warn if most dialogues of the starting policy end malformed: they all earn 0, so there is
@@ -653,6 +662,9 @@ class Trainer:
         self.dialogues = 0
         self.unreadable = 0
         self.warned = False
+        # the metrics that `warn_of_faults` looks at, likewise; and what it has warned of
+        self.rows = []
+        self.told = set()
         self.make_users(new)
         checkpoint = self.enter_directory(new)
         self.record_weights()

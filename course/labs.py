@@ -1,4 +1,4 @@
-"""labs.py - nine mistakes, made on purpose: healthy runs beside broken ones, one command and one
+"""labs.py - thirteen mistakes, made on purpose: healthy runs beside broken ones, one command and one
 picture each.
 
     python course/course.py lab                     what there is
@@ -42,7 +42,7 @@ RUNS = ROOT / "runs" / "labs"
 ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"
 AT_ONCE = 2  # runs at a time, of one thread each
 LAST = 5  # steps: a table shows the mean of the last ones or, with `at = "start"`, the first ones
-SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe
+SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe, where a lab names no others
 
 
 # ------------------------------------------------------------------------------------ what a lab is
@@ -51,6 +51,11 @@ SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe
 def load_labs():
     """labs.toml as {name: lab}, in its order."""
     return {lab["name"]: lab for lab in read_toml("labs.toml")["lab"]}
+
+
+def seeds_of(lab):
+    """The seeds of the runs that a lab's text describes. One is enough for an exact effect."""
+    return lab.get("seeds", SEEDS)
 
 
 def kind(arm):
@@ -296,10 +301,10 @@ def warning_of_other_runs(lab, seeds, steps):
     as many as the lab's flags say."""
     words = lab["flags"].split()
     measured = int(words[words.index("--steps") + 1])
-    if seeds == SEEDS and steps in (None, measured):
+    if seeds == seeds_of(lab) and steps in (None, measured):
         return ""
     return (
-        f"(The text below was written about {steps_and_seeds(measured, SEEDS)}. These runs have "
+        f"(The text below was written about {steps_and_seeds(measured, seeds_of(lab))}. These runs have "
         f"{steps_and_seeds(steps or measured, seeds)}:\nits numbers are not theirs, and what it "
         "describes may not show in them.)\n\n"
     )
@@ -350,7 +355,8 @@ def main(argv):
             if args.show:
                 show(labs[name])
             else:
-                perform(labs[name], args.seeds, args.steps, args.out or RUNS / f"{name}.png")
+                lab, picture = labs[name], args.out or RUNS / f"{name}.png"
+                perform(lab, args.seeds or seeds_of(lab), args.steps, picture)
     except OSError as error:
         raise BadInput(str(error)) from None
     return 0
@@ -375,9 +381,8 @@ def make_parser():
     parser.add_argument(
         "--seeds",
         type=seed_list,
-        default=SEEDS,
         metavar="S,S",
-        help="seeds of the runs (default: 0,1,2)",
+        help="seeds of the runs (default: the lab's own, mostly 0,1,2)",
     )
     parser.add_argument(
         "--steps",

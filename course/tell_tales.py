@@ -140,6 +140,21 @@ def has_sent_thought(dialogue):
     return any("<think>" in reply for reply in sent)
 
 
+def copies(run):
+    """Dialogues, in percent, whose replies are word for word those of another one of their
+    group."""
+    shares = []
+    for dialogues in dialogues_of(run):
+        replies = [(d["group"], *[turn["reply"] for turn in d["turns"]]) for d in dialogues]
+        shares.append(100 * np.mean([replies.count(these) > 1 for these in replies]))
+    return shares
+
+
+def foreign_tokens(run):
+    """Tokens in the loss, in percent, that the policy did not sample."""
+    return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
+
+
 # ------------------------------------------------------------------------------------- the baseline
 
 
@@ -193,6 +208,8 @@ TELL_TALES = {
     "wrong_reward": wrong_reward,
     "not_followed": not_followed,
     "thoughts_read": thoughts_read,
+    "copies": copies,
+    "foreign_tokens": foreign_tokens,
     "baseline_shift": baseline_shift,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,

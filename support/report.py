@@ -25,7 +25,7 @@ from support.results import (
     world_of,
 )
 from support.settings import Settings, changed_from_defaults
-from support.signs import hacking_warnings
+from support.signs import hacking_warnings, training_warnings
 from support.terminal import print_summary, scale_of_run
 from support.users import INITIAL_EMOTION
 
@@ -73,8 +73,9 @@ def draw_run(out, state, heldout, toy=None):
     path = out / "metrics.jsonl"
     rows = metrics_of(out) if path.exists() else []
     evaluations = state["evaluations"]
-    warnings = hacking_warnings(rows, evaluations)
     config = read_json(out / "config.json")
+    warnings = training_warnings(rows, config.get("critic_warmup", 0))
+    warnings += hacking_warnings(rows, evaluations)
     bands = reference.bands_of_config(config)
     learning_curve(out, rows, evaluations, bands, scale_of_run(config))
     report_of_run(out, heldout, rows, evaluations, warnings, toy, bands)
@@ -95,7 +96,7 @@ def draw_while_running(out, state, heldout):
 
 def report_of_run(out, heldout, rows, evaluations, warnings, toy=None, bands=None):
     """Write report.html of a run from its log. rows: the lines of metrics.jsonl; warnings: of
-    `hacking_warnings`; heldout and toy: see `draw_run`; bands: of `reference.bands_of_config`."""
+    `draw_run`; heldout and toy: see `draw_run`; bands: of `reference.bands_of_config`."""
     out = Path(out)
     last_step = evaluations[-1]["step"]
     dialogues = held_out_dialogues(out, heldout, steps=(0, last_step))

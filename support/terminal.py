@@ -176,7 +176,7 @@ def print_summary(summary, out):
     peak = summary["peak_rss_mb"]
     print(fold(f"{seconds_in_words(summary['seconds'])}; peak memory {peak:.0f} MB"))
     for warning in summary["warnings"]:
-        print(f"look at the dialogues: {warning}")
+        print(f"warning: {warning}")
     print_deviations(out, config)
     print_next(out)
 
