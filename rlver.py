@@ -586,8 +586,8 @@ class Trainer:
         """Warn, once of each, of faults of the training that its own numbers show."""
         self.rows.append(metrics)
         for sentence in signs.training_faults(self.rows, self.cfg.critic_warmup):
-            if sentence not in self.told:
-                self.told.add(sentence)
+            if sentence not in self.warned_of:
+                self.warned_of.add(sentence)
                 self.tell(f"warning, step {metrics['step']}: {sentence} (docs/troubleshooting.md)")
 
     def warn_of_malformed(self, percent):
@@ -664,7 +664,7 @@ class Trainer:
         self.warned = False
         # the metrics that `warn_of_faults` looks at, likewise; and what it has warned of
         self.rows = []
-        self.told = set()
+        self.warned_of = set()
         self.make_users(new)
         checkpoint = self.enter_directory(new)
         self.record_weights()

@@ -1,5 +1,5 @@
-"""labs.py - thirteen mistakes, made on purpose: healthy runs beside broken ones, one command and one
-picture each.
+"""labs.py - thirteen mistakes, made on purpose: healthy runs beside broken ones, one command and
+one picture each.
 
     python course/course.py lab                     what there is
     python course/course.py lab learning-rate       run it: two runs at a time, some minutes on
@@ -274,11 +274,20 @@ def perform(lab, seeds, steps, picture):
     draw(lab, curves, picture)
     for panel in lab["panels"]:
         print_table(panel, curves[panel["show"]], seeds)
-    print(f"\n{warning_of_other_runs(lab, seeds, steps)}What to see\n{lab['see'].strip()}")
-    print(f"\nWhy\n{lab['why'].strip()}\n\nTo think about")
+    print(f"\n{warning_of_other_runs(lab, seeds, steps)}", end="")
+    print_text(lab)
+    print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def print_text(lab):
+    """Print what is to be seen in a lab, why, where it happened to others, and its questions."""
+    print(f"What to see\n{lab['see'].strip()}")
+    print(f"\nWhy\n{lab['why'].strip()}")
+    if "thread" in lab:
+        print(f"\nWhere it happened\n{lab['thread'].strip()}")
+    print("\nTo think about")
     for question in lab["questions"]:
         print(f"- {question}")
-    print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
 
 
 def print_table(panel, arms, seeds):
@@ -303,8 +312,9 @@ def warning_of_other_runs(lab, seeds, steps):
     measured = int(words[words.index("--steps") + 1])
     if seeds == seeds_of(lab) and steps in (None, measured):
         return ""
+    about = steps_and_seeds(measured, seeds_of(lab))
     return (
-        f"(The text below was written about {steps_and_seeds(measured, seeds_of(lab))}. These runs have "
+        f"(The text below was written about {about}. These runs have "
         f"{steps_and_seeds(steps or measured, seeds)}:\nits numbers are not theirs, and what it "
         "describes may not show in them.)\n\n"
     )

@@ -163,6 +163,30 @@ def test_a_labs_words_are_about_the_runs_that_were_measured(
     assert ("written about 20 steps and seeds 0, 1, 2" in above) == bool(told) and told in above
 
 
+@pytest.mark.parametrize(
+    "name, flags, seeds",
+    [
+        ("k1-loss", [], [0, 1, 2]),
+        ("shared-seed", [], [0]),
+        ("shared-seed", ["--seeds", "0,1"], [0, 1]),
+    ],
+)
+def test_a_lab_says_which_seeds_it_needs(name, flags, seeds, tmp_path, capsys, monkeypatch):
+    """Where an effect is exact, one seed is enough, and the lab's text is about that one."""
+    monkeypatch.setattr(labs, "RUNS", tmp_path)
+    monkeypatch.setattr(labs, "series", lambda run, what: [1.0, 2.0])
+    monkeypatch.setattr(labs, "draw", lambda *_: None)
+    made = []
+    monkeypatch.setattr(labs, "make_runs", made.extend)
+    assert course.main(["lab", name, *flags]) == 0
+    told = capsys.readouterr().out
+    assert sorted({run.seed for run in made}) == seeds
+    assert ("was written about" in told) == bool(flags)
+    assert ("Where it happened\n" in told and "https://github.com/" in told) == (
+        name == "shared-seed"
+    )
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["mixed-users", "no-format-check"])
 def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
