@@ -574,21 +574,26 @@ class Trainer:
         could not be read: a policy that learns to bring this about loses no reward by it."""
         self.dialogues += metrics["episodes"] + metrics["dropped"]
         self.unreadable += metrics["unreadable"]
-        if self.unreadable > signs.MOST_UNREADABLE * self.dialogues and not self.warned:
-            self.warned = True
-            self.tell(
+        if self.unreadable > signs.MOST_UNREADABLE * self.dialogues:
+            self.warn_once(
+                "unreadable",
                 f"step {metrics['step']}: {self.unreadable} of {self.dialogues} dialogues were "
                 "dropped because the user's answers could not be read, or the prompt was "
-                "refused; dropped.jsonl has what was said before (docs/hacking.md)"
+                "refused; dropped.jsonl has what was said before (docs/hacking.md)",
             )
 
     def warn_of_faults(self, metrics):
         """Warn, once of each, of faults of the training that its own numbers show."""
         self.rows.append(metrics)
         for sentence in signs.training_faults(self.rows, self.cfg.critic_warmup):
-            if sentence not in self.warned_of:
-                self.warned_of.add(sentence)
-                self.tell(f"warning, step {metrics['step']}: {sentence} (docs/troubleshooting.md)")
+            text = f"warning, step {metrics['step']}: {sentence} (docs/troubleshooting.md)"
+            self.warn_once(sentence, text)
+
+    def warn_once(self, subject, text):
+        """Print the warning `text`, unless there was one of this subject before."""
+        if subject not in self.warned_of:
+            self.warned_of.add(subject)
+            self.tell(text)
 
     def warn_of_malformed(self, percent):
         """Warn if most dialogues of the starting policy end malformed: they all earn 0, so there is
@@ -658,13 +663,11 @@ class Trainer:
         self.clock = llm.Clock()  # counts the seconds in which only the simulator is at work
         self.runner = asyncio.Runner()
         self.state = rundir.new_state()
-        # what `warn_of_unreadable` counts, since the start or the resume; has it warned?
+        # what `warn_of_unreadable` counts, since the start or the resume
         self.dialogues = 0
         self.unreadable = 0
-        self.warned = False
-        # the metrics that `warn_of_faults` looks at, likewise; and what it has warned of
-        self.rows = []
-        self.warned_of = set()
+        self.rows = []  # the metrics that `warn_of_faults` looks at, likewise
+        self.warned_of = set()  # the subjects of `warn_once`
         self.make_users(new)
         checkpoint = self.enter_directory(new)
         self.record_weights()

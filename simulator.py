@@ -927,24 +927,22 @@ def print_grammar(profile, rng):
 
 
 def print_unknown_words(text):
-    """Print the words of a typed text that are not in the toy's world, if there are any."""
+    """Print the words of a typed text that are not in the toy's world. Returns whether there are
+    any."""
     unknown = toy.unknown_words(text)
     if unknown:
         print(f"    (the toy does not know: {', '.join(unknown)})")
+    return bool(unknown)
 
 
 def print_not_understood(reply, user):
     """Print why a user of the toy cannot follow a typed reply: words that are not in the toy's
     world, or a sentence that its grammar does not have."""
-    model = user.simulator.model
-    unknown = toy.unknown_words(reply)
+    if print_unknown_words(reply) or user.simulator.model.weak:  # the weak one hears words only
+        return
     sentences = toy.split_sentences(reply)
     strange = [sentence for sentence in sentences if toy.act_of(sentence) is None]
-    if unknown:
-        print_unknown_words(reply)
-    elif model.weak:  # it listens for words only
-        return
-    elif strange:
+    if strange:
         scene = toy.read_scene(user.profile.scene, user.profile.task)
         nearest = toy.nearest_sentence(strange[0], scene.person, scene.feeling)
         print("    (no sentence of the toy's grammar; the nearest one:")

@@ -20,7 +20,7 @@ The project's own entries are lines of board.jsonl, with the final emotion of ea
 compared with those of its baseline, pair by pair.
 """
 
-from patches import HERE, ROOT
+from patches import HERE, ROOT, markdown
 from support.errors import BadInput
 from support.files import append_line, read_jsonl, write_file
 from support.flags import Parser
@@ -337,15 +337,21 @@ def why_refused(line, baseline, rules):
     return ""
 
 
-HEAD = [
-    "| entry | by | change | dialogues until 75 | by seed | seconds | held out | challenging "
-    "| other users |",
-    "|---|---|---|---|---|---|---|---|---|",
+COLUMNS = [
+    "entry",
+    "by",
+    "change",
+    "dialogues until 75",
+    "by seed",
+    "seconds",
+    "held out",
+    "challenging",
+    "other users",
 ]
 
 
 def row_of(line, baseline):
-    """A line as a row of the table. baseline: the line of its baseline."""
+    """A line as the cells of the table's row. baseline: the line of its baseline."""
     cells = [
         f"`{line['name']}`",
         line["by"],
@@ -359,7 +365,7 @@ def row_of(line, baseline):
         if line is not baseline:
             cell += " ({:+.1f}, {:+.1f} to {:+.1f})".format(*difference(line, baseline, check))
         cells.append(cell)
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def rank_of(line):
@@ -379,8 +385,8 @@ def table_of(lines, rules):
     for recipe in RECIPES:
         if recipe.name not in lines:
             cells = [f"`{recipe.name}`", "the project", recipe.sentence, "not measured yet"]
-            others.append(f"| {' | '.join([*cells, *'-----'])} |")
-    return "\n".join([*HEAD, *accepted, *others]) + "\n"
+            others.append([*cells, *"-----"])
+    return markdown(COLUMNS, [*accepted, *others]) + "\n"
 
 
 def write_table(rules):
@@ -414,7 +420,7 @@ def judge_entries(places, rules):
             print_problem(error)
     if lines:
         rows = [row_of(line, baselines[line["baseline"]]) for line in sorted(lines, key=rank_of)]
-        print("\n".join(["", *HEAD, *rows]))
+        print("\n" + markdown(COLUMNS, rows))
     return len(lines) == len(places)
 
 

@@ -26,11 +26,11 @@ from support.settings import (
     make_parser,
     resolve_settings,
 )
+from support.terminal import fold
 
 import dataclasses
 import shlex
 import sys
-import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -307,17 +307,12 @@ def check_runs(paths, text=None, per_step=2, csv_name=None):
                 write_row(csv_file, [path, f"cannot be read: {without(path, error)}"])
                 exit_code = 2
                 continue
-            print(f"\n{folded(paragraph(findings))}")
+            print(f"\n{fold(paragraph(findings), WIDTH)}")
             print(f"{findings.name}: {findings.verdict}", flush=True)
             write_row(csv_file, cells(findings))
             if findings.verdict != "as asked":
                 exit_code = max(exit_code, 1)
     return exit_code
-
-
-def folded(text):
-    """The text in lines of WIDTH columns. Paths and flags stay whole."""
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def without(path, error):

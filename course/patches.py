@@ -1,5 +1,5 @@
 """patches.py - what the files of course/ share: the place of the project, the lists in TOML, a text
-that is replaced, and processes that end with this one."""
+that is replaced, processes that end with this one, and tables."""
 
 import os
 import signal
@@ -76,3 +76,11 @@ def kill(process):
 def plural(count, what="exercise"):
     """A count and its noun: 1 exercise, 2 exercises."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def markdown(columns, rows):
+    """A table in Markdown."""
+    head = "| " + " | ".join(map(str, columns)) + " |"
+    rule = "|" + "---|" * len(columns)
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([head, rule, *lines])

@@ -16,7 +16,7 @@ asked. A prediction counts as it was when it was recorded first, before its runs
 runs/predictions/NAME/prediction.json.
 """
 
-from patches import HERE, ROOT, read_toml  # first: it finds the project
+from patches import HERE, ROOT, markdown, read_toml  # first: it finds the project
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file, write_json
 from support.flags import Parser
@@ -448,10 +448,7 @@ def with_tables(page, settings, results):
 
 def table_of(setting, numbers):
     """The results of a setting as a table in Markdown."""
-    lines = [
-        "| number | base | changed | difference by seed | mean | right is |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, panel in panels_of(setting).items():
         base, changed = (sum(numbers[name][arm]) / len(SEEDS) for arm in ARMS)
         by_seed = differences(numbers[name])
@@ -464,8 +461,9 @@ def table_of(setting, numbers):
             f"{mean:.3g} ± {half:.2g}",
             ", ".join(possible_directions(mean, half, panel["widest"])),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    columns = ["number", "base", "changed", "difference by seed", "mean", "right is"]
+    return markdown(columns, rows)
 
 
 def grade_all(settings, paths):

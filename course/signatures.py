@@ -15,10 +15,9 @@ These limits are those of the toy. The signatures that need no limit from the re
 for every model (`Signature.any_model`).
 """
 
-from support.reference import PLACE, variant_of
+from support.reference import runs_of, variant_of
 
 import functools
-import json
 from dataclasses import dataclass
 from typing import Callable
 
@@ -42,10 +41,7 @@ LAST = 5  # steps at the end of a run
 @functools.cache
 def reference_runs(variant):
     """The metrics of the ten reference runs of a variant: a list of {metric: values by step}."""
-    with open(PLACE / "runs.jsonl", encoding="utf-8") as file:
-        # only these lines are parsed: the others are most of the file
-        lines = [json.loads(line) for line in file if '"part": "variants"' in line]
-    return [line["metrics"] for line in lines if line["name"].rsplit("-", 1)[0] == variant]
+    return [run["metrics"] for run in runs_of(variant)]
 
 
 def of_reference(run, metric):

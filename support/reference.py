@@ -81,15 +81,17 @@ def final_scores(config):
         return []
     usual = resolve_settings({"algo": cfg.algo, "think": cfg.think})
     as_usual = (cfg.steps, cfg.eval_size) == (usual.steps, usual.eval_size)
-    path = PLACE / "runs.jsonl"
-    if variant is None or not as_usual or not path.is_file():
+    if variant is None or not as_usual or not (PLACE / "runs.jsonl").is_file():
         return []
-    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        run["evaluations"][-1]["score"]
-        for run in runs
-        if run["part"] == "variants" and run["name"].startswith(f"{variant}-")
-    ]
+    return [run["evaluations"][-1]["score"] for run in runs_of(variant)]
+
+
+def runs_of(variant):
+    """The lines of runs.jsonl of the ten reference runs of a variant."""
+    with open(PLACE / "runs.jsonl", encoding="utf-8") as file:
+        # only these lines are parsed: the others are most of the file
+        runs = [json.loads(line) for line in file if '"part": "variants"' in line]
+    return [run for run in runs if run["name"].rsplit("-", 1)[0] == variant]
 
 
 def columns_of(rows):

@@ -34,6 +34,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
+from patches import markdown
 from support import reference
 from support.flags import Parser, positive
 from support.signs import signs
@@ -430,14 +431,6 @@ def dialogues_until(points, goal, batch=64):
             share = (goal - score) / (next_score - score)
             return batch * (step + (next_step - step) * share)
     return None
-
-
-def markdown(columns, rows):
-    """A table in Markdown."""
-    head = "| " + " | ".join(map(str, columns)) + " |"
-    rule = "|" + "---|" * len(columns)
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join([head, rule, *lines])
 
 
 # --------------------------------------------------------------------------------------- the tables
