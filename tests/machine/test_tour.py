@@ -1,0 +1,111 @@
+"""The tour: the notebook is what its script says, it runs from top to bottom, and what it shows is
+what its texts promise."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+COURSE = Path(__file__).resolve().parent.parent.parent / "course"
+sys.path.insert(0, str(COURSE))
+from write_tour import NOTEBOOK, SCRIPT, notebook_of
+
+
+def test_cells_follow_the_marks_of_the_script():
+    script = 'left out\n# %% [markdown]\n# # A title\n#\n# text\n\n# %%\n# why\nx = "# %%"\n\n'
+    text, code = notebook_of(script)["cells"]
+    assert text["cell_type"] == "markdown"
+    assert "".join(text["source"]) == "# A title\n\ntext"
+    assert code["cell_type"] == "code"
+    assert "".join(code["source"]) == '# why\nx = "# %%"'
+
+
+def test_the_notebook_is_up_to_date_and_has_no_outputs():
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    script = SCRIPT.read_text(encoding="utf-8")
+    assert notebook == notebook_of(script), "run python course/write_tour.py"
+    assert all(not cell.get("outputs") for cell in notebook["cells"])
+
+
+def test_files_and_functions_that_the_texts_name_exist():
+    texts = re.findall(r"^# .*`.*$", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = [name for text in texts for name in re.findall(r"`([\w/]+\.(?:py|md))`", text)]
+    assert len(names) > 5
+    for name in names:
+        assert (COURSE.parent / name).is_file(), name
+
+
+# ------------------------------------------------------------------------------------- executed
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What each executed cell of code printed, a list of texts; pictures are "<picture>"."""
+    nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    # a reader starts Jupyter in course/, or anywhere above it
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(COURSE)}}
+    )
+    client.execute()
+    return [
+        "".join(map(text_of, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"
+    ]
+
+
+def text_of(output):
+    """An output of a cell as text."""
+    if output.output_type == "stream":
+        return output.text
+    return "<picture>" if "image/png" in output.data else output.data.get("text/plain", "")
+
+
+def cell_with(printed, words):
+    """The output that holds these words."""
+    [output] = [output for output in printed if words in output]
+    return output
+
+
+@pytest.mark.slow
+def test_the_second_reply_is_the_one_that_helps(printed):
+    harm, help_ = re.findall(r"emotion 30 ([+-]\d+)", cell_with(printed, "TargetCompletion"))
+    assert int(harm) < 0 < int(help_)
+
+
+@pytest.mark.slow
+def test_advantages_by_hand_are_those_of_the_project(printed):
+    for name in ("grpo.py", "ppo.py"):
+        lines = [line for line in cell_with(printed, name).splitlines() if line]
+        by_hand, from_project = [re.findall(r"-?\d+\.\d+", line) for line in lines]
+        assert by_hand == from_project and len(by_hand) >= 4
+
+
+@pytest.mark.slow
+def test_the_reward_stands_on_the_last_sampled_token(printed):
+    rows = re.findall(r" ([01]) +(\d+) +(\d\.\d\d)$", cell_with(printed, "mask   turn"), re.M)
+    rewarded = [i for i, (_, _, reward) in enumerate(rows) if float(reward)]
+    sampled = [i for i, (mask, _, _) in enumerate(rows) if mask == "1"]
+    assert rewarded == sampled[-1:]
+
+
+@pytest.mark.slow
+def test_the_first_ratio_is_1_and_the_clip_acts_later(printed):
+    rows = re.findall(r"^ +\d +(\S+) +(\S+) +(\S+) %$", cell_with(printed, "clipped\n"), re.M)
+    assert len(rows) == 6
+    assert rows[0] == ("1.000", "1.000", "0.0")
+    good, bad, clipped = map(float, rows[-1])
+    assert good > 1 > bad and clipped > 0
+
+
+@pytest.mark.slow
+def test_ten_steps_raise_the_emotion_and_are_drawn(printed):
+    curve = [float(x) for x in re.findall(r"at the end (\S+)", cell_with(printed, "step 10"))]
+    assert len(curve) == 10
+    assert sum(curve[-3:]) > sum(curve[:3])
+    assert "<picture>" in printed
+    assert "BEFORE" in printed[-1]
