@@ -15,7 +15,9 @@ from support.files import read_json, read_jsonl, refuse_overwriting, write_json
 from support.flags import Parser, not_negative, positive
 from support.results import VALUE_IF_MISSING, recorded_dialogues, scale_of_settings
 from support.rundir import profile_files
+from support.settings import made_by_rule
 from support.stats import reliability
+from support.terminal import fold
 from support.users import INITIAL_EMOTION
 
 import asyncio
@@ -111,6 +113,9 @@ def run(args):
     if args.json:
         write_json(args.json, result)
     print_shares(result, args.times, scale_of_log(settings))
+    by_rule = made_by_rule(user["simulator"])
+    if by_rule:  # such a user is consistent by construction
+        print(fold(by_rule))
     if not is_same_user(user, recorded_user):
         print(
             "(another user than the one that was recorded: that numbers differ is no fault of "
