@@ -20,7 +20,7 @@ The project's own entries are lines of board.jsonl, with the final emotion of ea
 compared with those of its baseline, pair by pair.
 """
 
-from patches import HERE, ROOT, markdown
+from patches import HERE, ROOT, markdown, with_tables
 from support.errors import BadInput
 from support.files import append_line, read_jsonl, write_file
 from support.flags import Parser
@@ -48,7 +48,6 @@ RULES = Rules()
 LINES = HERE / "board.jsonl"  # the project's own entries, as they were measured
 PAGE = HERE / "board.md"
 RUNS = ROOT / "runs" / "board"
-TABLE = re.compile(r"(<!-- board: table -->\n)(.*?)(<!-- board: end -->)", re.S)
 OTHER_USERS_SEED = 1  # of the toy's profiles; those of all runs have seed 0
 # The second number of an agent's seed: rlver.py and evaluate.py use 0 (training), 1 (evaluation), 2
 # and 3.
@@ -386,14 +385,14 @@ def table_of(lines, rules):
         if recipe.name not in lines:
             cells = [f"`{recipe.name}`", "the project", recipe.sentence, "not measured yet"]
             others.append([*cells, *"-----"])
-    return markdown(COLUMNS, [*accepted, *others]) + "\n"
+    return markdown(COLUMNS, [*accepted, *others])
 
 
 def write_table(rules):
     """Write the table of the project's own entries into board.md."""
     text = PAGE.read_text(encoding="utf-8")
     table = table_of(read_lines(), rules)
-    write_file(PAGE, TABLE.sub(lambda match: match[1] + table + match[3], text))
+    write_file(PAGE, with_tables(text, "board", lambda name: table))
 
 
 # ---------------------------------------------------------------------------------- the command

@@ -2,6 +2,7 @@
 that is replaced, processes that end with this one, and tables."""
 
 import os
+import re
 import signal
 import sys
 from contextlib import contextmanager, suppress
@@ -84,3 +85,17 @@ def markdown(columns, rows):
     rule = "|" + "---|" * len(columns)
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([head, rule, *lines])
+
+
+def with_tables(text, kind, table_named):
+    """The text of a document with its tables written anew, each between two comments, <!-- KIND:
+    NAME --> and <!-- KIND: end -->. table_named(name): the table, in Markdown; "" leaves what is
+    there."""
+
+    def block(match):
+        opening, name, _, closing = match.groups()
+        table = table_named(name)
+        return f"{opening}{table}\n{closing}" if table else match[0]
+
+    pattern = rf"(<!-- {kind}: (\w+) -->\n)(.*?)(<!-- {kind}: end -->)"
+    return re.sub(pattern, block, text, flags=re.DOTALL)

@@ -16,7 +16,7 @@ asked. A prediction counts as it was when it was recorded first, before its runs
 runs/predictions/NAME/prediction.json.
 """
 
-from patches import HERE, ROOT, markdown, read_toml  # first: it finds the project
+from patches import HERE, ROOT, markdown, read_toml, with_tables  # first: it finds the project
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file, write_json
 from support.flags import Parser
@@ -427,23 +427,22 @@ def measure_all(settings):
         results = read_json(RESULTS)
         results[setting["name"]] = {"flags": flags_of(setting), "numbers": numbers}
         write_json(RESULTS, results)
-        write_file(PAGE, with_tables(PAGE.read_text(encoding="utf-8"), settings, results))
+        write_file(PAGE, page_with_results(PAGE.read_text(encoding="utf-8"), settings, results))
     print(f"\nthe tables are in {os.path.relpath(PAGE)}")
 
 
-def with_tables(page, settings, results):
-    """The teacher's page with the table of each setting between its two comments, <!-- predict:
-    NAME --> and <!-- predict: end -->."""
-    for name, setting in settings.items():
-        numbers = measured_numbers(setting, results)
-        table = NOT_MEASURED if numbers is None else table_of(setting, numbers)
-        start, end = f"<!-- predict: {name} -->\n", "<!-- predict: end -->"
-        if page.count(start) != 1:
-            raise BadInput(f"{PAGE}: {start.strip()} must be there once, for the table")
-        before, _, rest = page.partition(start)
-        after = rest.partition(end)[2]
-        page = f"{before}{start}{table}\n{end}{after}"
-    return page
+def page_with_results(page, settings, results):
+    """The teacher's page with the table of each setting, between <!-- predict: NAME --> and
+    <!-- predict: end -->. Raises BadInput if a setting has no place for its table."""
+
+    def table_named(name):
+        numbers = measured_numbers(settings[name], results)
+        return NOT_MEASURED if numbers is None else table_of(settings[name], numbers)
+
+    for name in settings:
+        if page.count(f"<!-- predict: {name} -->\n") != 1:
+            raise BadInput(f"{PAGE}: <!-- predict: {name} --> must be there once, for the table")
+    return with_tables(page, "predict", table_named)
 
 
 def table_of(setting, numbers):

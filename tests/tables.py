@@ -34,7 +34,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "course")]
-from patches import markdown
+from patches import markdown, with_tables
 from support import reference
 from support.flags import Parser, positive
 from support.signs import signs
@@ -790,24 +790,16 @@ TABLES = {
 
 # ----------------------------------------------------------------- the documents, and the reference
 
-BLOCK = re.compile(r"(<!-- tables: (\w+) -->\n)(.*?)(<!-- tables: end -->)", re.S)
-
 
 def documents(root=ROOT):
     """The files in which tables may stand."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
-def with_tables(text, measured):
+def with_measured(text, measured):
     """A document's text with its tables as they follow from the numbers. A table for which too
     little is measured stays as it is."""
-
-    def table(match):
-        opening, name, _, closing = match.groups()
-        rows = TABLES[name](measured)
-        return f"{opening}{rows}\n{closing}" if rows else match[0]
-
-    return BLOCK.sub(table, text)
+    return with_tables(text, "tables", lambda name: TABLES[name](measured))
 
 
 def write_documents(measured):
@@ -815,7 +807,7 @@ def write_documents(measured):
     write_bands(measured)
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        new_text = with_tables(text, measured)
+        new_text = with_measured(text, measured)
         if new_text != text:
             path.write_text(new_text, encoding="utf-8")
 

@@ -375,7 +375,7 @@ def test_the_tables_of_the_teachers_page_are_those_of_its_numbers():
     """Each setting has a place for its table, and a paragraph."""
     page = predictions.PAGE.read_text(encoding="utf-8")
     results = read_json(predictions.RESULTS)
-    assert predictions.with_tables(page, SETTINGS, results) == page
+    assert predictions.page_with_results(page, SETTINGS, results) == page
     for name, setting in SETTINGS.items():
         assert f"\n## {name}: {setting['title']}\n" in page
 
