@@ -651,36 +651,50 @@ def table_small(measured):
     rows = []
     for name, words in SMALL_RUNS.items():
         lines = seeds_of(measured, name)
-        if not lines:
-            continue
-        heldout = [line["heldout"] for line in lines]
-        distinct = [
-            np.mean([sides[moment]["signs"]["distinct_2"] for sides in heldout])
-            for moment in ("before", "after")
-        ]
-        perplexities = ["-"]
-        if all(first(line, "ref_perplexity") and last(line, "ref_perplexity") for line in lines):
-            perplexities = [
-                f"{np.mean([end(line, 'ref_perplexity') for line in lines]):.1f}"
-                for end in (first, last)
-            ]
-        rows.append(
-            [
-                words,
-                interval([first(line) for line in lines]),
-                interval([last(line) for line in lines]),
-                interval([last(line) - first(line) for line in lines]),
-                " to ".join(perplexities),
-                f"{distinct[0]:.2f} to {distinct[1]:.2f}",
-                f"{np.mean([line['seconds']['total'] for line in lines]) / 60:.0f}",
-                f"{max(line['peak_rss_mb'] for line in lines) / 1000:.1f}",
-                len(lines),
-            ]
-        )
+        if lines:
+            before, after = [first(line) for line in lines], [last(line) for line in lines]
+            gains = [last(line) - first(line) for line in lines]
+            scores = [interval(before), interval(after), interval(gains)]
+            rows.append([words, *scores, *english_of(lines), minutes_of(lines), len(lines)])
     if not rows:
         return ""
-    head = ["run", "before", "after", "gain", "perplexity under the start"]
-    return markdown([*head, "distinct word pairs", "minutes, one core", "GB", "seeds"], rows)
+    head = ["run", "before", "after", "gain", "perplexity under the start", "distinct word pairs"]
+    return markdown([*head, "minutes, one core", "seeds"], rows)
+
+
+def english_of(lines):
+    """What tells whether the replies are still English, before and after, means over runs: [their
+    perplexity under the starting policy, distinct word pairs]."""
+    perplexities = [(first(line, "ref_perplexity"), last(line, "ref_perplexity")) for line in lines]
+    pairs = [
+        [line["heldout"][moment]["signs"]["distinct_2"] for moment in ("before", "after")]
+        for line in lines
+    ]
+    return [
+        "{:.1f} to {:.1f}".format(*np.mean(perplexities, axis=0)),
+        "{:.2f} to {:.2f}".format(*np.mean(pairs, axis=0)),
+    ]
+
+
+def minutes_of(lines):
+    """The mean duration of the runs on one core, with another run on the other core."""
+    seconds = [line["seconds"]["total"] for line in lines if line["threads"] == 1]
+    return f"{np.mean(seconds) / 60:.0f}" if seconds else "-"
+
+
+def table_small_alone(measured):
+    """The run of the small model that had both cores for itself: where its minutes went, and the
+    most memory that it took."""
+    rows = []
+    for name, words in SMALL_RUNS.items():
+        for line in seeds_of(measured, name):
+            if line["threads"] == 2:
+                seconds = line["seconds"]
+                parts = [seconds[part] for part in ("total", "rollout", "update", "evaluate")]
+                minutes = [f"{part / 60:.1f}" for part in parts]
+                rows.append([words, *minutes, f"{line['peak_rss_mb'] / 1000:.1f}"])
+    head = ["run", "minutes", "rollouts", "updates", "evaluations", "GB"]
+    return markdown(head, rows) if rows else ""
 
 
 def table_small_chat(measured):
@@ -777,6 +791,7 @@ TABLES = {
     "mistakes": table_mistakes,
     "signs": table_signs,
     "small": table_small,
+    "small_alone": table_small_alone,
     "small_chat": table_small_chat,
     "small_dialogues": table_small_dialogues,
     "table3": table_table3,
