@@ -26,6 +26,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ from support.signs import signs
 from support.stats import mean_interval
 
 import labs
+from phrases import POINTS
 
 RUNS = ROOT / "runs" / "tables"
 EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
@@ -259,8 +261,8 @@ def line_of_run(job, place):
 
 
 def heldout_of_run(place, kept=3):
-    """What the held-out users of a run were told, before and after: the signs of all replies, and
-    the dialogues with the first `kept` users."""
+    """What the held-out users of a run were told, before and after: the signs of all replies, what
+    --simulator phrases heard in them, and the dialogues with the first `kept` users."""
     rows = [json.loads(line) for line in (place / "dialogues.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["split"] == "heldout"]
     steps = [row["step"] for row in rows]
@@ -268,8 +270,23 @@ def heldout_of_run(place, kept=3):
     for moment, step in (("before", min(steps)), ("after", max(steps))):
         dialogues = [row for row in rows if row["step"] == step]
         replies = [[turn["reply"] for turn in row["turns"]] for row in dialogues]
-        heldout[moment] = {"signs": signs(replies), "dialogues": dialogues[:kept]}
+        analyses = [turn["analysis"] for row in dialogues for turn in row["turns"]]
+        heldout[moment] = {
+            "signs": signs(replies),
+            "heard": shares_heard(analyses),
+            "dialogues": dialogues[:kept],
+        }
     return heldout
+
+
+def shares_heard(analyses):
+    """{what the user of --simulator phrases heard, a key of phrases.POINTS: in how many % of the
+    replies}, read off its analyses."""
+    counts = Counter()
+    for analysis in analyses:
+        notes = re.search(r"^Activity \w+: I heard (.*)\.$", analysis, flags=re.MULTILINE)[1]
+        counts.update({note.partition(":")[0] for note in notes.split("; ")})
+    return {name: 100 * count / len(analyses) for name, count in counts.items()}
 
 
 def line_of_command(job, result, output):
@@ -697,6 +714,28 @@ def table_small_alone(measured):
     return markdown(head, rows) if rows else ""
 
 
+def table_small_heard(measured):
+    """What the users heard in the replies of the small model, before and after: in % of the
+    replies, means over seeds. What was hardly ever heard is left out."""
+    columns = {}  # {head of a column: {what was heard: %}}
+    for algo in ("grpo", "ppo"):
+        lines = seeds_of(measured, f"small-{algo}")
+        for moment in ("before", "after"):
+            shares = [line["heldout"][moment]["heard"] for line in lines]
+            if shares:
+                columns[f"`{algo}`, {moment}"] = {
+                    name: np.mean([share.get(name, 0) for share in shares]) for name in POINTS
+                }
+    if not columns:
+        return ""
+    names = [name for name in POINTS if any(share[name] > 0.5 for share in columns.values())]
+    rows = [
+        [name, f"{POINTS[name]:+d}", *[f"{share[name]:.0f}" for share in columns.values()]]
+        for name in names
+    ]
+    return markdown(["heard", "points", *columns], rows)
+
+
 def table_small_chat(measured):
     """The same policies with people who chat: after minus before, by seed."""
     rows = []
@@ -792,6 +831,7 @@ TABLES = {
     "signs": table_signs,
     "small": table_small,
     "small_alone": table_small_alone,
+    "small_heard": table_small_heard,
     "small_chat": table_small_chat,
     "small_dialogues": table_small_dialogues,
     "table3": table_table3,
