@@ -195,8 +195,9 @@ class TorchEngine:
         """Sample up to `max_tokens` after the ids `prompt`. `key` names the dialogue, so that its
         row of the cache is found again; None: a single request.
 
-        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. `rng` is
-        drawn from once a call.
+        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. All random
+        numbers of a reply are drawn from `rng` at once, `max_tokens` of them, however long the
+        reply becomes.
         """
         result = asyncio.get_running_loop().create_future()
         self.waiting.append(Request(prompt, max_tokens, rng, key, result))

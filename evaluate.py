@@ -249,12 +249,16 @@ def checkpoint_of_run(run, run_settings, step):
         # that the run started from.
         label = f"{run}/checkpoint-000000"
         return FoundPolicy(label, run_settings["model"], run_settings, home=run)
+    if not by_step:
+        raise BadInput(
+            f"--policy {run}: this run has no checkpoint; --step 0 measures where it started"
+        )
     if step is None:
-        step = max(by_step, default=0)
+        step = max(by_step)
     if step not in by_step:
         raise BadInput(
             f"--policy {run}: no checkpoint of step {step} here; there are: "
-            f"{', '.join(map(str, by_step)) or 'none'}"
+            f"{', '.join(map(str, by_step))}"
         )
     return FoundPolicy(str(by_step[step]), by_step[step], run_settings, home=run)
 
@@ -717,15 +721,17 @@ def run_before_after(args):
     usual_paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
     pages = [path.with_suffix(".html") for path in usual_paths.values()]
     refuse_overwriting({"--json": args.json}, [*usual_paths.values(), *pages])
-    paths = []
+    files_of_sides = []
     for step, usual_path in usual_paths.items():
         of_side = {**vars(args), "policy": str(directory), "step": step, "json": None}
         code, path = run_benchmark(argparse.Namespace(**of_side), usual_path)
         if code:
             return code
-        paths.append(str(path))
+        files_of_sides.append([str(path)])
+    before, after = files_of_sides
     print()
-    return run_comparison(args, *[[path] for path in paths])
+    # the tables above say already whose scores these are, and on which scale
+    return run_comparison(args, before, after, named=False)
 
 
 def run_benchmark(args, usual_path=None):
@@ -783,11 +789,12 @@ def run_scores(args):
     return finish(args, for_json, problems)
 
 
-def run_comparison(args, before, after):
-    """Print how the result files of two sides differ, lists of paths. Returns the exit code."""
+def run_comparison(args, before, after, named=True):
+    """Print how the result files of two sides differ, lists of paths. named: see
+    `print_comparison`. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, before + after)
     result = compare(before, after, rule=args.rule)
-    print_comparison(result)
+    print_comparison(result, named)
     return finish(args, result, result["problems"])
 
 

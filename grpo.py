@@ -54,6 +54,7 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
             advantages[member] = r
         # Compared exactly: a reward is e_T / 100, so equal emotions are equal floats.
         elif (r != r[0]).any():
+            # rloo: r - (mean of the others) = (r - mean) / ((n - 1) / n)
             scale = {"grpo": r.std() + eps, "dr-grpo": 1.0, "rloo": (n - 1) / n}[kind]
             advantages[member] = (r - r.mean()) / scale
     return advantages
@@ -68,13 +69,14 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 
     Three choices (for the first two, tests/textbook/test_grpo.py enumerates a game to check them):
 
-      * The mean of the others, without one's own return. Of two that still talk, the own return is
-        half of the mean, so half of the gradient is lost; of four, a quarter. In general 1 -
-        E[1 / n_t] of the gradient of turn t is left, n_t being the number of dialogues that still
-        talk. Late turns lose most, so no learning rate makes up for it.
-      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. Giving 0 to the
-        lone talker would drop exactly those dialogues that went on for longer than all others. What
-        is left of the gradient of turn t is P(somebody else still talks): late turns lose most.
+      * The mean of the others. If one's own return were included, only 1 - E[1 / n_t] of the
+        gradient of turn t would be left, n_t being the number of dialogues that still talk: half
+        with two of them, three quarters with four. Late turns would lose most, so no learning rate
+        would make up for it.
+      * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. With the
+        advantage 0, exactly those dialogues that went on for longer than all others would teach
+        nothing there, and only P(somebody else still talks) of the gradient of turn t would be
+        left. Late turns would lose most here, too.
       * `grpo` divides by the std of the whole returns G_1 of the group, one number for all turns. A
         std for each turn would undo the differences between turns. Where the whole returns are
         equal, and in a group of one, every turn gets 0.
@@ -88,7 +90,8 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
         g, talking = returns[member], alive[member]
         # [T], at least 1: whoever is alone divides a sum of 0
         n_others = (talking.sum(0) - 1).clamp(min=1)
-        a = (g - (g.sum(0) - g) / n_others) * talking
+        returns_of_others = g.sum(0) - g  # [members, T], summed over the others
+        a = (g - returns_of_others / n_others) * talking
         if kind == "grpo":
             whole = g[:, 0]
             # Not compared exactly: two dialogues with the same last emotion may have got there by

@@ -80,7 +80,8 @@ PROBE = (
 
 
 class Models:
-    """Policy, critic (PPO), reference (with a KL), their optimizers, and the sampling engine."""
+    """Policy, critic (PPO), reference (with a KL or adapters), their optimizers, and the sampling
+    engine."""
 
     def __init__(self, cfg, checkpoint, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. clock: a
@@ -112,7 +113,7 @@ class Models:
         else:
             source = start
         model, self.tokenizer = self.load(source)
-        self.make_chat_format(model, source)
+        self.set_chat_format(model, source)
         self.engine = self.make_engine(model, source, clock)
 
         saved = self.read_saved()
@@ -154,7 +155,7 @@ class Models:
 
         Under adapters the weights are frozen, and so are loaded in the type of computing. Else
         their dtype is None: they stay as they are stored, in memory that is mapped from the file,
-        until `make_trainable` makes the fp32 masters."""
+        until `make_masters_or_shards` makes the fp32 masters."""
         dtype = None
         flag = "--model"
         if self.cfg.lora_rank:
@@ -163,7 +164,7 @@ class Models:
                 flag = "the base of this run's adapters:"
         return load_model(place, dtype=dtype, flag=flag)
 
-    def make_chat_format(self, model, source):
+    def set_chat_format(self, model, source):
         """Set `chat`, `pad` and `context`, the tokens of a dialogue. Raises BadInput."""
         cfg = self.cfg
         # The toy knows its task; a system prompt would take a third of its context.
@@ -227,7 +228,7 @@ class Models:
         self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
         if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
-        self.make_trainable(base)
+        self.make_masters_or_shards(base)
 
     def is_short_of_memory(self, model):
         """Is there too little memory to keep the activations for the backward pass?"""
@@ -257,13 +258,14 @@ class Models:
                 recompute_activations(self.critic.body)
         for module in (self.policy, self.critic, reference_policy):
             if module:
-                self.make_trainable(module)
+                self.make_masters_or_shards(module)
         self.reference = None
         if reference_policy:
             self.reference = Reference(reference_policy)
 
-    def make_trainable(self, module):
-        """Make the fp32 masters of a module; as shards, if there is a process group."""
+    def make_masters_or_shards(self, module):
+        """Make the fp32 masters of a module; as shards, if there is a process group. (The reference
+        is never trained, but it is sharded, too.)"""
         if dist.is_initialized():
             dtype = None if self.dtype == torch.float32 else self.dtype
             shard(module, self.device.type, dtype)
@@ -435,7 +437,7 @@ class Reference:
         log_probs, log_probs_at_1 = self.score(batch)
         at_actions = log_probs_at_1[batch.action_mask].double()
         self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
-        return log_probs, None
+        return log_probs, None  # where a policy has its entropy
 
     def take_perplexity(self):
         """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at
@@ -474,7 +476,7 @@ def load_adapters(base, adapters, checkpoint):
 
 def check_base(model, source, checkpoint):
     """Raise BadInput if the adapters of a checkpoint were made for another base than `source`.
-    `model` has both, and merged they must be the weights that the checkpoint holds."""
+    `model` holds base and adapters; merged, they must be the weights in the checkpoint."""
     files = [safe_open(path, "pt") for path in checkpoint.glob("*.safetensors")]
     file_of = {name: file for file in files for name in file.keys()}
     for name, merged in merge(model.state_dict().items(), model):

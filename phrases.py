@@ -10,7 +10,9 @@ The people are the toy's (toy.py): their stories, hidden needs and lines. The an
 sections and marks of every other user's model, so parser, clamp and log do the same work. For each
 of the eight needs prompts/phrases.txt has a list of phrasings. A reply gains by a phrasing of the
 need that this user has, in a sentence that is about this user, and by naming the person or the
-feeling of the story. It loses by
+feeling of the story. (A sentence is about this user if a word of the story is in it. Some phrasings
+have such a word themselves: to somebody who asks for the first step, "The first step." is enough.)
+It loses by
 
     a phrasing of other needs alone, or nothing that is on any list
     phrasings of three needs or more: a heap is no answer
@@ -23,7 +25,7 @@ feeling of the story. It loses by
 A second kind of user chats: forty people who want to speak of what they love (`chatters`). They are
 for measuring whether what was trained carries over to everyday talk (`--world chit-chat`).
 
-Ask it yourself:  python phrases.py "I am so sorry. That must hurt, what your sister did."
+Ask it yourself:  python phrases.py "I am so sorry. It must hurt, what your manager did."
 """
 
 from support.answers import mark_in
@@ -48,7 +50,9 @@ PROMPTS = Path(__file__).parent / "prompts"
 # The best reply has the need, the person and the feeling: 7 + 2 + 1.
 POINTS = {
     "need": 7,  # a phrasing of the user's own need, in a sentence about this user
-    "second": 2,  # where that was not heard: of the need that helps a little (toy.SECONDARY)
+    # where that was not heard: of the need that helps a little (toy.SECONDARY), in a sentence about
+    # this user, who is not a challenging one
+    "second": 2,
     "empty": 1,  # a phrasing of the user's own need, in a sentence with nothing about this user
     "others": -3,  # phrasings of other needs alone
     "nothing": -4,  # nothing that is on a list
@@ -192,7 +196,7 @@ class Heard:
 
 
 def lists_heard(text):
-    """{list: its first phrasing that is in the text}, of needs and of rebukes."""
+    """{list: its longest phrasing that is in the text}, of needs and of rebukes."""
     heard = {}
     line = joined(words_of(text))
     for title, listed in phrasings().items():
@@ -224,31 +228,36 @@ def is_english(reply):
 
 
 def hear_needs(heard, reply, scene, challenging):
-    """The phrasings of needs. Only those in a sentence about this user count in full: "You can." is
-    a phrasing of advice, and says nothing to anybody."""
-    about = words_about(scene)
-    phrase_of = {}  # need: its phrasing
-    needs_about_user = set()  # the needs that were heard in a sentence about this user
-    for sentence in re.split(r"(?<=[.?!])\s+|\n+", reply.strip()):
-        for title, phrase in lists_heard(sentence).items():
-            if title in REBUKES:
-                continue
-            phrase_of.setdefault(title, phrase)
-            if about & set(words_of(sentence)):
-                needs_about_user.add(title)
+    """The phrasings of needs. Only those in a sentence about this user count in full: "I understand
+    that." is a phrasing of empathy, and says nothing to anybody."""
+    phrase_of, about_user = phrases_of_needs(reply, words_about(scene))
     second = toy.SECONDARY[scene.need]
-    if scene.need in needs_about_user:
-        heard.add("need", phrase_of[scene.need])
+    if scene.need in about_user:
+        heard.add("need", about_user[scene.need])
     elif scene.need in phrase_of:
         heard.add("empty", phrase_of[scene.need])
-    elif second in needs_about_user and not challenging:
-        heard.add("second", phrase_of[second])
+    elif second in about_user and not challenging:
+        heard.add("second", about_user[second])
     elif phrase_of:
         heard.add("others", ", ".join(phrase_of.values()))
     else:
         heard.add("nothing")
     if len(phrase_of) >= HEAP:
         heard.add("heap", ", ".join(phrase_of))
+
+
+def phrases_of_needs(reply, words_of_story):
+    """({need: its first phrasing in the reply}, the same of the sentences with one of
+    `words_of_story`, which are about the user)."""
+    phrase_of, about_user = {}, {}
+    for sentence in re.split(r"(?<=[.?!])\s+|\n+", reply.strip()):
+        for title, phrase in lists_heard(sentence).items():
+            if title in REBUKES:
+                continue
+            phrase_of.setdefault(title, phrase)
+            if words_of_story & set(words_of(sentence)):
+                about_user.setdefault(title, phrase)
+    return phrase_of, about_user
 
 
 def hear_names(heard, reply, scene):

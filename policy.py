@@ -17,7 +17,6 @@ from support.flags import Parser
 
 import copy
 import random
-import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -33,8 +32,9 @@ from torch.utils.checkpoint import checkpoint
 @dataclass
 class Segment:
     """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see; k > 0
-    is a reply with a thought, which nothing but the reply itself sees. `log_probs` are those of the
-    engine; they are None unless the policy sampled the tokens."""
+    is a reply that later turns do not see as it was sampled (it has a thought, mostly), with the
+    template's opening in front of it: nothing but the reply itself sees it. `log_probs` are those
+    of the engine; they are None unless the policy sampled the tokens."""
 
     ids: list
     branch: int = 0
@@ -137,13 +137,23 @@ def take_thoughts(text):
         a <think> b </think> c     b          a  c
         a <think> b                b          a          no </think>: a thought up to the end
         a </think> b               a          b          no <think>: a thought from the beginning
+        <think></think> a </think> b
+                                   a          b          as models do whose template opens a reply
+                                                         with an empty thought
+
+    So of all that stands before a `</think>`, only what stands before a `<think>` is visible.
     """
-    head, end_tag, _ = text.partition("</think>")
-    if end_tag and "<think>" not in head:
-        text = "<think>" + text
-    pattern = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
-    thoughts = [thought.strip() for thought in pattern.findall(text)]
-    return "\n".join(filter(None, thoughts)), pattern.sub("", text).strip()
+    *closed, last = text.split("</think>")
+    shown, thoughts = [], []
+    for piece in closed:
+        before, tag, thought = piece.partition("<think>")
+        shown.append(before if tag else "")
+        thoughts.append(thought if tag else before)
+    before, _, thought = last.partition("<think>")
+    shown.append(before)
+    thoughts.append(thought)
+    stripped = [thought.strip() for thought in thoughts]
+    return "\n".join(filter(None, stripped)), "".join(shown).strip()
 
 
 class Agent:
@@ -164,12 +174,12 @@ class Agent:
                          the user's line, the template's scaffold
     next_prompt(line)    ids from behind the last stop token to where the next reply is sampled
     opening              ids that the template puts in front of a reply that is being sampled, and
-                         of no past one ("<think>\\n" of models that always think); mostly none.
-                         Their text counts as the beginning of the reply's text.
+                         of no past one ("<think>\\n" of models that always think); mostly none
+    opening_text         their text, which counts as the beginning of the reply's text
     past_reply(visible)  ids of a reply as later turns see it, its stop token included
     stop_id, decode      the id that ends a reply; ids -> their text
-
-    It also warns, once, if there are thoughts in direct mode.
+    warn_of_stray_thoughts()
+                         warns, once, if there are thoughts in direct mode
     """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
@@ -511,8 +521,8 @@ class Policy(nn.Module):
     again in the backward pass; otherwise all chunks would be kept for it, and nothing saved. Where
     one chunk is enough, as for the toy, nothing is computed twice.
 
-    max_logits is 2^24 (64 MB in fp32) by default. On a GPU it is 2^27, so that chunks are few: each
-    of them rounds the head's gradient once more.
+    max_logits is 2^24 (64 MB in fp32) by default. For the gradient it is 2^27 on a GPU, so that
+    chunks are few: each of them rounds the head's gradient once more.
     """
 
     def __init__(self, model, temperature=1.0, max_logits=None):
@@ -525,8 +535,7 @@ class Policy(nn.Module):
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
         max_logits = self.max_logits or (2**27 if hidden.is_cuda else 2**24)
-        vocabulary = head.weight.shape[0]
-        chunk = max(1, max_logits // vocabulary)  # positions
+        chunk = max(1, max_logits // head.weight.shape[0])  # positions
         if len(targets) <= chunk:
             log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
@@ -540,13 +549,13 @@ class Policy(nn.Module):
     def score_as_reference(self, batch):
         """(log pi of the sampled tokens, the same at temperature 1), each [B, L]: what a reference
         is asked for. There is no gradient, so chunks of logits need not be computed again."""
-        states = hidden_at_actions(self.model.base_model, batch)  # [N, H]
-        tokens = batch.ids[batch.action_mask]  # [N]
-        layer = self.model.get_output_embeddings()
-        chunk = max(1, (self.max_logits or 2**24) // layer.weight.shape[0])  # positions
+        hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
+        targets = batch.ids[batch.action_mask]  # [N]
+        head = self.model.get_output_embeddings()
+        chunk = max(1, (self.max_logits or 2**24) // head.weight.shape[0])  # positions
         pieces = [
-            reference_scores(layer, some_states, some_tokens, self.temperature)
-            for some_states, some_tokens in zip(states.split(chunk), tokens.split(chunk))
+            reference_scores(head, h, t, self.temperature)
+            for h, t in zip(hidden.split(chunk), targets.split(chunk))
         ]
         log_probs, log_probs_at_1 = (torch.cat(column) for column in zip(*pieces))
         return scatter_to_actions(log_probs, batch), scatter_to_actions(log_probs_at_1, batch)

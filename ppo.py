@@ -224,7 +224,7 @@ def score_before_update(policy, minibatches, include_first=True):
     Skipping the first mini-batch saves a forward pass: before the first step pi is pi_old, so its
     training pass gives the same numbers. But then log pi_old comes from the very pass that it is
     compared with, and `check_first_ratio` cannot fail. So a run includes the first mini-batch at
-    its start and where it is resumed, and at no other step."""
+    its start and where it is resumed. At other steps only a k1 penalty needs it (`ppo_update`)."""
     batches = all_micro_batches(minibatches)
     skip = 0 if include_first else len(minibatches[0])
     return [None] * skip + log_probs_of(policy, batches[skip:])
@@ -378,8 +378,8 @@ def optimize(
             for name, number in measured.items():
                 sums[name] += number
             if critic:
-                error = critic.loss(k, batch)
-                (error / tokens * ranks).backward()
+                critic_loss = critic.loss(k, batch)
+                (critic_loss / tokens * ranks).backward()
             k += 1
         if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
             all_batches = all_micro_batches(minibatches)

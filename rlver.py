@@ -30,6 +30,7 @@ from support import (
     terminal,
 )
 from support.files import read_json
+from support.loading import return_freed_memory
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.smollm2 import sha256_of_smollm2
 from support.users import INITIAL_EMOTION
@@ -50,6 +51,7 @@ from policy import Episode, split_batch
 from ppo import all_micro_batches, log_probs_of, ppo_update
 from simulator import (
     User,
+    hidden_need,
     profiles_of_step,
     says_goodbye,
     simulator_of_run,
@@ -76,7 +78,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         goodbye         the user took leave
 
     A turn is logged as a dict of TURN_FIELDS, None where it did not come to that. reply: what was
-    sent; user: the answer to it; mark: the four letters in front of the headers of the analysis.
+    sent; user: the answer to it; mark: the four letters behind the headers of the analysis.
     Raises SimulatorFailed if the user's model gives out.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
@@ -229,7 +231,7 @@ class Trainer:
             self.warn_of_malformed(state["evaluations"][-1]["malformed"])
             state["step"] = 0
             self.save()
-            self.tell(terminal.dialogue_text("before training", episodes[0]))
+            self.show_dialogue("before training", episodes)
         elif self.evaluation_was_missed():
             self.evaluate(state["step"])
 
@@ -255,7 +257,7 @@ class Trainer:
         # 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
         if state["step"] > 0:
             episodes = self.evaluate(state["step"])
-            self.tell(terminal.dialogue_text("after training", episodes[0]))
+            self.show_dialogue("after training", episodes)
         self.set_total_seconds()
         if self.first:
             report.finish(self.run.path, self.state, self.heldout, toy if cfg.toy else None)
@@ -309,6 +311,7 @@ class Trainer:
         batch): resumed or not, on however many ranks, the same is drawn.
         """
         self.models.engine.forget()
+        self.make_room()
         # A group never crosses ranks.
         people_here = {n: p for n, p in people.items() if n % ranks.world() == ranks.rank()}
         name = f"{kind} {step}"  # of the rollout, in the log of calls
@@ -342,7 +345,7 @@ class Trainer:
     def refill(self, episodes, counts, step):
         """Replace zero-variance groups by dialogues with new users, up to --refill times (DAPO's
         dynamic sampling). All dialogues of such a group earned the same, so GRPO learns nothing
-        from it.
+        from it (but with --reward delta and without the std it may: docs/rewarded.md).
 
         episodes, counts: what `hold_dialogues` returned. Returns both, brought up to date, and
         tokens_wasted: those sampled for replaced groups, over all ranks. counts["refilled"] is the
@@ -376,6 +379,7 @@ class Trainer:
         """Step 3. Returns the update's metrics."""
         cfg, m = self.cfg, self.models
         m.engine.sleep()  # the memory of its cache is the update's now
+        self.make_room()
         minibatches = split_batch(
             episodes,
             batch_size=cfg.batch_size,
@@ -425,8 +429,8 @@ class Trainer:
             kl_coef=cfg.kl_coef,
             kl_estimator=cfg.kl_estimator,
             reference=m.reference,
-            # `fresh`: nothing has been trained since the start or the resume. Only then is the
-            # first ratio checked, because that costs a forward pass.
+            # `fresh`: nothing has been trained since the start or the resume. Then log pi_old has
+            # a forward pass of its own, so that the check of the first ratio can fail.
             check_ratio=m.fresh,
             ratio_limit=m.limits["ratio_limit"],  # how far the first ratio may be from 1
             gap_limits=m.limits["gap_limits"],  # between the engine's log-probs and the trainer's
@@ -462,6 +466,7 @@ class Trainer:
         cfg, m = self.cfg, self.models
         if not m.reference:
             return None
+        self.make_room()
         minibatches = split_batch(
             episodes,
             batch_size=len(self.heldout),
@@ -541,6 +546,18 @@ class Trainer:
         if self.first:
             tqdm.write(text)
 
+    def show_dialogue(self, title, episodes):
+        """Print the first dialogue of an evaluation, and what its user needed."""
+        episode = episodes[0]
+        profile = self.heldout[episode.group]  # `evaluate` numbers its groups by held-out user
+        self.tell(terminal.dialogue_text(title, episode, hidden_need(profile)))
+
+    def make_room(self):
+        """Return freed memory to the system, before a part of a step that needs much memory for
+        something else. Not for the toy, which needs little and would be slower by a twentieth."""
+        if not self.cfg.toy:
+            return_freed_memory()
+
     def add_seconds(self, kind, seconds):
         """Add `seconds` to those that the run has spent on work of this kind."""
         self.state["seconds"][kind] += seconds
@@ -572,12 +589,12 @@ class Trainer:
     def warn_of_unreadable(self, metrics):
         """Warn once if more than one dialogue in a hundred was dropped because the user's answers
         could not be read: a policy that learns to bring this about loses no reward by it."""
-        self.dialogues += metrics["episodes"] + metrics["dropped"]
-        self.unreadable += metrics["unreadable"]
-        if self.unreadable > signs.MOST_UNREADABLE * self.dialogues:
+        self.n_dialogues += metrics["episodes"] + metrics["dropped"]
+        self.n_unreadable += metrics["unreadable"]
+        if self.n_unreadable > signs.MOST_UNREADABLE * self.n_dialogues:
             self.warn_once(
                 "unreadable",
-                f"step {metrics['step']}: {self.unreadable} of {self.dialogues} dialogues were "
+                f"step {metrics['step']}: {self.n_unreadable} of {self.n_dialogues} dialogues were "
                 "dropped because the user's answers could not be read, or the prompt was "
                 "refused; dropped.jsonl has what was said before (docs/hacking.md)",
             )
@@ -664,8 +681,8 @@ class Trainer:
         self.runner = asyncio.Runner()
         self.state = rundir.new_state()
         # what `warn_of_unreadable` counts, since the start or the resume
-        self.dialogues = 0
-        self.unreadable = 0
+        self.n_dialogues = 0
+        self.n_unreadable = 0
         self.rows = []  # the metrics that `warn_of_faults` looks at, likewise
         self.warned_of = set()  # the subjects of `warn_once`
         self.make_users(new)
@@ -728,7 +745,8 @@ class Trainer:
         return self.run.path / (f"calls-{ranks.rank()}.jsonl" if ranks.rank() else "calls.jsonl")
 
     def check_simulator(self, simulator):
-        """Let the first rank ask the model once. Raises BadInput, on all ranks, if that fails."""
+        """Let the first rank ask the model once. Raises BadInput or TooManyLost, on all ranks, if
+        that fails."""
         if isinstance(simulator.model, llm.LocalModel):
             self.tell(f"asking {simulator.model.name}, the user's model, one question")
         ranks.broadcast(lambda: self.runner.run(simulator.check()))
@@ -778,7 +796,7 @@ def why_too_many(lost, n_dialogues):
 
 
 def sum_over_ranks(numbers):
-    """The sum of the whole `numbers` of all ranks."""
+    """The sum of the integers `numbers`, over all ranks."""
     return int(ranks.all_reduce_sum(torch.tensor(sum(numbers))))
 
 
@@ -812,7 +830,7 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
-        interrupts.interrupt_at_once(usual_handler)  # put back the handler that was there before
+        interrupts.put_back(usual_handler)
         if trainer:
             trainer.close()
     if message:

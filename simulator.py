@@ -7,9 +7,10 @@ After each reply of the policy two questions go to a language model, one after t
     e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; how far does e move?
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
-S is the person: persona, background, purpose of the talk, hidden intention. c is the dialogue so
-far, e the emotion, h_emo the analysis, a_t the user's line. The same code renders the prompt, asks
-and reads the answer for every model.
+S is the person: persona, background, purpose of the talk, hidden intention. c_{t-1} is the dialogue
+up to the policy's reply of turn t, and with it; e is the emotion, h_emo the analysis, a_t the
+user's line. (The prompt of f_reply has e_t only as a level, from Emotion-S to Emotion-F.) The same
+code renders the prompt, asks and reads the answer for every model.
 
 The last emotion is the reward, so this file is where a policy could forge its reward. Three things
 prevent that:
@@ -151,11 +152,15 @@ def says_goodbye(line):
         Goodbye! No, wait, one thing.       no    not in the last sentence
         He just said, "Goodbye."            no    somebody else's farewell
         Goodbye is the word she used.       no
+        Goodbye :)                          yes
+
+    The list of verbs of saying is short: "Her note read, goodbye" is taken for a farewell.
     """
     sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
     if not sentences:
         return False
     last = sentences[-1].replace("’", "'")
+    last = re.sub(r"[:;=]-?[()DP](?!\w)", " ", last)  # smileys
     # Drop the comma or colon behind a verb of saying, so that what is reported stays in the clause
     # of its verb: 'He just said, "Goodbye."' becomes one clause, which is more than a farewell.
     saying = r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)"
@@ -417,8 +422,8 @@ class Simulator:
     def key(self, prompt, dialogue, unreadable):
         """The cache key of a model call: the log keeps its answer under it. At temperature 0 equal
         prompts share an answer. At any other the name of the dialogue is part of the key, or all
-        dialogues of a group would share one "sample". unreadable: how many answers to this question
-        before it could not be read."""
+        dialogues of a group would share one "sample". unreadable: how many earlier answers to this
+        question could not be read."""
         name = getattr(self.model, "name", "")
         temperature = getattr(self.model, "temperature", 0.0)
         return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
@@ -848,20 +853,20 @@ def play(user, max_turns, rng, raw=False):
     `print_grammar` shows; raw: print each analysis as the model wrote it, too. Returns the exit
     code."""
     start = user.emotion
-    knows_a_grammar = isinstance(user.simulator.model, toy.ScriptedModel)
+    is_toy = isinstance(user.simulator.model, toy.ScriptedModel)
     # input() is called outside of the event loop, where Ctrl-C reaches it at once.
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
         print(f"\n{user.profile.player}\n")
         print(fold(rules_of_the_talk(max_turns)) + "\n")
-        if knows_a_grammar:
+        if is_toy and not user.simulator.model.weak:  # the weak one hears words only
             print_grammar(user.profile, rng)
         print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
         for turn in range(max_turns):
             reply = input("you> ")
             if ends_the_talk(reply):
                 break
-            if knows_a_grammar:
+            if is_toy:
                 print_not_understood(reply, user)
             analysis, change, mark = runner.run(user.feel(reply))
             print(analysis_in_plain(analysis, change, mark, raw))
@@ -931,7 +936,7 @@ def print_unknown_words(text):
     any."""
     unknown = toy.unknown_words(text)
     if unknown:
-        print(f"    (the toy does not know: {', '.join(unknown)})")
+        print(f"    (words that the toy does not know: {', '.join(unknown)})")
     return bool(unknown)
 
 

@@ -335,7 +335,7 @@ def tags_of(prompt):
     return dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
 
 
-# The first lines of a challenging user, so many, are details of the story and do not show its need.
+# The first lines of a challenging user tell only details of the story and do not show its need.
 GUARDED_LINES = 2
 
 
@@ -423,10 +423,10 @@ def users_line(lines_said, story, topics, level):
 def corpus_dialogue(rng, good):
     """A dialogue for the supervised training of the base policy: [(user's line, thought, reply)].
 
-    What it plants, under the bad habits: the thought mostly names what the user needs, the reply
-    mostly names the right person and feeling. `good` is the share of the replies that help on
-    purpose; of the others some help by chance, so that one reply in four does what helps. Held-out
-    words occur here as training words do."""
+    Beneath the bad habits it teaches two skills: thoughts that mostly name what the user needs, and
+    replies that mostly name the right person and feeling. `good` is the share of the replies that
+    help on purpose; of the others some help by chance, so that one reply in four does what helps.
+    Held-out words occur here as training words do."""
     split = rng.choice(["train", "heldout"])
     # Of this profile only the story and the details are used. Its need is always the first of NEEDS
     # (the needs take turns, and it is a list of one), so need and cues are drawn here.
@@ -557,8 +557,9 @@ def base_policy(think, quiet=False):
 
 
 def digest_of_recipe(think):
-    """A hash of what the recipe of a mode yields: the first 2,000 dialogues of its corpus, the
-    model, the optimizers' settings, the chat template. Comments and layout are not in it."""
+    """A hash of what the recipe of a mode yields: 2,000 dialogues, drawn as the corpus is, the
+    model, the optimizers' settings, the chat template. Comments and layout are not in it. An edit
+    of `sft` or of the tokenizer is not noticed: make the policies again by --make-policy."""
     recipe, rng = RECIPES[mode_of(think)], rng_of_corpus(think)
     dialogues = [corpus_dialogue(rng, recipe.good) for _ in range(2000)]
     yields = json.dumps([dialogues, MODEL, vars(recipe), CHAT_TEMPLATE])
@@ -646,7 +647,7 @@ def texts_for_vocabulary(rng):
     """Lines, thoughts and replies of 1,500 dialogues, from which the tokenizer gets its entries."""
     texts = []
     for _ in range(1500):
-        turns = corpus_dialogue(rng, good=0.17)  # for the vocabulary only; not in the digest
+        turns = corpus_dialogue(rng, good=0.17)
         for line, thought, reply in turns:
             texts += [line, thought, reply]
     return texts

@@ -14,7 +14,7 @@ Five questions about each run, in this order:
 The answers are a paragraph that a teacher can paste into feedback, then a verdict in one line.
 """
 
-from patches import plural  # first: it finds the project
+from patches import opened_for_writing, plural, write_row  # first: it finds the project
 from support import reference
 from support.errors import BadInput
 from support.files import refuse_overwriting
@@ -34,7 +34,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grading import opened_for_writing, write_row
 from handed_in import NEEDED, gaps, read_run
 from recompute import LINES, REPLIES, contradictions, digest_of_dialogues, replay_sample
 from signatures import signatures_in

@@ -19,6 +19,8 @@ wrong on purpose.
                                                             then make its runs (predictions.py)
     python course/course.py board [DIR...]                  the open task: measure its entries
                                                             (board.py)
+    python course/course.py points FILE...                  add up the points that grade, derive,
+                                                            predict and board write (points.py)
 
 Handing out, grading and the matrix are one operation, in surgery.py: a function is found by its
 name, its lines are cut out, and others are put in. A handout (handouts.py) puts in the docstring
@@ -40,10 +42,20 @@ import board
 import check_run
 import derive
 import labs
+import points
 import predictions
 from grading import grade
 from handouts import handout
 from matrix import check_derivations, choose, matrix
+
+# {command: the function that parses its words and does it}
+WITH_OWN_PARSER = {
+    "derive": derive.main,
+    "lab": labs.main,
+    "predict": predictions.main,
+    "board": board.main,
+    "points": points.main,
+}
 
 
 def main(argv=None):
@@ -64,14 +76,8 @@ def main(argv=None):
 
 def run(argv):
     """The command in `argv`. Returns the exit code; raises BadInput."""
-    if argv[:1] == ["lab"]:
-        return labs.main(argv[1:])
-    if argv[:1] == ["derive"]:
-        return derive.main(argv[1:])
-    if argv[:1] == ["predict"]:
-        return predictions.main(argv[1:])
-    if argv[:1] == ["board"]:
-        return board.main(argv[1:])
+    if argv and argv[0] in WITH_OWN_PARSER:
+        return WITH_OWN_PARSER[argv[0]](argv[1:])
     args = make_parser().parse_args(argv)
     if args.command == "matrix":
         return 0 if run_matrix(args.only, args.limit) else 1
@@ -130,12 +136,12 @@ def make_parser():
     check_run.add_arguments(
         command("check-run", "say in plain words whether runs are right, and what went wrong")
     )
-    # derive.py, labs.py, predictions.py and board.py have their own parsers; here are their names
-    # for --help
+    # those of WITH_OWN_PARSER are here only for --help
     command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
     command("predict", "lay a prediction beside the result (predict alone lists the settings)")
     command("board", "measure entries of the open task (board alone prints the runs' command)")
+    command("points", "add up the points of a class, part by part")
 
     handout_command.add_argument(
         "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"

@@ -5,6 +5,8 @@ enumeration.
     python course/course.py derive baseline         one question
     python course/course.py derive baseline FILE    compare the functions in FILE, a Python file,
                                                     with the enumerations of the same names
+    python course/course.py derive --grade DIR...   for teachers: the points of each student, whose
+                                                    DIR has a file for each derivation
 
 derivations.md has the questions, and enumerations.py computes the values without a formula. The
 inputs are drawn anew each time; --seed repeats a check. FILE runs in a process of its own
@@ -12,7 +14,7 @@ inputs are drawn anew each time; --seed repeats a check. FILE runs in a process 
 files are in derivations/, and the command is `python derivations/derive.py`.
 """
 
-from patches import HERE, kill, terminable
+from patches import HERE, kill, opened_for_writing, point_columns, terminable, write_row
 from support.errors import BadInput
 from support.flags import Parser, natural
 
@@ -47,6 +49,11 @@ class Question(NamedTuple):
     title: str
     points: int
     text: str
+
+    @property
+    def points_of_parts(self):
+        """The points of each part, in their order."""
+        return [int(points) for points in re.findall(r"(?m)^\d\. \((\d) points?\)", self.text)]
 
 
 def questions():
@@ -135,10 +142,11 @@ def calls_of(name, seed):
     return calls
 
 
-def check(name, text, file, seed, limit=LIMIT):
+def check(name, text, file, seed, limit=LIMIT, part=None):
     """Compare a student's formulas with the enumerations. Returns "" or the first problem, in one
-    line. text: of the student's file; file: its name; limit: seconds for all calls together."""
-    calls = calls_of(name, seed)
+    line. text: of the student's file; file: its name; limit: seconds for all calls together; part:
+    the number of the only part that is checked, or None."""
+    calls = [call for call in calls_of(name, seed) if part in (None, call.number)]
     lines, ending = run_answer(text, file, calls, limit)
     if not lines:
         return f"{file}: {ending}"
@@ -222,6 +230,58 @@ def short(value):
     return f"{value:.6g}"
 
 
+# ------------------------------------------------------------------------------------- for teachers
+
+
+def grade_all(places, csv_name):
+    """`derive --grade`: print the points of each student, and write them to the CSV file
+    `csv_name`. places: directories with a file for each derivation, baseline.py and so on. Each
+    part is checked by itself, so that a wrong one costs its own points alone. Returns True if
+    nothing is wrong or missing."""
+    for place in places:
+        if not place.is_dir():
+            raise BadInput(f"derive --grade {place}: no such directory")
+    with opened_for_writing("--csv", csv_name) as csv_file, terminable():
+        write_row(csv_file, point_columns("derivation"))
+        # a list, because all() stops at the first student who has not all points
+        complete = [grade_student(place, csv_file) for place in places]
+    return all(complete)
+
+
+def grade_student(place, csv_file):
+    """Print and write the points of the answers in the directory `place`. True if all are right."""
+    total, of = 0, 0
+    print(place)
+    for name, question in questions().items():
+        points, problem = grade_answer(name, question, place / f"{name}.py")
+        total, of = total + points, of + question.points
+        result = problem or "all parts agree"
+        print(f"  {name:<14}{points:>3} of {question.points:>2}   {result}", flush=True)
+        write_row(csv_file, [place, name, points, question.points, result])
+    print(f"  {'total':<14}{total:>3} of {of:>2}")
+    write_row(csv_file, [place, "total", total, of, "if the algebra is there"])
+    return total == of
+
+
+def grade_answer(name, question, path):
+    """(points of the parts that agree, the first problem or "") of one answer, the file `path`."""
+    seed = random.randrange(10**6)
+    if not path.is_file():
+        return 0, "no file"
+    try:
+        text = read_answer(path)
+    except BadInput as error:
+        return 0, str(error)
+    earned, first_problem = 0, ""
+    for part, points in enumerate(question.points_of_parts, 1):
+        problem = check(name, text, path.name, seed, part=part)
+        if problem:
+            first_problem = first_problem or f"{problem} (seed {seed})"
+        else:
+            earned += points
+    return earned, first_problem
+
+
 # -------------------------------------------------------------------------------------- the command
 
 
@@ -231,8 +291,12 @@ def main(argv):
 
 
 def derive(args):
-    """List the derivations, print a question, or check a file. Returns the exit code: 0, or 1 if a
-    formula is wrong. Raises BadInput."""
+    """List the derivations, print a question, check a file, or grade. Returns the exit code: 0, or
+    1 if a formula is wrong. Raises BadInput."""
+    if args.grade:
+        if args.name is not None:
+            raise BadInput("derive --grade takes directories alone; leave out NAME")
+        return 0 if grade_all(args.grade, args.csv) else 1
     if args.name is None:
         print_list()
         return 0
@@ -268,6 +332,14 @@ def make_parser(prog):
     parser.add_argument(
         "--seed", type=natural, metavar="N", help="of the inputs (default: a new one each time)"
     )
+    parser.add_argument(
+        "--grade",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="for teachers: the points of each DIR, which has a file NAME.py for each derivation",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write the points of --grade there, too")
     return parser
 
 

@@ -4,11 +4,19 @@ each exercise, in a process of its own with limits on its time, memory and files
 An endless loop, an exit or a syntax error in a submission costs its own exercise and no other.
 """
 
-from patches import HERE, ROOT, kill, plural, terminable
+from patches import (
+    HERE,
+    ROOT,
+    kill,
+    opened_for_writing,
+    plural,
+    point_columns,
+    terminable,
+    write_row,
+)
 from support.errors import BadInput
 
 import ast
-import csv
 import functools
 import json
 import multiprocessing
@@ -96,7 +104,7 @@ def grade(places, chosen, limit, csv_name=None, gradescope_name=None):
             opened_for_writing("--gradescope", gradescope_name) as gradescope_file,
             workers() as pool,
         ):
-            write_row(csv_file, ["submission", "exercise", "points", "of", "result"])
+            write_row(csv_file, point_columns("exercise"))
             for place, home in zip(places, homes):
                 results = grade_submission(place, home, chosen, limit, pool, csv_file)
                 total = total_of(results)
@@ -126,21 +134,6 @@ def grade_submission(place, home, chosen, limit, pool, csv_file):
     print(f"  {'total':<12}{total.earned:>3} of {total.possible}")
     write_row(csv_file, [place, "total", total.earned, total.possible, total.sentence])
     return results
-
-
-def opened_for_writing(flag, name):
-    """The file `name`, opened before the work and not after it, or, without a name, a file that
-    keeps nothing. Raises BadInput if it cannot be written."""
-    try:
-        return open(name or os.devnull, "w", newline="", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{flag} {name}: cannot be written ({error.strerror})") from None
-
-
-def write_row(csv_file, cells):
-    """Write a row, and flush it, so that the file can be read while others are graded."""
-    csv.writer(csv_file).writerow(cells)
-    csv_file.flush()
 
 
 def total_of(results):

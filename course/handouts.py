@@ -24,6 +24,8 @@ from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 # What is copied of the project as it is. tests/ is cut. Of course/ only HANDED_OUT is copied; the
 # form of the predictions is written anew.
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
+# What runs with the mistakes of the predictions have logged (docs/reference/).
+GIVES_AWAY = ["mistakes.jsonl"]
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
@@ -90,8 +92,8 @@ def copy_project(place, chosen, changed):
     for pattern in COPIED:
         for path in ROOT.glob(pattern):
             if path.is_dir():
-                no_caches = shutil.ignore_patterns("__pycache__", ".*")
-                shutil.copytree(path, place / path.name, ignore=no_caches)
+                left_out = shutil.ignore_patterns("__pycache__", ".*", *GIVES_AWAY)
+                shutil.copytree(path, place / path.name, ignore=left_out)
             else:
                 shutil.copy(path, place / path.name)
     for file, text in changed.items():

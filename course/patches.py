@@ -1,6 +1,7 @@
 """patches.py - what the files of course/ share: the place of the project, the lists in TOML, a text
 that is replaced, processes that end with this one, and tables."""
 
+import csv
 import os
 import re
 import signal
@@ -77,6 +78,27 @@ def kill(process):
 def plural(count, what="exercise"):
     """A count and its noun: 1 exercise, 2 exercises."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def opened_for_writing(flag, name):
+    """The file `name`, opened before the work and not after it, or, without a name, a file that
+    keeps nothing. Raises BadInput if it cannot be written."""
+    try:
+        return open(name or os.devnull, "w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{flag} {name}: cannot be written ({error.strerror})") from None
+
+
+def write_row(csv_file, cells):
+    """Write a row, and flush it, so that the file can be read while others are graded."""
+    csv.writer(csv_file).writerow(cells)
+    csv_file.flush()
+
+
+def point_columns(part):
+    """The columns of a file of points; part: what a row is about ("exercise"). points.py reads
+    them."""
+    return ["submission", part, "points", "of", "result"]
 
 
 def markdown(columns, rows):

@@ -16,7 +16,16 @@ asked. A prediction counts as it was when it was recorded first, before its runs
 runs/predictions/NAME/prediction.json.
 """
 
-from patches import HERE, ROOT, markdown, read_toml, with_tables  # first: it finds the project
+from patches import (  # first: it finds the project
+    HERE,
+    ROOT,
+    markdown,
+    opened_for_writing,
+    point_columns,
+    read_toml,
+    with_tables,
+    write_row,
+)
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file, write_json
 from support.flags import Parser
@@ -308,6 +317,11 @@ def differences(numbers):
     return [changed - base for base, changed in zip(numbers["base"], numbers["changed"])]
 
 
+def rounded_interval(values):
+    """`mean_interval`, rounded: differences that are equal would have a spread of 1e-17."""
+    return tuple(round(float(number), 12) for number in mean_interval(values))
+
+
 def possible_directions(mean, half, widest):
     """The directions that a result leaves possible; its 95 % interval is mean - half to mean +
     half. One that contains 0 says "same", if it is not wider than a prediction may be; else three
@@ -335,7 +349,7 @@ def verdicts_of(setting, entry, numbers):
     """{metric: verdict} of a setting's three numbers."""
     verdicts = {}
     for name, panel in panels_of(setting).items():
-        mean, half = mean_interval(differences(numbers[name]))
+        mean, half = rounded_interval(differences(numbers[name]))
         verdicts[name] = verdict(entry[name], mean, half, panel["widest"])
     return verdicts
 
@@ -381,7 +395,7 @@ def print_result(setting, record, numbers):
     verdicts = verdicts_of(setting, entry, numbers)
     for name, words in verdicts.items():
         base, changed = (sum(numbers[name][arm]) / len(SEEDS) for arm in ARMS)
-        mean, half = mean_interval(differences(numbers[name]))
+        mean, half = rounded_interval(differences(numbers[name]))
         result = f"{mean:.3g} ({mean - half:.3g} to {mean + half:.3g})"
         print(f"{name:<20}{base:>9.3g}{changed:>9.3g}   {result:<28}", end="")
         print(f"{in_words(entry[name]):<25}{words}")
@@ -451,7 +465,7 @@ def table_of(setting, numbers):
     for name, panel in panels_of(setting).items():
         base, changed = (sum(numbers[name][arm]) / len(SEEDS) for arm in ARMS)
         by_seed = differences(numbers[name])
-        mean, half = mean_interval(by_seed)
+        mean, half = rounded_interval(by_seed)
         cells = [
             f"`{name}`",
             f"{base:.3g}",
@@ -465,9 +479,9 @@ def table_of(setting, numbers):
     return markdown(columns, rows)
 
 
-def grade_all(settings, paths):
-    """`predict --grade`: print the points of each file. Returns True if all entries are whole. An
-    entry that is not has no points, and is named."""
+def grade_all(settings, paths, csv_name=None):
+    """`predict --grade`: print the points of each file, and write them to the CSV file `csv_name`.
+    Returns True if all entries are whole. An entry that is not has no points, and is named."""
     results = read_json(RESULTS)
     measured = {name: measured_numbers(setting, results) for name, setting in settings.items()}
     missing = [name for name, numbers in measured.items() if numbers is None]
@@ -476,18 +490,21 @@ def grade_all(settings, paths):
             f"predict --grade: not measured yet: {', '.join(missing)}; python course/course.py "
             "predict --teacher measures what is missing"
         )
-    whole = [grade_file(settings, measured, path) for path in paths]
+    with opened_for_writing("--csv", csv_name) as csv_file:
+        write_row(csv_file, point_columns("setting"))
+        whole = [grade_file(settings, measured, path, csv_file) for path in paths]
     return all(whole)
 
 
-def grade_file(settings, measured, path):
-    """Print the points of one file, and below them what is wrong with it. measured: {setting: its
-    numbers}. Returns True if nothing is."""
+def grade_file(settings, measured, path, csv_file):
+    """Print and write the points of one file, and print below them what is wrong with it. measured:
+    {setting: its numbers}. Returns True if nothing is."""
     problems, right = [], dict.fromkeys(settings, 0)
     try:
         predictions = read_predictions(path)
     except BadInput as error:
         print(f"{path}: 0 points: {error}")
+        write_points(csv_file, path, settings, right, str(error))
         return False
     for name, setting in settings.items():
         try:
@@ -500,7 +517,18 @@ def grade_file(settings, measured, path):
     print(f"{path}: {points_in_words(sum(right.values()), of)} ({each})")
     for problem in problems:
         print(f"  {problem}")
+    write_points(csv_file, path, settings, right, "; ".join(problems) or "without the reasons")
     return not problems
+
+
+def write_points(csv_file, path, settings, right, result):
+    """Write a row for each setting, and the total. right: {setting: how many numbers are}."""
+    n_panels = {name: len(setting["panels"]) for name, setting in settings.items()}
+    for name, count in right.items():
+        words = f"{count} of {n_panels[name]} right"
+        write_row(csv_file, [path, name, POINTS * count, POINTS * n_panels[name], words])
+    totals = POINTS * sum(right.values()), POINTS * sum(n_panels.values())
+    write_row(csv_file, [path, "total", *totals, result])
 
 
 # ------------------------------------------------------------------------------------ command line
@@ -514,7 +542,7 @@ def main(argv):
         if args.template:
             print(template(), end="")
         elif args.grade:
-            return 0 if grade_all(settings, args.grade) else 1
+            return 0 if grade_all(settings, args.grade, args.csv) else 1
         elif args.teacher:
             measure_all(settings)
         elif args.name is None:
@@ -569,4 +597,5 @@ def make_parser():
         action="store_true",
         help="for teachers: make all runs, and write the tables of teacher/predictions.md",
     )
+    parser.add_argument("--csv", metavar="FILE", help="write the points of --grade there, too")
     return parser

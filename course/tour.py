@@ -55,8 +55,8 @@ def wait_for(coroutine):
 # %% [markdown]
 # ## 1. A user
 #
-# A user has a persona, a story, and a hidden need, which it never says. (`Profile` in
-# `simulator.py`.)
+# A user has a persona, a story, and a hidden need, which it does not name: it only hints at it in
+# what it says. (`Profile` in `simulator.py`.)
 
 # %%
 simulator = make_simulator("toy")
@@ -90,8 +90,13 @@ for reply in replies:
     wait_for(hear(reply))
 
 # %% [markdown]
-# The four letters in front of each header are a *mark*. The policy cannot know it, so no reply can
-# forge a "Change: +10" of its own (`support/answers.py`).
+# The analysis has the sections that RLVER's prompt asks for: what the reply says (Content), whether
+# it meets the hidden need (TargetCompletion), what the user thinks (Activity) and feels (Analyse),
+# and by how much the emotion changes. A script wrote this one; with a real simulator a language
+# model does.
+#
+# The four letters behind each header are a *mark*. The policy cannot know it, so no reply can forge
+# a "Change: +10" of its own (`support/answers.py`).
 #
 # ## 2. A dialogue as tokens
 #
@@ -158,8 +163,8 @@ print(f"{int(batch.action_mask.sum())} of {batch.ids.numel()} tokens are trained
 # ## 4. Two advantages by hand
 #
 # **GRPO** compares dialogues that began alike. Four dialogues with one user are a *group*; the
-# advantage of each is its reward, less the group's mean, divided by the group's standard deviation.
-# All tokens of a dialogue have the same one.
+# advantage of each is its reward, less the group's mean, divided by the group's standard deviation
+# (of a sample: the squares are divided by n - 1). All tokens of a dialogue have the same one.
 #
 # **Before you run:** take the four rewards that are printed first, and compute the advantages on
 # paper. What would they be if all four dialogues had ended alike?
@@ -176,6 +181,9 @@ print("by hand", by_hand)
 print("grpo.py", from_grpo)
 
 # %% [markdown]
+# If all four had ended alike, every difference to the mean would be 0, and so would the advantages:
+# such a group teaches nothing. (The small number 1e-6 avoids the division 0 / 0.)
+#
 # **PPO** has a critic: V, the reward that is expected before each token. Walk backwards over the
 # policy's tokens. The surprise at a token is `delta = reward + V of the next one - V`, and its
 # advantage is `delta + lambda * advantage of the next one` (gamma is 1; Schulman 2016, eq. 16). The
@@ -248,7 +256,7 @@ print(f"engine and trainer differ by {gap:.1e} at most in log-probability")
 
 # %%
 optimizer = adamw(policy, lr=4e-4)
-print("step   ratio of tokens with A > 0, with A < 0   clipped")
+print("step   mean ratio where A > 0, where A < 0   1 % below   1 % above   clipped")
 for step in range(1, 7):
     log_probs, entropy = policy(batch)
     loss, clipped = policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps=0.2)
@@ -258,18 +266,22 @@ for step in range(1, 7):
 
     ratio = (log_probs - old_log_probs).exp().detach()
     good, bad = ratio[mask & (advantages > 0)].mean(), ratio[mask & (advantages < 0)].mean()
-    print(f"{step:>4}{good:>29.3f}{bad:>12.3f}{100 * clipped / mask.sum():>8.1f} %")
+    low, high = ratio[mask].quantile(0.01), ratio[mask].quantile(0.99)
+    share = 100 * clipped / mask.sum()
+    print(f"{step:>4}{good:>23.3f}{bad:>15.3f}{low:>12.2f}{high:>12.2f}{share:>8.1f} %")
 
 # %% [markdown]
 # In the first step every ratio is 1, whatever the advantages are: nothing has changed since the
-# tokens were sampled. So with one step per batch, which is what RLVER does, the clip never acts. In
-# later steps good and bad tokens move apart, and more and more of them are clipped.
+# tokens were sampled. So with one step per batch, as RLVER trains a policy that does not think, the
+# clip never acts. In later steps good and bad tokens move apart. The means hardly show it, because
+# most tokens stay near 1; but some leave 0.8 to 1.2, and more and more of them are clipped.
 #
 # ## 6. Ten steps
 #
 # This is RLVER's loop: hold dialogues, compute advantages, update, give the engine the new weights.
-# `rlver.py` does the same, and evaluates, logs and saves as well. We begin anew from the first
-# weights.
+# Each batch is cut into two halves, and each half makes one optimizer step, as the toy does by
+# default. `rlver.py` has the same loop, and evaluates, logs and saves as well. We begin anew from
+# the first weights.
 #
 # **Before you run:** the mean emotion is 30 when a dialogue begins. Where will the dialogues of the
 # first step end, and those of the last one? Draw the curve.
@@ -298,6 +310,9 @@ plt.ylim(0, 100)
 plt.show()
 
 # %% [markdown]
+# The first dialogues end below 30, where they began. The first policy knows all kinds of sentences
+# and does not know whom they help, so most of its replies make things worse.
+#
 # The curve is rough, because each point is the mean of 64 dialogues with other users. That is why
 # the project evaluates with 128 users who are never trained on, and gives intervals over seeds.
 #
@@ -327,7 +342,8 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
     print(f"{left:<50}{right}")
 
 # %% [markdown]
-# The numbers in brackets are the user's emotion after the reply, from 30 at the start.
+# The numbers in brackets are the user's emotion after the reply, from 30 at the start. A sentence
+# that this user has heard before lowers it, even if it helped the first time.
 #
 # What you have seen: a policy that finds out by trial and error which kind of sentence helps whom,
 # from nothing but an emotion at the end of each dialogue. What you have not seen: comfort. The
@@ -335,8 +351,8 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
 #
 # ## Where to go on
 #
-# * `python rlver.py --steps 10 --eval-size 32`: what you have just done, with an evaluation before
-#   and after, every dialogue in a file, and a report to open.
+# * `python rlver.py --steps 10 --eval-size 32`: the same ten steps, with more dialogues to a user
+#   and smaller first steps; with an evaluation before and after, all dialogues in a file, a report.
 # * `ppo.py` and `grpo.py`: the functions that you called, each beside its equation.
 # * `docs/math.md`: from the objective to these lines.
 # * `docs/small.md`: the same loop with a real language model.

@@ -13,8 +13,8 @@ class RunError(Exception):
     exit_code = 1
     # Do all ranks raise this error together? Then only the first rank prints it.
     on_all_ranks = False
-    # A run can be resumed once a file in its directory matches this pattern (a glob); "": never.
-    resumable_if = ""
+    # Can a run that ended so be resumed, once it has a checkpoint?
+    is_resumable = False
     # What to do next, appended to the message, if the run can be resumed. {out} is its directory.
     advice_to_resume = ""
     # The same if it cannot be resumed.
@@ -49,7 +49,7 @@ class SimulatorRefused(RunError):
     stops with the server's message."""
 
     exit_code = 2
-    resumable_if = "metrics.jsonl"
+    is_resumable = True
     advice_to_resume = "; when that is mended: python rlver.py --resume {out}"
     advice_to_restart = "; when that is mended, start it again"
 
@@ -60,7 +60,7 @@ class TooManyLost(RunError):
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
-    resumable_if = "checkpoint-*"
+    is_resumable = True
     advice_to_resume = (
         "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
     )
@@ -71,7 +71,7 @@ class CannotWrite(RunError):
     """A checkpoint that could not be written, mostly because the disk is full."""
 
     on_all_ranks = True
-    resumable_if = "checkpoint-*"
+    is_resumable = True
     advice_to_resume = "; make room, then: python rlver.py --resume {out}"
     advice_to_restart = "; make room, and start the run again"
 
@@ -115,7 +115,7 @@ def explain(error, out=None, rank=0, world=1):
 def advice_for(error, out):
     """What to do next after a RunError: how to resume the run in `out`, or how to start it again if
     it cannot be resumed."""
-    can_resume = out and error.resumable_if and any(out.glob(error.resumable_if))
+    can_resume = out and error.is_resumable and any(out.glob("checkpoint-*"))
     advice = error.advice_to_resume if can_resume else error.advice_to_restart
     return advice.format(out=out)
 

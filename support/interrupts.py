@@ -11,16 +11,22 @@ import signal
 pending_interrupts = []  # one entry for each Ctrl-C since `interrupt_at_once`
 
 
-def interrupt_at_once(handler=None):
-    """Let Ctrl-C raise KeyboardInterrupt at once, or install the `handler` that is given. Returns
-    the handler that was there before; call it again with that one to put it back."""
+def interrupt_at_once():
+    """Let Ctrl-C raise KeyboardInterrupt at once. Returns the handler that was there before, for
+    `put_back`."""
     pending_interrupts.clear()
 
     def interrupt(*_):
         pending_interrupts.append("Ctrl-C")
         raise KeyboardInterrupt
 
-    return signal.signal(signal.SIGINT, handler or interrupt)
+    return signal.signal(signal.SIGINT, interrupt)
+
+
+def put_back(handler):
+    """Install the `handler` of Ctrl-C that was there before `interrupt_at_once`."""
+    pending_interrupts.clear()
+    signal.signal(signal.SIGINT, handler)
 
 
 def raise_pending_interrupt():

@@ -8,7 +8,9 @@ from support.errors import BadModel
 from support.settings import SMALL, may_be_on_the_hub
 from support.smollm2 import directory_of_smollm2
 
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -224,3 +226,11 @@ def memory_of(device):
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def return_freed_memory():
+    """Return memory that was freed to the system. glibc keeps a freed block that lies below one in
+    use, so the parts of a step, one after the other, would take the sum of their memory. Without
+    glibc nothing is done."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -491,7 +491,8 @@ def evaluation_table(evaluations, never_trained_on=True):
         "columns": list(columns.values()),
         "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
         "reading": f"{users}. Score: the mean final emotion of n dialogues, ± its standard error; "
-        "a difference below three of them may be chance. Success ends at 100, failure below 10.",
+        "a difference of less than three standard errors may be chance. Success ends at 100, "
+        "failure below 10.",
     }
 
 

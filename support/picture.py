@@ -90,7 +90,7 @@ def draw_panel(axis, view):
 
 def draw_line(axis, steps, line, dashes):
     """One curve on its shade: the moving average, of which the reference bands are made too, and
-    behind it, faint, the values of the single steps."""
+    behind it, thin, the values of the single steps."""
     colour = COLOURS[line["colour"]]
     if "shade" in line:
         draw_shade(axis, line["shade"], colour)
@@ -99,7 +99,7 @@ def draw_line(axis, steps, line, dashes):
         marker = "." if len(values) == 1 else None  # one step makes no line
         axis.plot(steps, values, color=colour, linestyle=dashes, label=line["label"], marker=marker)
         return
-    axis.plot(steps, values, color=colour, linewidth=0.8, alpha=0.45, label="faint: single steps")
+    axis.plot(steps, values, color=colour, linewidth=0.8, alpha=0.45, label="thin: single steps")
     means = np.array(line["mean"], dtype=float)
     label = f"{line['label']}, {MEAN_LABEL}"
     axis.plot(steps, means, color=colour, linestyle=dashes, linewidth=2, label=label)

@@ -6,8 +6,9 @@ calls to the simulator. Nothing is loaded.
     python -m support.plan
         the table of docs/several-gpus.md: what fits where
 
-Exact, and held to 5 % by a test: masters, gradients, Adam, critic, reference, frozen base, engine's
-weights. Estimates, from the shapes of the tensors alive at the peak: activations, engine's cache.
+Counted and not estimated (a test allows 5 %): masters, gradients, Adam, critic, reference, frozen
+base, engine's weights. Estimates, from the shapes of the tensors alive at the peak: activations,
+engine's cache.
 Fragmentation, NCCL and CUDA itself want a few GB more; BENCHMARKS.md says what was measured.
 """
 
@@ -50,7 +51,7 @@ USER_TOKENS = 60  # a line of the user
 PROFILE_TOKENS = 700  # a released profile
 ANSWER_TOKENS = 250  # an answer in its sections
 
-# Policy.forward computes logits in chunks of so many on a GPU.
+# Policy.forward computes logits in chunks of at most this many numbers on a GPU.
 LOGITS_PER_CHUNK = 2**27
 # About how many tensors of a transformer block are alive at once in its backward pass: of the
 # hidden size (norms, queries, keys, values, attention's result, projections), and of the
@@ -130,6 +131,8 @@ def memory_table(cfg, config, sizes, share, card):
         lines.append(table_row(name, [column[part] for column in columns]))
     host_memory, disk = host_and_disk(cfg, alone=columns[0])
     peaks = [peak(column, share)[0] for column in columns]
+    if share:  # vLLM takes all of its share at once, whatever it needs
+        lines.append(table_row("vLLM takes", [share] * len(GPUS)))
     lines.append(table_row("at the peak  (estimate)", peaks))
     lines.append(table_row("host memory  (estimate)", [host_memory] * len(GPUS)))
     lines.append(table_row("disk  (estimate)", [disk] * len(GPUS)))
@@ -161,7 +164,7 @@ def line_about_the_peak(share):
     """What "at the peak" means."""
     text = "The peak is the larger of rollout (engine weights and cache"
     if share:
-        text += f"; vLLM has {share / GB:.0f} GB, --engine-memory of --card"
+        text += "; of vLLM, what it takes: --engine-memory of --card"
     return text + (
         ") and update (gradients, activations). Left out: fragmentation, NCCL, CUDA itself."
     )

@@ -224,9 +224,9 @@ def tables_by_part(dialogues_of_side):
 def part_row(dialogues_of_side, part, value):
     """The row of a table for the dialogues whose field `part` is `value`: the mean score of each
     side, and how many dialogues the last side has."""
-    means = []
-    for dialogues in dialogues_of_side.values():
-        scores = [dialogue["score"] for dialogue in dialogues if dialogue[part] == value]
-        means.append(score_summary(scores)["score"] if scores else None)
-    n_of_last_side = len(scores)
-    return [value, *means, n_of_last_side]
+    scores_of_sides = [
+        [dialogue["score"] for dialogue in dialogues if dialogue[part] == value]
+        for dialogues in dialogues_of_side.values()
+    ]
+    means = [score_summary(scores)["score"] if scores else None for scores in scores_of_sides]
+    return [value, *means, len(scores_of_sides[-1])]

@@ -57,15 +57,15 @@ def open_old_run(given):
 
 # What a run writes before its first step is done, beside its logs of calls. Files that are written
 # under another name and renamed have, until then, a dot in front of their names.
-RENAMED = ("config.json", "heldout.json", "start.json", "checkpoint-000000")
+RENAMED = ("config.json", "heldout.json", "start.json", "checkpoint-000000", "report.html")
 BEFORE_THE_FIRST_STEP = {
     *RENAMED,
     *(f".{name}" for name in RENAMED),
     "dialogues.jsonl",
     "dropped.jsonl",
     "metrics.jsonl",
-    "report.html",
     "learning_curve.png",
+    "tensorboard",
 }
 
 

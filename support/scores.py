@@ -274,8 +274,9 @@ def files_of_side(names):
     return paths
 
 
-def print_comparison(result):
-    """Print a comparison. result: of `compare`."""
+def print_comparison(result, named=True):
+    """Print a comparison. result: of `compare`. named: also whose scores they are, and on which
+    scale."""
     low, high = result["interval"]
     print(
         fold(
@@ -285,6 +286,8 @@ def print_comparison(result):
         )
     )
     print(fold(seeds_in_words(*result["seeds"])))
+    if not named:
+        return
     print(fold(f"score: {what_scores_are(result['a'] + result['b'])}"))
     print(fold(f"before: {starting_policy_in_words(result['a_by'])}"))
     print(fold(f"after: {starting_policy_in_words(result['b_by'])}"))

@@ -218,9 +218,14 @@ class Settings:
         resumable=True,
         group="the user's model, where it is a server",
     )
-    simulator_timeout: float = flag("seconds after which a call has failed", 60.0, type=above_zero)
+    simulator_timeout: float = flag(
+        "seconds after which a call has failed", 60.0, type=above_zero, resumable=True
+    )
     simulator_retries: int = flag(
-        "attempts after the first at a call that fails or has an unreadable answer", 8, type=natural
+        "attempts after the first at a call that fails or has an unreadable answer",
+        8,
+        type=natural,
+        resumable=True,
     )
     simulator_temperature: float = flag(
         "sampling temperature of the user's model", 0.0, type=not_negative
@@ -262,8 +267,9 @@ class Settings:
     # the learning rate of the whole model; on the toy they get five times, because at ten times PPO
     # without thoughts stayed at a score of 62 from step 15 on. The toy makes two mini-batches of a
     # rollout, because with a single one clipping never acts. smollm2 trains adapters, whose moments
-    # take little memory. With so few steps their rate must be high, and the KL, which other real
-    # models do without, keeps the replies English. Its micro-batches keep a run below 4 GB.
+    # take little memory. With so few steps their rate must be high. A KL, which other real models
+    # do without, is to keep its replies English; a single run without it strayed no farther
+    # (docs/small.md). Its micro-batches keep a run below 4 GB.
     lora_rank: int = flag(
         "train low-rank adapters (LoRA) of this rank on the frozen model; 0: train all weights",
         0,

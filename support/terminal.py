@@ -30,8 +30,8 @@ def fold(text, width=WIDTH):
 ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
-# So many busy cores are still no busy machine: this program's own imports count as well.
-IDLE = 0.5
+# A load of half a core is no busy machine: this program's own imports cause that much.
+TOLERATED_LOAD = 0.5
 
 
 def print_head(cfg, out, training, held_out, ranks=1, step=0):
@@ -91,7 +91,7 @@ def busy_warning(load, cores, threads):
     """What a busy machine costs, in words; "" if there is a core for each of this run's threads.
     load: how many threads were at work on the machine in the last minute; cores: those that this
     run may use."""
-    if load + threads <= cores + IDLE:
+    if load + threads <= cores + TOLERATED_LOAD:
         return ""
     text = (
         f"This machine is busy: in the last minute {load:.1f} threads were at work on its "
@@ -125,8 +125,8 @@ def score_text(step, score, settings):
     return f"step {step}: held-out score {score:.1f} ({scale_of_run(settings)})"
 
 
-def dialogue_text(title, episode):
-    """One dialogue, word for word."""
+def dialogue_text(title, episode, hidden_need):
+    """One dialogue, word for word, and then what its user needed, in words."""
     counts = ", which counts 0" if episode.ended == "malformed" else ""
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
@@ -143,6 +143,7 @@ def dialogue_text(title, episode):
                 lines.append(f"    (end) {emotion}  {change}")
             else:
                 lines.append(f"    user  {emotion}  {turn['user']}  {change}")
+    lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 
 
@@ -174,7 +175,7 @@ def print_summary(summary, out):
     if before is not None and after is not None:
         print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
     peak = summary["peak_rss_mb"]
-    print(fold(f"{seconds_in_words(summary['seconds'])}; peak memory {peak:.0f} MB"))
+    print(fold(f"{seconds_in_words(summary['seconds'])}; peak memory {peak:.0f} MiB"))
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
     print_deviations(out, config)
@@ -183,9 +184,10 @@ def print_summary(summary, out):
 
 def seconds_in_words(seconds):
     """Where the time went; the parts add up to the whole. seconds: of summary.json. Its "simulator"
-    is a part of the rollout: that in which only the user was at work."""
+    is a part of the rollout: that in which only the user was at work. Nobody took the time of what
+    is left over: loading the models, writing checkpoints and logs, drawing pictures."""
     parts = {key: value for key, value in seconds.items() if key not in ("total", "simulator")}
-    parts["other"] = seconds["total"] - sum(parts.values())
+    parts["loading and saving"] = seconds["total"] - sum(parts.values())
     texts = {key: f"{key.replace('_', ' ')} {value:.0f}" for key, value in parts.items()}
     if seconds.get("simulator"):
         texts["rollout"] += f" (waiting for the user {seconds['simulator']:.0f})"

@@ -86,7 +86,7 @@ def compare():
 def table(result):
     """The result as a table in Markdown."""
     lines = [
-        "| | rollout, s a step | tokens/s | update, s a step | both evaluations, s | peak, GB |",
+        "| | rollout, s a step | tokens/s | update, s a step | both evaluations, s | peak, GiB |",
         "|---|---|---|---|---|---|",
     ]
     for variant, r in result.items():

@@ -351,8 +351,14 @@ def do_job(job, results):
         output = run_script(job, command_of(job, result_file), ROOT)
         if output is not None:
             has_result = "{json}" in job.command
-            result = json.loads(result_file.read_text()) if has_result else None
-            results.add(line_of_command(job, result, output))
+            result = json.loads(without_root(result_file.read_text())) if has_result else None
+            results.add(line_of_command(job, result, without_root(output)))
+
+
+def without_root(text):
+    """A text with paths relative to the project: where the project lies on this machine is nobody's
+    business."""
+    return text.replace(f"{ROOT}/", "")
 
 
 def command_of(job, result_file):
@@ -642,7 +648,7 @@ def table_signs(measured, tenth=0.1):
     for words, key, scale, unit in (
         ("words a reply", "reply_words", 1, ""),
         ("replies that repeat a sentence to the same user", "repeat_within", 100, " %"),
-        ("replies that another user hears too", "repeat_across", 100, " %"),
+        ("replies that occur in another dialogue, too", "repeat_across", 100, " %"),
         ("distinct word pairs, of 100", "distinct_2", 100, ""),
     ):
         row = [words]
@@ -709,8 +715,8 @@ def table_small_alone(measured):
                 seconds = line["seconds"]
                 parts = [seconds[part] for part in ("total", "rollout", "update", "evaluate")]
                 minutes = [f"{part / 60:.1f}" for part in parts]
-                rows.append([words, *minutes, f"{line['peak_rss_mb'] / 1000:.1f}"])
-    head = ["run", "minutes", "rollouts", "updates", "evaluations", "GB"]
+                rows.append([words, *minutes, f"{line['peak_rss_mb'] / 1024:.2f}"])
+    head = ["run", "minutes", "rollouts", "updates", "evaluations", "GiB"]
     return markdown(head, rows) if rows else ""
 
 

@@ -311,6 +311,24 @@ def test_the_table_is_sorted_by_dialogues_then_by_seconds():
     assert {row.count(" | ") for row in rows if row} == {8}
 
 
+def test_fewer_dialogues_have_more_points():
+    """Accepted, fewer than the baseline, fewer than the best of the project."""
+    own = {
+        "grpo": {"dialogues": [1024, 1024, 768]},
+        "grpo, delta": {"dialogues": [768, 768, 768]},
+    }
+    for dialogues, points in (
+        ([1024] * 3, 4),
+        ([768, 768, 1024], 7),
+        ([768] * 3, 7),
+        ([512] * 3, 10),
+    ):
+        line = {"baseline": "grpo", "dialogues": dialogues}
+        assert sum(board.points_of(line, own).values()) == points
+    page = board.PAGE.read_text(encoding="utf-8")
+    assert all(f"\n| {points} | " in page for points in board.POINTS.values())
+
+
 def test_the_page_shows_the_measured_table():
     page = board.PAGE.read_text(encoding="utf-8")
     table = board.table_of(board.read_lines(), board.RULES)
@@ -414,8 +432,12 @@ def test_the_projects_entries_are_made_and_measured_once(real):
 
 
 @pytest.fixture
-def handed_in(real, tmp_path):
-    """A copy of the entry `faster`, as somebody hands it in."""
+def handed_in(real, tmp_path, monkeypatch):
+    """A copy of the entry `faster`, as somebody hands it in who does not have it from the project:
+    it is not among the project's lines."""
+    lines = [line for line in rows_of(real / "board.jsonl") if line["name"] != "faster"]
+    write_rows(tmp_path / "board.jsonl", lines)
+    monkeypatch.setattr(board, "LINES", tmp_path / "board.jsonl")
     return Path(shutil.copytree(real / "runs" / "faster", tmp_path / "anna"))
 
 
@@ -429,10 +451,23 @@ def test_an_honest_entry_has_its_line(handed_in, capsys):
         if path.parent == run and path.name not in kept or path.name == "trainer.pt":
             path.unlink()
     rules = dataclasses.replace(REAL_RULES, lowest=-100)
-    assert board.main([str(handed_in)], rules) == 0
+    points = handed_in.parent / "points.csv"
+    assert board.main([str(handed_in), "--csv", str(points)], rules) == 0
     assert "| `anna` | the project | A higher learning rate. `--lr 0.001` | 64 | 64 |" in (
         capsys.readouterr().out
     )
+    # as many dialogues as the baseline are not fewer
+    total = points.read_text(encoding="utf-8").splitlines()[-1]
+    assert total == f"{handed_in},total,4,10,A higher learning rate."
+
+
+@pytest.mark.slow
+def test_the_change_of_a_project_entry_earns_nothing(handed_in, real, monkeypatch, capsys):
+    monkeypatch.setattr(board, "LINES", real / "board.jsonl")
+    points = handed_in.parent / "points.csv"
+    assert board.main([str(handed_in), "--csv", str(points)], REAL_RULES) == 1
+    assert "its change is that of the project's faster" in capsys.readouterr().err
+    assert ",total,0,10," in points.read_text(encoding="utf-8")
 
 
 def swap_checkpoint(run):

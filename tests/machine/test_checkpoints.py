@@ -2,6 +2,7 @@
 full disk leaves the last one whole."""
 
 from support import rundir
+from support.errors import BadInput, CannotWrite, SimulatorRefused, TooManyLost, advice_for
 
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import evaluate
 from runs import alike, go, go_on, metrics
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -166,3 +168,35 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     )
     assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
     assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "later, is_new",
+    [
+        (["dialogues.jsonl", "tensorboard/events", ".report.html", "calls-1.jsonl"], True),
+        (["checkpoint-000004/model.safetensors"], False),
+        (["notes.txt"], False),
+    ],
+)
+def test_a_run_without_a_step_may_be_started_again(later, is_new, tmp_path):
+    """What it had written before its first step is no reason to refuse its directory; somebody
+    else's file is."""
+    for name in ["config.json", "checkpoint-000000/model.safetensors", *later]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert rundir.has_no_step(tmp_path) == is_new
+
+
+@pytest.mark.parametrize("error", [SimulatorRefused, TooManyLost, CannotWrite])
+def test_a_run_with_a_checkpoint_can_be_resumed_whatever_stopped_it(error, tmp_path):
+    assert "--resume" not in advice_for(error("wrong key"), tmp_path)
+    (tmp_path / "checkpoint-000000").mkdir()
+    assert f"--resume {tmp_path}" in advice_for(error("wrong key"), tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
+    """Whoever asks for its newest step must not be given the start in its place."""
+    settings = {"model": "toy", "algo": "grpo"}
+    assert evaluate.checkpoint_of_run(tmp_path, settings, 0).weights == "toy"
+    with pytest.raises(BadInput, match="no checkpoint; --step 0 measures where it started"):
+        evaluate.checkpoint_of_run(tmp_path, settings, None)

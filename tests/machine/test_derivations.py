@@ -55,6 +55,9 @@ def close(got, wanted, tolerance=1e-9):
 def test_there_are_thirty_points():
     assert list(questions()) == list(DERIVATIONS) == list(MODELS)
     assert len(questions()) >= 8 and sum(q.points for q in questions().values()) == 30
+    for name, question in questions().items():
+        assert len(question.points_of_parts) == len(DERIVATIONS[name])
+        assert sum(question.points_of_parts) == question.points
 
 
 @pytest.mark.parametrize("name", DERIVATIONS)
@@ -375,6 +378,36 @@ def test_bad_input_is_one_line(argv, says, tmp_path, capfd):
         code = end.code
     out, err = capfd.readouterr()
     assert code == 2 and out == "" and says in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_class_is_graded_part_by_part(tmp_path, capsys, monkeypatch):
+    """A wrong part costs its own points: in `clip-mask` the first part has 1 of 3 points. A file
+    that is not there or cannot be read costs its derivation."""
+    three = {name: questions()[name] for name in ("clip-mask", "baseline", "truncation")}
+    monkeypatch.setattr(derive, "questions", lambda: three)
+    anna, ben = tmp_path / "anna" / "answers", tmp_path / "ben" / "answers"
+    for home in (anna, ben):
+        home.mkdir(parents=True)
+    wrong_in_one = MODELS["clip-mask"].replace("return", "return 1 +", 1)
+    (anna / "clip-mask.py").write_text(wrong_in_one)
+    (anna / "truncation.py").write_text("import os")
+    for name in three:
+        (ben / f"{name}.py").write_text(MODELS[name])
+    table = str(tmp_path / "points.csv")
+    assert course.main(["derive", "--grade", str(anna), str(ben), "--csv", table]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"clip-mask +2 of  3   part 1, clipped_gradient\(", out)
+    assert re.search(r"baseline +0 of  4   no file", out) and "imports os" in out
+    rows = Path(table).read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "submission,derivation,points,of,result"
+    assert f"{anna},total,2,10,if the algebra is there" in rows
+    assert f"{ben},total,10,10,if the algebra is there" in rows
+    assert course.main(["derive", "--grade", str(ben)]) == 0
+    capsys.readouterr()
+    for argv in (["derive", "--grade", "nobody"], ["derive", "baseline", "--grade", str(ben)]):
+        assert course.main(argv) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_without_a_file_it_lists_and_asks(capsys):

@@ -149,7 +149,8 @@ def links_of(page):
 
 def anchors_of(page):
     """The headings of a page as links name them: "What a mark is" is "what-a-mark-is"."""
-    headings = re.findall(r"^#+ (.*)$", PAGES[page], re.M)
+    text = (ROOT / page).read_text(encoding="utf-8")  # links lead to pages of the course, too
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

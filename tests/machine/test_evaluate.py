@@ -189,7 +189,7 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
     assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"before: the starting policy of {run}" in text and "after minus before" in text
+    assert f"by: the starting policy of {run}" in text and "after minus before" in text
     labels = [lines(run / f"{name}.jsonl")[0]["rlver"]["policy"] for name in ("before", "after")]
     assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
     assert json.loads((tmp_path / "c.json").read_text())["n"] == 2

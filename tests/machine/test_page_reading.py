@@ -49,8 +49,10 @@ def test_the_page_shows_the_run(page):
     assert not page.one("#settings dl").is_displayed()
     page.one("#settings summary").click()
     assert page.one("#settings dl").text.split("\n") == ["algo", "grpo", "lr", "0.0003"]
-    page.open(curves=[curve(s) for s in range(5)])
+    page.open(curves=[curve(s) for s in range(20)])
     assert page.one("#notes").text == "Signs of reward hacking: none passed its limit."
+    page.open(curves=[curve(s) for s in range(19)])  # too few: a tenth of them is one step
+    assert page.one("#notes").text == ""
     page.open(curves=[], dialogues=[], evaluations=[])  # where nobody looked, none was found
     assert page.one("#notes").text == page.one("#curves").text == ""
     assert not page.all("#dialogues, table")
@@ -309,7 +311,7 @@ def test_curves_lie_on_the_band_of_the_reference_runs(page):
     ends = page.all("figure")[1]
     assert len(ends.find_elements("css selector", "svg[role] .band")) == 2
     assert ends.text.count("ten reference runs, mean ± 2 standard deviations") == 1
-    assert "bold: mean of the last 5 steps; faint, and the numbers: single steps" in ends.text
+    assert "thick: mean of the last 5 steps; thin, and the numbers: single steps" in ends.text
 
 
 @pytest.mark.slow

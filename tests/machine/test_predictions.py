@@ -367,7 +367,11 @@ def test_a_class_is_graded_without_runs(two_settings, capsys):
     assert "ann.toml: the table [gamma] is missing" in missing
     assert bob == "bob.toml: 5 of 6 right, 2.5 of 3 points (gamma 3, critic 2)"
     assert eve.startswith("eve.toml: 0 points: ") and "no TOML file" in eve
-    assert course.main(["predict", "--grade", "bob.toml"]) == 0
+    assert course.main(["predict", "--grade", "bob.toml", "--csv", "points.csv"]) == 0
+    head, gamma, critic, total = Path("points.csv").read_text().splitlines()
+    assert head == "submission,setting,points,of,result"
+    assert gamma == "bob.toml,gamma,1.5,1.5,3 of 3 right"
+    assert total == "bob.toml,total,2.5,3.0,without the reasons"
     assert not list(Path().glob("labs/*"))
 
 

@@ -304,12 +304,12 @@ def test_the_picture_names_its_axes_and_the_scale(tmp_path, figures):
     assert {axis.get_xlabel() for axis in figure.axes} == {"training step"}
     for axis in figure.axes:  # curves of a panel differ by more than their colour
         curves = [line for line in axis.lines if len(line.get_xdata()) == 39]
-        # the faint values of single steps, which lie behind their curve, are told by that curve
+        # the thin values of single steps, which lie behind their curve, are told by that curve
         dashes = [line.get_linestyle() for line in curves if line.get_alpha() is None]
         assert len(dashes) == len(set(dashes)) > 0
 
 
-def test_the_bold_curve_is_smoothed_as_its_band_is(tmp_path, figures):
+def test_the_thick_curve_is_smoothed_as_its_band_is(tmp_path, figures):
     """The bands are made of moving averages. A rising curve of single steps ran ahead of its band,
     and a healthy run looked better than its reference."""
     rows = [curve(s, emotion=2.0 * s) for s in range(1, 41)]
@@ -317,13 +317,13 @@ def test_the_bold_curve_is_smoothed_as_its_band_is(tmp_path, figures):
     bands = {"emotion": (average, np.full(40, 0.1))}  # of runs that are all as this one
     picture.learning_curve(tmp_path, rows, [], bands)
     axis = figures[0].axes[0]
-    faint, bold = axis.lines
-    assert np.allclose(faint.get_ydata(), [row["emotion"] for row in rows])
-    assert np.allclose(bold.get_ydata(), average, rtol=1e-4)
-    assert bold.get_linewidth() > faint.get_linewidth()
+    thin, thick = axis.lines
+    assert np.allclose(thin.get_ydata(), [row["emotion"] for row in rows])
+    assert np.allclose(thick.get_ydata(), average, rtol=1e-4)
+    assert thick.get_linewidth() > thin.get_linewidth()
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [
         "ten reference runs, mean ± 2 standard deviations",
-        "faint: single steps",
+        "thin: single steps",
         "training users, mean of the last 5 steps",
     ]
 

@@ -144,7 +144,7 @@ def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
     text = terminal.seconds_in_words({**seconds, "evaluate": 14})
     assert text == (
         "261 s in all: toy policy 1, rollout 114 (waiting for the user 6), update 115, evaluate "
-        "14, other 17"
+        "14, loading and saving 17"
     )
 
 
@@ -171,12 +171,12 @@ def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
         {**heard, "emotion": 24, "user": None, "change": -4},
     ]
     episode = Episode("toy-heldout-0000", 0, "Hi.", turns=turns, ended="turn_limit", emotion=24)
-    first, *_, last = terminal.dialogue_text("before training", episode).strip().splitlines()
-    assert (
-        first.endswith("ended by turn_limit, final emotion 24") and last == "    (end) [ 24]  (-4)"
-    )
+    text = terminal.dialogue_text("before training", episode, "The hidden need: advice.")
+    first, *_, last, need = text.strip().splitlines()
+    assert first.endswith("ended by turn_limit, final emotion 24")
+    assert last == "    (end) [ 24]  (-4)" and need == "The hidden need: advice."
     episode.ended = "malformed"
-    assert "final emotion 24, which counts 0" in terminal.dialogue_text("", episode)
+    assert "final emotion 24, which counts 0" in terminal.dialogue_text("", episode, "")
 
 
 # --------------------------------------------------------------------------------------- the scale
@@ -270,7 +270,7 @@ def test_the_hidden_need_is_revealed_when_the_dialogue_is_over(monkeypatch, caps
     dialogue, end = text.split("Final emotion")
     assert profile.task not in " ".join(dialogue.split())
     assert profile.task in " ".join(end.split()) and "(from 30, 8 replies)" in end
-    assert "(the toy does not know: spaceship, captain)" in dialogue
+    assert "(words that the toy does not know: spaceship, captain)" in dialogue
 
 
 MARKED = re.compile(r"\b(Content|TargetCompletion|Analyse|End) [a-z]{4}\b")
@@ -302,6 +302,7 @@ def test_the_toy_says_why_it_cannot_follow_known_words(monkeypatch, capsys):
     for reply in (legal, "My dog is nice."):
         assert "no sentence" not in talked(monkeypatch, capsys, *flags, replies=[reply, ""])
     weak = talked(monkeypatch, capsys, *flags, "--simulator", "toy-weak", replies=[typed, ""])
+    assert "small grammar" not in weak  # it hears words only
     assert "no sentence" not in weak  # it reads no sentences
 
 

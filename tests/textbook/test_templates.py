@@ -241,6 +241,10 @@ def test_an_opening_is_packed_in_front_of_its_reply(name, how):
             "I see.  I am here.",
         ),
         ("hurt</think>I am here.", "hurt", "I am here."),
+        # a template that opens a reply with an empty thought, and a model that thinks all the same
+        ("<think>\n\n</think>\n\nShe is hurt </think> I am here.", "She is hurt", "I am here."),
+        ("<think>hurt</think> more </think> I am here.", "hurt\nmore", "I am here."),
+        ("hurt</think> I see. <think>more</think> Yes.", "hurt\nmore", "I see.  Yes."),
         ("I am here. <think>cut off", "cut off", "I am here."),
         ("<think>cut off", "cut off", ""),
         ("", "", ""),
