@@ -549,13 +549,13 @@ class Policy(nn.Module):
     def score_as_reference(self, batch):
         """(log pi of the sampled tokens, the same at temperature 1), each [B, L]: what a reference
         is asked for. There is no gradient, so chunks of logits need not be computed again."""
-        hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
-        targets = batch.ids[batch.action_mask]  # [N]
+        states = hidden_at_actions(self.model.base_model, batch)  # [N, H]
+        tokens = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
         chunk = max(1, (self.max_logits or 2**24) // head.weight.shape[0])  # positions
         pieces = [
-            reference_scores(head, h, t, self.temperature)
-            for h, t in zip(hidden.split(chunk), targets.split(chunk))
+            reference_scores(head, some_states, some_tokens, self.temperature)
+            for some_states, some_tokens in zip(states.split(chunk), tokens.split(chunk))
         ]
         log_probs, log_probs_at_1 = (torch.cat(column) for column in zip(*pieces))
         return scatter_to_actions(log_probs, batch), scatter_to_actions(log_probs_at_1, batch)
