@@ -252,7 +252,11 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
         "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n"
     )
     code, out, err = started(
-        sys.executable, *command, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        sys.executable,
+        *command,
+        # the tests themselves may have been started in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert (code, out, err) == (130, "", "\nstopped\n")
     # who started us in the background has Ctrl-C ignored, and it stays so
