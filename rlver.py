@@ -1,6 +1,6 @@
 """rlver.py - train a model to comfort people: RLVER's Figure 1, from top to bottom.
 
-    python rlver.py --steps 10 --eval-size 32       a demonstration of one minute
+    python rlver.py --steps 10 --eval-size 32       a demonstration of 20 seconds
     python rlver.py --algo grpo --think             the embedded world: minutes on a laptop
     python rlver.py --algo ppo                      PPO, speaking without thinking
 

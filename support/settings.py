@@ -370,7 +370,7 @@ RESUMABLE = [s.name for s in dataclasses.fields(Settings) if s.metadata["resumab
 
 
 EPILOG = """\
-A demonstration of one minute, offline, on a CPU:
+A demonstration of 20 seconds, offline, on a CPU:
     python rlver.py --steps 10 --eval-size 32
 It prints a dialogue before training and one after it, and the mean final emotion
 of 32 held-out users: about 27 before and 42 after, with a standard error of 4. So
