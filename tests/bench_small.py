@@ -91,7 +91,7 @@ def table(result):
     ]
     for variant, r in result.items():
         cells = [f"{r['rollout']:.1f}", f"{r['tokens_per_s']:.0f}", f"{r['update']:.1f}"]
-        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mb'] / 1000:.1f}"]
+        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mb'] / 1024:.1f}"]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
