@@ -157,13 +157,14 @@ def small():
         # one run has both cores for itself: docs/small.md promises its time and its memory
         threads = 2 if (algo, seed) == ("grpo", 2) else 1
         yield Job("small", f"small-{algo}-{seed}", flags, threads=threads)
-    for name, change in (
-        ("no-kl", "--kl-coef 0"),
-        ("delta", "--reward delta"),
-        ("whole", "--lora-rank 0"),
+    for algo, name, change in (
+        ("grpo", "no-kl", "--kl-coef 0"),
+        ("grpo", "delta", "--reward delta"),
+        ("grpo", "whole", "--lora-rank 0"),
+        ("ppo", "slow-critic", "--critic-lr 2e-4"),
     ):
-        flags = f"--algo grpo --model smollm2 --seed 0 {change}"
-        yield Job("small", f"small-grpo-{name}-0", flags)
+        flags = f"--algo {algo} --model smollm2 --seed 0 {change}"
+        yield Job("small", f"small-{algo}-{name}-0", flags)
     for seed, moment in itertools.product(range(3), ("before", "after")):
         run = f"small-grpo-{seed}"
         directory = "{" + run + "}"  # `command_of` puts the path in its place
@@ -666,6 +667,7 @@ SMALL_RUNS = {
     "small-grpo-no-kl": "`grpo --kl-coef 0`",
     "small-grpo-delta": "`grpo --reward delta`",
     "small-grpo-whole": "`grpo --lora-rank 0`",
+    "small-ppo-slow-critic": "`ppo --critic-lr 2e-4`",
 }
 
 
