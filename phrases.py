@@ -49,13 +49,15 @@ PROMPTS = Path(__file__).parent / "prompts"
 # What each thing that is heard adds to the change of emotion, which is clamped to +-10 at the end.
 # The best reply has the need, the person and the feeling: 7 + 2 + 1.
 POINTS = {
+    # the first of these five that applies, and none of the others:
     "need": 7,  # a phrasing of the user's own need, in a sentence about this user
-    # where that was not heard: of the need that helps a little (toy.SECONDARY), in a sentence about
-    # this user, who is not a challenging one
-    "second": 2,
     "empty": 1,  # a phrasing of the user's own need, in a sentence with nothing about this user
+    # of the need that helps a little (toy.SECONDARY), in a sentence about this user, who is not a
+    # challenging one
+    "second": 2,
     "others": -3,  # phrasings of other needs alone
     "nothing": -4,  # nothing that is on a list
+    # and each of these that applies:
     "person": 2,
     "feeling": 1,
     "stranger": -6,  # another person than the one of the story
@@ -72,10 +74,11 @@ POINTS = {
     "asked": 4,  # it asks, and this person wants to be asked
     "told": 4,  # it tells of itself, and this person wants to hear that
     "off topic": -3,
-    "bored": -6,  # it is about what bores
+    "bored": -6,  # it names what bores
     "comforted": -5,  # nothing is wrong with somebody who chats
 }
 HEAP = 3  # phrasings of so many needs are a heap
+CHAT_HEAP = 5  # to somebody who chats: words of so many interests
 REPEATED = 4  # so many words in a row, said before, are a repetition
 LONG = 45  # words
 ENGLISH = 0.6  # the share of a reply's words that must be known
@@ -96,7 +99,8 @@ WORD = re.compile(
 
 
 def words_of(text):
-    """The words of a text in lower case; what is neither word nor punctuation counts too."""
+    """The words of a text in lower case. Numbers count as words, and so does every sign but the
+    usual punctuation: emoji, dashes, the single sign for three dots."""
     return WORD.findall(text.lower().replace("’", "'"))
 
 
@@ -131,8 +135,8 @@ def phrasings():
 
 @cache
 def known_words():
-    """The words that count as English: a list of common ones, those of the phrasings, those that
-    the users themselves say."""
+    """The words that count as English: a list of common ones, those of the phrasings, those of the
+    users' own profiles."""
     known = set((PROMPTS / "common_words.txt").read_text(encoding="utf-8").split())
     for listed in phrasings().values():
         known.update(word for phrase in listed for word in phrase.split())
@@ -157,7 +161,7 @@ def word_groups_of(text):
 
 
 # Words of a story that are in every second sentence anyway, so they are not about anybody.
-COMMON = set(words_of("""
+ABOUT_NOBODY = set(words_of("""
     about again around because been being cannot come could does doing done each else even ever
     everyone feel from give have help here into just keep know like made make many maybe more most
     much need never next nobody once only other over really should some something take tell than
@@ -167,9 +171,10 @@ COMMON = set(words_of("""
 
 
 def words_about(scene):
-    """The words by which a sentence shows that it is about this user: those of its story."""
+    """The words by which a sentence shows that it is about this user: the longer ones of the story,
+    its details and the user's own lines, the person and the feeling."""
     text = " ".join([scene.story, *scene.details, *scene.cues])
-    content = {word for word in words_of(text) if len(word) > 3 and word not in COMMON}
+    content = {word for word in words_of(text) if len(word) > 3 and word not in ABOUT_NOBODY}
     return content | {scene.person, scene.feeling}
 
 
@@ -399,6 +404,10 @@ def listen_chatting(reply, chat, earlier):
         heard.add("off topic")
     if chat.dull in words:
         heard.add("bored", chat.dull)
+    # a word for everybody is about nothing
+    topics = [topic for topic, listed in INTERESTS.items() if words & {topic, *listed.split()}]
+    if len(topics) >= CHAT_HEAP:
+        heard.add("heap", ", ".join(topics))
     comforting = {"empathise", "side"} & set(lists_heard(reply))
     if comforting:
         heard.add("comforted", lists_heard(reply)[min(comforting)])

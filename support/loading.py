@@ -1,4 +1,4 @@
-"""support/loading.py - a model and its tokenizer, from a directory or from the hub.
+"""support/loading.py - a model and its tokenizer: from a directory, from the hub, or smollm2.
 
 What cannot be trained here is refused while loading, in one line: a directory without weights, a
 tokenizer that does not give back what it was given, logits that are no output of the last layer.
@@ -34,7 +34,8 @@ DROPOUTS = (
 def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
 
-    path: a directory, or a name on the hub. flag: where the path came from, for messages.
+    path: a directory, a name on the hub, or smollm2. flag: where it came from, for messages; that
+    of `--simulator local:DIR` ends in a colon.
     dtype: of the weights.
 
         float32   The default, whatever the file holds. Weights that are trained must be fp32: a
@@ -55,26 +56,25 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    path = locate(path)
-    is_directory = Path(path).is_dir()
-    check_place(path, is_directory, flag)
+    place = locate(path)
+    # as it was typed: "--model DIR", "--simulator local:DIR"
+    typed = f"{flag}{path}" if flag.endswith(":") else f"{flag} {path}"
+    remedy = f"; delete {place}, and it is made again" if path == SMALL else ""
     try:
-        directory = path if is_directory else download(path)
-    except Exception as error:
-        reason = f"no such directory, and not to be had from the hub: {in_one_line(error)}"
-        raise BadModel(f"{flag} {path}: {reason}") from None
-    try:
+        directory = directory_of(place)
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
         check_vocabulary(tokenizer, model)
+    except BadModel as error:
+        raise BadModel(f"{typed}: {error}{remedy}") from None
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        raise BadModel(f"{flag} {path}: {in_one_line(error)}") from None
+        raise BadModel(f"{typed}: {in_one_line(error)}{remedy}") from None
     remove_dropout(model)
     if not logits_are_of_the_output_layer(model):
         raise BadModel(
-            f"{flag} {path}: its logits are not those of its output layer (scaled "
-            "or capped); not supported"
+            f"{typed}: its logits are not those of its output layer (scaled or capped); "
+            "not supported"
         )
     return model.to(device), tokenizer
 
@@ -90,16 +90,21 @@ def in_one_line(error):
     return " ".join(str(error).split())[:200]
 
 
-def check_place(path, is_directory, flag):
-    """Raise BadModel if `path` is neither a directory with a model nor possibly a name on the
-    hub."""
+def directory_of(place):
+    """The directory with the files of a model, which is downloaded if `place` is a name on the hub.
+    Raises BadModel if it is neither a directory with a model nor to be had from the hub."""
     needed = "one is needed that holds config.json, weights and a tokenizer"
-    if is_directory and not (Path(path) / "config.json").is_file():
-        raise BadModel(f"{flag} {path}: this directory holds no config.json; {needed}")
-    if not is_directory and not may_be_on_the_hub(path):
-        raise BadModel(
-            f"{flag} {path}: no such directory; {needed}, or a model of the hub, OWNER/NAME"
-        )
+    if Path(place).is_dir():
+        if not (Path(place) / "config.json").is_file():
+            raise BadModel(f"this directory holds no config.json; {needed}")
+        return place
+    if not may_be_on_the_hub(place):
+        raise BadModel(f"no such directory; {needed}, or a model of the hub, OWNER/NAME")
+    try:
+        return download(place)
+    except Exception as error:
+        reason = in_one_line(error)
+        raise BadModel(f"no such directory, and not to be had from the hub: {reason}") from None
 
 
 def download(name):

@@ -65,7 +65,8 @@ KEPT_HIDDEN_TENSORS = 12
 # What is said of the models that need no plan.
 ON_A_LAPTOP = {
     "toy": "the toy runs on a laptop: about 1 GB of memory, minutes",
-    SMALL: f"{SMALL} runs on a laptop: below 4 GB of memory, half an hour",
+    SMALL: f"{SMALL} runs on a laptop: with its defaults and GRPO it takes below 4 GB of memory and "
+    "half an hour (docs/small.md has other runs)",
 }
 
 # The parts of `memory` that are estimates; the others are exact.
@@ -288,10 +289,10 @@ def kept_bytes(cfg, config, compute_bytes):
 
 
 def must_recompute(cfg, config, compute_bytes, device_bytes):
-    """Must activations be computed again in the backward pass? That costs a third of an update, so
-    they are kept where those of a micro-batch take at most a quarter of `device_bytes`: the memory
-    of a GPU, or a rank's share of the host's. A run asks this too (models.py), so that it does what
-    its plan says."""
+    """Must activations be computed again in the backward pass? An update then takes a quarter
+    longer, so they are kept where those of a micro-batch take at most a quarter of `device_bytes`:
+    the memory of a GPU, or a rank's share of the host's. A run asks this too (models.py), so that
+    it does what its plan says."""
     return kept_bytes(cfg, config, compute_bytes) > device_bytes / 4
 
 
@@ -365,10 +366,10 @@ def count_calls(cfg):
     At most: as if no user said goodbye. A dialogue of T turns is T calls of f_emo and T - 1 of
     f_reply, because the last reply gets no answer; a group is one call more, for its first line.
     Each evaluation is one dialogue a user."""
-    # A real model learns little from the toy's user: if no simulator was named, this is a plan for
-    # a server that comes later, and so its calls are counted.
-    toy_hears_toy = cfg.simulator.startswith("toy") and cfg.model == "toy"
-    is_scripted = toy_hears_toy or cfg.simulator == "phrases"
+    # The default user of a real model is the toy's, from whom it learns little. So if no simulator
+    # was named, this is a plan for a server that comes later, and its calls are counted.
+    server_comes_later = cfg.simulator == "toy" and cfg.model not in ("toy", SMALL)
+    is_scripted = cfg.simulator in SCRIPTED and not server_comes_later
     is_watched = cfg.watch and cfg.watch not in SCRIPTED
     if is_scripted and not is_watched:
         return None

@@ -267,9 +267,10 @@ class Settings:
     # the learning rate of the whole model; on the toy they get five times, because at ten times PPO
     # without thoughts stayed at a score of 62 from step 15 on. The toy makes two mini-batches of a
     # rollout, because with a single one clipping never acts. smollm2 trains adapters, whose moments
-    # take little memory. With so few steps their rate must be high. A KL, which other real models
-    # do without, is to keep its replies English; a single run without it strayed no farther
-    # (docs/small.md). Its micro-batches keep a run below 4 GB.
+    # take little memory. With so few steps their rate must be high and the warm-up short. (The
+    # critic's rate and those of the whole model were not searched for; docs/small.md.) A KL, which
+    # other real models do without, is to keep its replies English: 0.02 held the score back, and
+    # with 0.004 the perplexity rose too far. Its micro-batches keep a run below 4 GB.
     lora_rank: int = flag(
         "train low-rank adapters (LoRA) of this rank on the frozen model; 0: train all weights",
         0,
@@ -338,7 +339,7 @@ class Settings:
         resumable=True,
     )
 
-    # ---- evaluation on held-out users
+    # ---- evaluation on held-out users. One of smollm2 takes a minute of two cores.
     eval_size: int = flag(
         "held-out users in an evaluation, one dialogue with each, at most",
         toy=128,
@@ -351,7 +352,8 @@ class Settings:
         "evaluate every so many steps; 0: only before and after", 0, type=natural
     )
 
-    # ---- not flags. context: the most tokens of a dialogue; None: the model's own limit.
+    # ---- not flags. context: the most tokens of a dialogue; None: the model's own limit. A
+    # dialogue of smollm2 has fewer than 1024 tokens.
     # model_sha256: of the file that smollm2 is made of, set by the run; None for other models.
     context: int = flag(None, toy=1024, real=None, small=1024)
     model_sha256: str = flag(None)

@@ -9,13 +9,14 @@ The wheel is only a container. Nothing of it is imported, and no program here st
 """
 
 from support.errors import BadModel
-from support.files import sha256_of
+from support.files import sha256_of, try_lock
 from support.settings import SMALL
 
 import base64
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,7 @@ INSTALL = (
     "becomes takes 540 MB in the cache)"
 )
 ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = f"unfinished-{SMALL}-"  # how the name of a directory begins in which the model is made
 
 
 def directory_of_smollm2():
@@ -40,10 +42,15 @@ def directory_of_smollm2():
     print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
     try:
         root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(root)
         # made beside its place and then renamed, so that nobody ever finds half a model
-        with tempfile.TemporaryDirectory(dir=root) as scratch:
-            convert(gguf, Path(scratch) / "model")
-            os.rename(Path(scratch) / "model", place)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=root) as scratch:
+            lock = try_lock(scratch, os.O_RDONLY)
+            try:
+                convert(gguf, Path(scratch) / "model")
+                os.rename(Path(scratch) / "model", place)
+            finally:
+                os.close(lock)
     except (OSError, SafetensorError) as error:
         # Another process may have been faster: then the rename fails, because its model, which is
         # the same, is already there.
@@ -55,16 +62,20 @@ def directory_of_smollm2():
     return place
 
 
+def remove_leftovers(root):
+    """Remove what a killed process left of a model that it was making. A process that is still at
+    work has its directory locked; the lock of a dead one is free."""
+    for scratch in root.glob(f"{SCRATCH}*"):
+        lock = try_lock(scratch, os.O_RDONLY)
+        if lock is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+            os.close(lock)
+
+
 def sha256_of_smollm2():
     """The SHA-256 of the file that the model is made of. Raises BadModel."""
     _, sha256 = checked_gguf()
     return sha256
-
-
-def gguf_file():
-    """The path of the GGUF in the installed wheel. Raises BadModel."""
-    path, _ = checked_gguf()
-    return path
 
 
 def checked_gguf():

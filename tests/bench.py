@@ -9,7 +9,7 @@ process.
                                      minutes)
     python tests/bench.py --threads  two runs at once on the same cores (goes on where it was)
     python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
-    python tests/bench.py --small    a step of smollm2, by part (ten minutes; needs its package)
+    python tests/bench.py --small    a step of smollm2, by part (20 minutes; needs its package)
     python tests/bench.py --gpu      all that is to be known on a GPU (nine minutes)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one

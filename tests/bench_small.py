@@ -13,7 +13,8 @@ own:
     recomputed         the update makes the activations again in the backward pass. As it is, it
                        keeps them, because there is memory enough
 
-Seconds are those of summary.json, per step; the peak is of the process's whole memory.
+Seconds are those of summary.json: of rollout and update per step, of both evaluations together.
+The peak is of the process's whole memory. The table has medians (of two rounds: means).
 """
 
 import json
@@ -48,17 +49,13 @@ def run_variant(variant, out):
 
 
 def measure(variant):
-    """{"rollout", "update", "evaluate", "total": seconds; "tokens_per_s"; "peak_mb"} of one run."""
+    """{"rollout", "update", "evaluate", "total": seconds; "tokens_per_s"; "peak_mib"}, one run's."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "run"
-        subprocess.run(
-            [sys.executable, __file__, variant, str(out)],
-            check=True,
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ,
-        )
+        command = [sys.executable, __file__, variant, str(out)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+        if ended.returncode:
+            sys.exit(f"the run '{variant}' failed: {ended.stderr.strip().splitlines()[-1:]}")
         summary = json.loads((out / "summary.json").read_text())
     seconds = summary["seconds"]
     return {
@@ -67,7 +64,7 @@ def measure(variant):
         "evaluate": seconds["evaluate"],
         "total": seconds["total"],
         "tokens_per_s": summary["tokens"]["sampled"] / seconds["rollout"],
-        "peak_mb": summary["peak_rss_mb"],
+        "peak_mib": summary["peak_rss_mb"],
     }
 
 
@@ -91,10 +88,12 @@ def table(result):
     ]
     for variant, r in result.items():
         cells = [f"{r['rollout']:.1f}", f"{r['tokens_per_s']:.0f}", f"{r['update']:.1f}"]
-        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mb'] / 1024:.1f}"]
+        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mib'] / 1024:.1f}"]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("this file is run by `python tests/bench.py --small`")
     run_variant(*sys.argv[1:])

@@ -17,6 +17,7 @@ The tables stand in the documents between two comments, `<!-- tables: NAME -->` 
 The bands in docs/reference/*.csv are made here too (support/reference.py says what they are).
 """
 
+import asyncio
 import fcntl
 import itertools
 import json
@@ -42,7 +43,9 @@ from support.signs import signs
 from support.stats import mean_interval
 
 import labs
-from phrases import POINTS
+import simulator
+import toy
+from phrases import POINTS, PhrasesModel
 
 RUNS = ROOT / "runs" / "tables"
 EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
@@ -744,6 +747,39 @@ def table_small_heard(measured):
     return markdown(["heard", "points", *columns], rows)
 
 
+def table_small_fixed(measured):
+    """What policies earn that need no training, with the users of --simulator phrases. They are
+    played here, by rule, so this table needs no runs."""
+    replies = {
+        '"Okay." to everything': lambda line: "Okay.",
+        '"You\'re right." to everything': lambda line: "You're right.",
+        '"The first step." to everything': lambda line: "The first step.",
+        "the user's own line": lambda line: line,
+    }
+    rows = []
+    users = [simulator.Profile(**row) for row in toy.profiles("heldout", 64)]
+    for name, reply_to in replies.items():
+        finals = asyncio.run(final_emotions(users, reply_to, turns=3))
+        rows.append([name, f"{np.mean(finals):.1f}"])
+    return markdown(["reply", "final emotion"], rows)
+
+
+async def final_emotions(profiles, reply_to, turns):
+    """The final emotions of the users of --simulator phrases, from a start of 30, who hear `turns`
+    replies each. reply_to: the reply to a line of a user."""
+    model = simulator.Simulator(PhrasesModel())
+    finals = []
+    for profile in profiles:
+        user = simulator.User(model, profile, simulator.INITIAL_EMOTION["training"])
+        line = await user.open()
+        for turn in range(1, turns + 1):
+            await user.feel(reply_to(line))
+            if turn < turns:
+                line = await user.answer()
+        finals.append(user.emotion)
+    return finals
+
+
 def table_small_chat(measured):
     """The same policies with people who chat: after minus before, by seed."""
     rows = []
@@ -840,6 +876,7 @@ TABLES = {
     "small": table_small,
     "small_alone": table_small_alone,
     "small_heard": table_small_heard,
+    "small_fixed": table_small_fixed,
     "small_chat": table_small_chat,
     "small_dialogues": table_small_dialogues,
     "table3": table_table3,

@@ -78,6 +78,11 @@ def test_the_plan_counts_calls_tokens_and_money():
     cost = float(re.search(r"price ([\d.]+)", text).group(1))
     assert cost == pytest.approx(tokens_in + 2 * tokens_out, abs=0.2)
     assert plan.calls_of(resolve_settings({})) == ""
+    # smollm2's users are played by rule, whichever is named; for another model a server may come
+    for simulator in (None, "toy", "toy-weak"):
+        small = resolve_settings({"model": "smollm2", "engine": "torch", "simulator": simulator})
+        assert plan.calls_of(small) == ""
+    assert plan.calls_of(resolve_settings({"model": "some/dir", "engine": "torch"}))
 
 
 @pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3", "nan,1", "inf,1"])

