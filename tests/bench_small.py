@@ -49,7 +49,8 @@ def run_variant(variant, out):
 
 
 def measure(variant):
-    """{"rollout", "update", "evaluate", "total": seconds; "tokens_per_s"; "peak_mib"}, one run's."""
+    """What a run of `variant` took: {"rollout", "update", "evaluate", "total": seconds;
+    "tokens_per_s"; "peak_mib"}."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "run"
         command = [sys.executable, __file__, variant, str(out)]
