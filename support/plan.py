@@ -64,7 +64,7 @@ KEPT_HIDDEN_TENSORS = 12
 
 # What is said of the models that need no plan.
 ON_A_LAPTOP = {
-    "toy": "the toy runs on a laptop: about 1 GB of memory, minutes",
+    "toy": "the toy runs on a laptop: about 1 GB of memory, one to two minutes",
     SMALL: f"{SMALL} runs on a laptop: with GRPO it takes below 4 GB of memory and half an hour "
     "(docs/small.md has other runs)",
 }
