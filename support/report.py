@@ -70,8 +70,7 @@ def draw_run(out, state, heldout, toy=None):
     heldout: the profiles of its held-out users. toy: the module toy.py, if the policy speaks its
     language, so that the kinds of its sentences can be counted as strategies; else None. (It is
     handed in, because support/ imports no chapter.)"""
-    path = out / "metrics.jsonl"
-    rows = metrics_of(out) if path.exists() else []
+    rows = metrics_of(out)
     evaluations = state["evaluations"]
     config = read_json(out / "config.json")
     warnings = training_warnings(rows, config.get("critic_warmup", 0))

@@ -346,8 +346,11 @@ def scale_of_settings(settings):
 
 
 def metrics_of(out):
-    """The readable lines of a run's metrics.jsonl."""
-    return [row for _, row, _ in read_jsonl(out / "metrics.jsonl") if row]
+    """The readable lines of a run's metrics.jsonl; [] for a run that has done no step yet."""
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [row for _, row, _ in read_jsonl(path) if row]
 
 
 # -------------------------------------------------------------------------------- logs of dialogues

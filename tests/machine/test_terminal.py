@@ -138,6 +138,17 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     assert "usual for this command" not in text
 
 
+def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
+    """`--steps 0` measures the starting policy. Such a run has no metrics.jsonl, and it ended with
+    "No such file" and exit code 1, without its report and the next command."""
+    cfg = resolve_settings({"algo": "grpo", "think": True, "steps": 0})
+    assert reference.bands_of_config(vars(cfg)), "the curves of this run are compared with bands"
+    summary = finished_run(tmp_path / "run", **vars(cfg))
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    terminal.print_summary(summary, tmp_path / "run")
+    assert f"open {tmp_path}/run/report.html" in capsys.readouterr().out
+
+
 def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
     """261 s in all, and the parts, the simulator as one of them, made 250."""
     seconds = {"total": 261, "toy_policy": 1, "rollout": 114, "simulator": 6, "update": 115}
