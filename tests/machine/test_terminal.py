@@ -322,11 +322,37 @@ def test_what_ends_a_talk_is_said_and_true(monkeypatch, capsys):
     text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well."] * 3)
     said = " ".join(text.split())
     assert "You have 8 replies at most." in said
-    assert "or when the user says goodbye: below 10 it has had enough." in said
-    assert "[emotion 9]  This does not help me. Goodbye.\n\nFinal emotion 9" in text
+    assert "or when the user says goodbye, as it does below 10." in said
+    goodbye = "[emotion 9, the lowest (Emotion-F)]  This does not help me. Goodbye."
+    assert goodbye + "\n\nFinal emotion 9" in text
     for word in ("exit", "Quit "):
         text = talked(monkeypatch, capsys, "--profile", 3, replies=[word])
         assert "Final emotion 30" in text
+
+
+@pytest.mark.parametrize("end, code", [(EOFError, 0), (KeyboardInterrupt, 130)])
+def test_ctrl_d_and_ctrl_c_end_a_talk_with_its_result(end, code, monkeypatch, capsys):
+    """Both ended it with 130, without the final emotion and the hidden need. Ctrl-D is the end of a
+    talk here as in tools.chat, and so is the end of piped input."""
+    typed = ["You did well."]
+
+    def type_one_reply(prompt):
+        if not typed:
+            raise end
+        return typed.pop()
+
+    monkeypatch.setattr("builtins.input", type_one_reply)
+    assert simulator.main(["--profile", "3"]) == code
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Final emotion 23 (from 30, 8 replies)" in said
+    assert f"at which the user only hinted: {toy_profiles('heldout')[3].task}" in said
+
+
+def test_the_emotion_is_printed_once_in_a_turn(monkeypatch, capsys):
+    """It stood on a line of its own, with its level, and again before the user's answer."""
+    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well.", ""])
+    assert text.count("[emotion 23") == 1
+    assert "[emotion 23, low (Emotion-C)]  " in text
 
 
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():
