@@ -14,6 +14,7 @@ The texts of models and users are hostile until shown to be harmless: a policy t
 """
 
 from support.files import write_file
+from support.metrics import stderr_of
 from support.reference import SHOWN_WIDTH, SMOOTH, smoothed
 from support.settings import made_by_rule
 
@@ -274,7 +275,7 @@ def score_line(evaluations, before_training=False):
 
 def score_text(evaluation):
     """The score of an evaluation with its standard error: "85.0 ± 1.4"."""
-    return f"{format_number(evaluation.get('score'))} ± {format_number(evaluation.get('stderr'))}"
+    return f"{format_number(evaluation.get('score'))} ± {format_number(stderr_of(evaluation))}"
 
 
 def latest_numbers(row, step):
@@ -489,7 +490,10 @@ def evaluation_table(evaluations, never_trained_on=True):
     return {
         "title": title,
         "columns": list(columns.values()),
-        "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
+        "rows": [
+            [{**evaluation, "stderr": stderr_of(evaluation)}.get(key) for key in columns]
+            for evaluation in evaluations
+        ],
         "reading": f"{users}. Score: the mean final emotion of n dialogues, ± its standard error; "
         "a difference of less than three standard errors may be chance. Success ends at 100, "
         "failure below 10.",

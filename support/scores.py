@@ -6,7 +6,7 @@ one file or of several seeds; the comparison on the terminal.
 """
 
 from support.errors import BadInput
-from support.metrics import score_summary
+from support.metrics import score_summary, stderr_text
 from support.results import (
     PURPOSE_NAMES,
     conditions_of,
@@ -171,7 +171,7 @@ def print_score_line(name, numbers):
     many are lost."""
     asked = f" of {numbers['asked']}" if numbers.get("lost") else ""
     print(
-        f"{name:<26}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
+        f"{name:<26}{numbers['score']:>8.1f}{stderr_text(numbers):>8}{numbers['success']:>8.1f}%"
         f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
     )
 
