@@ -116,7 +116,7 @@ def write_report(
     limit        how many of the dialogues are shown
     tables       [{"title", "columns": [...], "rows": [[...]], "reading": how to read it}]
     notes        warnings, shown on top
-    radar        [{"label", "values": {capability: 1 to 5}}]
+    radar        [{"label", "values": {capability: 1 to 5}, "judge": who judged, in words}]
     never_trained_on  whether training is known to have left the evaluations' users out (of a
                  foreign model nobody knows)
     scale        of the scores, as users.scale_in_words has it; None: not known, or no scores
