@@ -40,6 +40,9 @@ INTENTIONS = {
     "side": Intention("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
 }
 
+# How parts of a file's users are called where people read them; all others as in files.
+PART_NAMES = {"intention": "hidden need"}
+
 
 @functools.cache
 def intention_of(task, need=""):

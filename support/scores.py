@@ -8,6 +8,7 @@ one file or of several seeds; the comparison on the terminal.
 from support.errors import BadInput
 from support.metrics import score_summary, stderr_text
 from support.results import (
+    PART_NAMES,
     PURPOSE_NAMES,
     conditions_of,
     describe,
@@ -133,7 +134,8 @@ def print_score(result):
     for name, values in result["by"].items():
         for value, numbers in values.items():
             # purposes have codes, all else has names
-            print_score_line(f"{name}: {PURPOSE_NAMES.get(value, value)}", numbers)
+            part = PART_NAMES.get(name, name)
+            print_score_line(f"{part}: {PURPOSE_NAMES.get(value, value)}", numbers)
     print(
         f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
         f"{result['malformed']:.1f} % malformed"

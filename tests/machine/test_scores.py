@@ -81,7 +81,7 @@ def test_scores_by_hand(tmp_path, capsys):
         and s["unusable"] == 0
     )
     out = capsys.readouterr().out
-    assert "intention: praise" in out and "rule '" not in out  # the default needs none
+    assert "hidden need: praise" in out and "rule '" not in out  # the default needs none
     # the result first, how it was made last
     assert out.index("stderr") < out.index("score: mean") < out.index("by: policy")
     assert evaluate.main(["--score", str(path), str(path), "--json", str(tmp_path / "s.json")]) == 0
