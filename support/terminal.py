@@ -96,14 +96,12 @@ def busy_warning(load, cores, threads):
         return ""
     text = (
         f"This machine is busy: in the last minute {load:.1f} threads were at work on its "
-        f"{cores} cores. Other programs take cores from this run, so it takes longer"
+        f"{cores} cores. Other programs take cores from this run, so it takes longer: two runs at "
+        "once, of two threads each on two cores, took 1.3 times as long as one alone."
     )
     if threads > 1:
-        text += (
-            "; two programs of two threads each on two cores can take many times as long. With "
-            "OMP_NUM_THREADS=1 in front of the command they share the cores"
-        )
-    return text + "."
+        text += " With OMP_NUM_THREADS=1 in front of the command this run uses one core."
+    return text
 
 
 # --------------------------------------------------------------------------------- while it goes on

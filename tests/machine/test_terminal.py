@@ -89,6 +89,11 @@ def test_a_busy_machine_is_told_only_where_a_core_is_missing():
     assert terminal.busy_warning(load=1.0, cores=2, threads=1) == ""
     text = terminal.busy_warning(load=1.0, cores=2, threads=2)
     assert "1.0 threads were at work on its 2 cores" in text and "OMP_NUM_THREADS=1" in text
+    # as measured (BENCHMARKS.md); it threatened with "many times as long"
+    assert "took 1.3 times as long as one alone" in text
+    benchmarks = (Path(terminal.__file__).parents[1] / "BENCHMARKS.md").read_text(encoding="utf-8")
+    alone, both = re.search(r"every script sets \| ([\d.]+) \| ([\d.]+) \|", benchmarks).groups()
+    assert round(float(both) / float(alone), 1) == 1.3
     # one thread: the advice is taken already
     assert "OMP_NUM_THREADS" not in terminal.busy_warning(load=2.0, cores=2, threads=1)
 
