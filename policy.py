@@ -616,8 +616,9 @@ goes on where the trunk was left, and so does the trunk behind it.
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""
-Which token attends to which: x sees, . does not. A row is the token that looks (the query), a column the one that
-is looked at (the key): nothing later, and of what is earlier the trunk and its own branch.
+Which token attends to which: x sees, . does not. A row is the token that looks (the query), a
+column the one that is looked at (the key): nothing later, and of what is earlier the trunk and its
+own branch.
 """)
     ids = batch.ids[0].tolist()
     print(" " * 12, *(f"{token:3}" for token in ids))

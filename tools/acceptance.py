@@ -103,8 +103,8 @@ def cases_of_replies(replies, path):
 
 def recorded_acceptance(files):
     """{"positive": % of the scored replies of all files that lifted the emotion, "replies": how
-    many there are}. Prints both, and whose emotion it is if a script plays the user. A Reply is its dialogue, the number of its turn, and its text; its
-    `change` is the recorded one."""
+    many there are}. Prints both, and whether the user is a script. A Reply is its dialogue, the
+    number of its turn, and its text; its `change` is the recorded one."""
     replies = [reply for path in files for reply in scored_replies(path)]
     changes = [reply.change for reply in replies]
     share = percent_positive(changes)
