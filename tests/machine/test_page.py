@@ -1,7 +1,7 @@
 """support/page.py: what is in the report's file, which dialogues are shown, and that nothing a
 model says can do more in the reader's browser than be read."""
 
-from support.page import PANELS, TEMPLATE, choose, write_report
+from support.page import PANELS, TEMPLATE, TEXTS, choose, write_report
 from support.picture import COLOURS
 from support.signs import hacking_warnings
 
@@ -246,6 +246,12 @@ def test_captions_mention_only_what_is_there(tmp_path):
     for algo, other in (("grpo", "0.24 and 0.36"), ("ppo", "0.61 and 0.73")):
         said = captions(curves=repeating, settings={"algo": algo})
         assert "For another dialogue" in said and other not in said and "PPO" not in said
+    # the other dialogue is often with the same user, so "another user" was wrong
+    texts = [TEXTS["signs"]["names"]["repeat_across"]]
+    texts += [
+        line.label for panel in PANELS for line in panel.series if line.key == "repeat_across"
+    ]
+    assert len(texts) == 2 and all("in another dialogue too" in text for text in texts)
     assert "For another dialogue" not in captions(curves=repeating, settings={})
     _, data = written(tmp_path / "r.html", curves=[curve(1, malformed=0.0), curve(2, malformed=0)])
     ends = data["panels"][1]
