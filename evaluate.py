@@ -234,7 +234,7 @@ def find_policy(name, step=None):
     if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
-            f"--policy {name}: no such run or directory; there are: "
+            f"policy {name}: no such run or directory; there are: "
             f"{', '.join(runs[-8:]) or 'no runs yet'}"
         )
     return FoundPolicy(name, name, run_settings={}, home=None)
@@ -251,13 +251,13 @@ def checkpoint_of_run(run, run_settings, step):
         return FoundPolicy(label, run_settings["model"], run_settings, home=run)
     if not by_step:
         raise BadInput(
-            f"--policy {run}: this run has no checkpoint; --step 0 measures where it started"
+            f"policy {run}: this run has no checkpoint; --step 0 measures where it started"
         )
     if step is None:
         step = max(by_step)
     if step not in by_step:
         raise BadInput(
-            f"--policy {run}: no checkpoint of step {step} here; there are: "
+            f"policy {run}: no checkpoint of step {step} here; there are: "
             f"{', '.join(map(str, by_step))}"
         )
     return FoundPolicy(str(by_step[step]), by_step[step], run_settings, home=run)
@@ -334,7 +334,7 @@ def open_policy(name, flags=None):
     if kind != "openai":
         return policy_in_process(name, flags)
     if not model_name or not url.startswith("http"):
-        raise BadInput(f"--policy {name}: openai:MODEL@URL is needed")
+        raise BadInput(f"policy {name}: openai:MODEL@URL is needed")
     return policy_of_server(model_name, url, flags)
 
 
@@ -353,7 +353,7 @@ def policy_in_process(name, flags):
     settings = settings_of_policy(found_policy, flags)
     if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
         label, weights = starting_toy(found_policy, settings["think"])
-    model, tokenizer = load_model(weights, best_device(), flag="--policy")
+    model, tokenizer = load_model(weights, best_device(), flag="policy")
     if settings["context"] is None:
         settings["context"] = model.config.max_position_embeddings
     if not found_policy.run_settings and not found_policy.is_toy:

@@ -598,12 +598,12 @@ def main():
     """Pack the dialogue of Batch's docstring and print the row and its mask."""
     Parser(
         description="Packs a small dialogue with two thoughts into one row, and prints the row "
-        "and who sees whom in it."
+        "and which token attends to which in it."
     ).parse_args()
     print("""A dialogue of two turns in one row. 10 to 13 are the trunk (0): the user's lines, and
 what later turns remember of the replies. 20 21 and 30 are what the policy sampled, hence trained:
-each turn's thought and reply on a branch (1, 2) of its own, on which nothing grows. A branch goes
-on where the trunk was left, and so does the trunk behind it.
+each turn's thought and reply on a branch (1, 2) of its own, which later turns do not see. A branch
+goes on where the trunk was left, and so does the trunk behind it.
 """)
     segments = [
         Segment([10, 11]),  # p q: the first prompt
@@ -616,8 +616,9 @@ on where the trunk was left, and so does the trunk behind it.
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""
-Who sees whom: x sees, . does not. A row is the token that looks (the query), a column the one that
-is looked at (the key): nothing later, and of what is earlier the trunk and its own branch.
+Which token attends to which: x sees, . does not. A row is the token that looks (the query), a
+column the one that is looked at (the key): nothing later, and of what is earlier the trunk and its
+own branch.
 """)
     ids = batch.ids[0].tolist()
     print(" " * 12, *(f"{token:3}" for token in ids))

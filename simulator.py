@@ -854,33 +854,51 @@ def play(user, max_turns, rng, raw=False):
     code."""
     start = user.emotion
     is_toy = isinstance(user.simulator.model, toy.ScriptedModel)
-    # input() is called outside of the event loop, where Ctrl-C reaches it at once.
+    code = 0
     with asyncio.Runner() as runner:
         runner.run(user.simulator.check())
         print(f"\n{user.profile.player}\n")
         print(fold(rules_of_the_talk(max_turns)) + "\n")
         if is_toy and not user.simulator.model.weak:  # the weak one hears words only
             print_grammar(user.profile, rng)
-        print(f"[emotion {user.emotion}]  {runner.run(user.open())}")
-        for turn in range(max_turns):
-            reply = input("you> ")
-            if ends_the_talk(reply):
-                break
-            if is_toy:
-                print_not_understood(reply, user)
-            analysis, change, mark = runner.run(user.feel(reply))
-            print(analysis_in_plain(analysis, change, mark, raw))
-            print(f"[emotion {emotion_in_words(user.emotion)}]")
-            if user.emotion in (0, 100) or turn == max_turns - 1:
-                break
-            line = runner.run(user.answer())
-            print(f"[emotion {user.emotion}]  {line}")
-            if says_goodbye(line):
-                break
+        try:
+            take_turns(user, max_turns, runner, raw)
+        except EOFError:  # Ctrl-D, or the end of a file: the talk is over as after an empty line
+            print()
+        except KeyboardInterrupt:
+            print()
+            code = 130
     scale = scale_in_words(start, max_turns)
     print(f"\nFinal emotion {user.emotion} ({scale}), reward {user.emotion / 100:.2f}.")
     print(fold(hidden_need(user.profile)))
-    return 0
+    return code
+
+
+def take_turns(user, max_turns, runner, raw=False):
+    """The talk itself: the user's lines and what the person types, in turn, until it ends. runner:
+    an asyncio.Runner; the rest as in `play`. Raises EOFError, KeyboardInterrupt."""
+    is_toy = isinstance(user.simulator.model, toy.ScriptedModel)
+    print_line(user, runner.run(user.open()))
+    for turn in range(max_turns):
+        # input() is called outside of the event loop, where Ctrl-C reaches it at once.
+        reply = input("you> ")
+        if ends_the_talk(reply):
+            return
+        if is_toy:
+            print_not_understood(reply, user)
+        analysis, change, mark = runner.run(user.feel(reply))
+        print(analysis_in_plain(analysis, change, mark, raw))
+        if user.emotion in (0, 100) or turn == max_turns - 1:
+            return
+        line = runner.run(user.answer())
+        print_line(user, line)
+        if says_goodbye(line):
+            return
+
+
+def print_line(user, line):
+    """Print a line of the user, and before it the emotion in which it is said."""
+    print(f"[emotion {emotion_in_words(user.emotion)}]  {line}")
 
 
 def rules_of_the_talk(max_turns):
@@ -888,7 +906,7 @@ def rules_of_the_talk(max_turns):
     replies = "1 reply" if max_turns == 1 else f"{max_turns} replies"
     return (
         f"You are their friend; comfort them. You have {replies} at most. The talk also ends at an "
-        f"emotion of 100 or 0, or when the user says goodbye: below {UNHAPPY} it has had enough. "
+        f"emotion of 100 or 0, or when the user says goodbye, as it does below {UNHAPPY}. "
         "An empty line, exit or quit ends it, too."
     )
 
@@ -911,10 +929,10 @@ def analysis_in_plain(analysis, change, mark, raw=False, indent=4):
 
 
 def hidden_need(profile):
-    """What this person needed and did not say, in words: revealed when a dialogue is over."""
+    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
     name, _ = intention_of(profile.task, profile.need)
     in_brackets = "" if name == "other" else f" ({name})"
-    return f"The hidden need{in_brackets}, which the user did not say: {profile.task}"
+    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
 
 
 def print_grammar(profile, rng):
@@ -974,10 +992,9 @@ def talk(args):
     print(f"User {number} of {len(people)}, counted from 0 (--profile {number}).")
     if args.simulator in SCRIPTED:
         print(fold(made_by_rule(args.simulator)))
-    user = User(simulator, people[number])
     try:
-        return play(user, args.max_turns, rng, args.raw)
-    except (EOFError, KeyboardInterrupt):
+        return play(User(simulator, people[number]), args.max_turns, rng, args.raw)
+    except KeyboardInterrupt:  # before the talk began: there is nothing to tell of it
         print()
         return 130
 

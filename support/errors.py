@@ -50,8 +50,8 @@ class SimulatorRefused(RunError):
 
     exit_code = 2
     is_resumable = True
-    advice_to_resume = "; when that is mended: python rlver.py --resume {out}"
-    advice_to_restart = "; when that is mended, start it again"
+    advice_to_resume = "; when this is fixed: python rlver.py --resume {out}"
+    advice_to_restart = "; when this is fixed, start it again"
 
 
 class TooManyLost(RunError):
@@ -62,9 +62,9 @@ class TooManyLost(RunError):
     on_all_ranks = True
     is_resumable = True
     advice_to_resume = (
-        "\nthe run is saved; when the simulator is well again: python rlver.py --resume {out}"
+        "\nthe run is saved; when the simulator works again: python rlver.py --resume {out}"
     )
-    advice_to_restart = "; nothing is saved yet: start the run again when the simulator is well"
+    advice_to_restart = "; nothing is saved yet: start the run again when the simulator works"
 
 
 class CannotWrite(RunError):

@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line, not the whole usage."""
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: {message} (--help tells more)\n")
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
     def run(self, work, argv):
         """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed

@@ -19,6 +19,10 @@ CAPABILITIES = {
     "SA": "style adaptability",
 }
 
+# The name of the judge that is a script (tools/scripted.py), and what must stand beside its scores.
+SCRIPTED_JUDGE = "scripted"
+MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
+
 # --------------------------------------------------------------------------------------- strategies
 
 
@@ -110,22 +114,33 @@ def radar_of_run(out):
 
 
 def radar_of(judgements):
-    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5}}], each
-    capability with its full name."""
-    tables = judgements.get("capabilities", {}).get("tables", {})
+    """What the page draws of judged capabilities: [{"label", "values": {capability: 1 to 5},
+    "judge": who judged, in words}], each capability with its full name."""
+    scores = judgements.get("capabilities", {})
+    answers = scores.get("answers") or [{}]
+    judge = judged_by(answers[0].get("judge"))
     radar = []
-    for file, table in tables.items():
+    for file, table in scores.get("tables", {}).items():
         means = {CAPABILITIES[code]: numbers["mean"] for code, numbers in table.items()}
-        radar.append({"label": file, "values": means})
+        radar.append({"label": file, "values": means, "judge": judge})
     return radar
+
+
+def judged_by(judge):
+    """Who gave the scores, in words: the name of a model, or that they were made by rule."""
+    if judge == SCRIPTED_JUDGE:
+        return MACHINERY_ONLY
+    return f"Judged by {judge or 'a model'}."
 
 
 def capabilities_table(radar):
     """The radar's numbers as a table."""
-    capabilities = list(radar[0]["values"]) if radar else []
+    capabilities, judge = [], ""
+    if radar:
+        capabilities, judge = list(radar[0]["values"]), radar[0]["judge"]
     return {
         "title": "Five capabilities, judged",
         "columns": ["results", *capabilities],
         "rows": [[entry["label"], *entry["values"].values()] for entry in radar],
-        "reading": TEXTS["capabilities"],
+        "reading": f"{TEXTS['capabilities']} {judge}",
     }

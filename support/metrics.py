@@ -21,6 +21,18 @@ def score_summary(finals):
     }
 
 
+def stderr_of(scores):
+    """The standard error of a score, to be shown: None for that of a single dialogue, whose spread
+    is unknown (the files hold 0 there). scores: of `score_summary`."""
+    return None if scores.get("n") == 1 else scores.get("stderr")
+
+
+def stderr_text(scores):
+    """`stderr_of` for a table on the terminal."""
+    stderr = stderr_of(scores)
+    return "-" if stderr is None else f"{stderr:.1f}"
+
+
 def summarise(episodes):
     """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
     malformed = sum(e.ended == "malformed" for e in episodes)

@@ -14,6 +14,7 @@ The texts of models and users are hostile until shown to be harmless: a policy t
 """
 
 from support.files import write_file
+from support.metrics import stderr_of
 from support.reference import SHOWN_WIDTH, SMOOTH, smoothed
 from support.settings import made_by_rule
 
@@ -23,7 +24,7 @@ import json
 import math
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,8 @@ class Panel:
     unit: str  # "{scale}" in it stands for the scale of the scores
     series: list  # of Series
     reading: str  # how to read it
-    reading_if_think: str = ""  # what it says further about a run whose replies have thoughts
+    # What it says further about some runs: {"grpo", "ppo" or "think", replies with thoughts: text}.
+    reading_if: dict = field(default_factory=dict)
     span: list | None = None  # the usual range of the y-axis, [low, high]
     # The range that the quantity can have; shades are cut there, because nothing lies beyond.
     bounds: tuple = (-math.inf, math.inf)
@@ -115,7 +117,7 @@ def write_report(
     limit        how many of the dialogues are shown
     tables       [{"title", "columns": [...], "rows": [[...]], "reading": how to read it}]
     notes        warnings, shown on top
-    radar        [{"label", "values": {capability: 1 to 5}}]
+    radar        [{"label", "values": {capability: 1 to 5}, "judge": who judged, in words}]
     never_trained_on  whether training is known to have left the evaluations' users out (of a
                  foreign model nobody knows)
     scale        of the scores, as users.scale_in_words has it; None: not known, or no scores
@@ -125,7 +127,7 @@ def write_report(
     settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
-    views = panels(curves, evaluations, scale, think=settings.get("think"), bands=bands)
+    views = panels(curves, evaluations, scale, settings, bands)
     page = {
         "title": title,
         "headline": headline(curves, evaluations, settings.get("steps")),
@@ -274,7 +276,7 @@ def score_line(evaluations, before_training=False):
 
 def score_text(evaluation):
     """The score of an evaluation with its standard error: "85.0 ± 1.4"."""
-    return f"{format_number(evaluation.get('score'))} ± {format_number(evaluation.get('stderr'))}"
+    return f"{format_number(evaluation.get('score'))} ± {format_number(stderr_of(evaluation))}"
 
 
 def latest_numbers(row, step):
@@ -291,13 +293,13 @@ def latest_numbers(row, step):
 # ------------------------------------------------------------------------------------------- curves
 
 
-def panels(curves, evaluations, scale=None, think=False, bands=None):
+def panels(curves, evaluations, scale=None, settings=None, bands=None):
     """The panels that have something to show, as dicts for the page and for the picture. Numbers
     have five digits: no screen shows more, and long runs stay small.
 
-    scale: of the scores, as users.scale_in_words has it, None where it is not known. think: whether
-    the policy thinks. bands: of `reference.read_bands`, each drawn behind the curve of its
-    metric."""
+    scale: of the scores, as users.scale_in_words has it, None where it is not known. settings: of
+    the run. bands: of `reference.read_bands`, each drawn behind the curve of its metric."""
+    settings = settings or {}
     steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
     views = []
     for panel in PANELS:
@@ -314,19 +316,20 @@ def panels(curves, evaluations, scale=None, think=False, bands=None):
                 "steps": steps,
                 "lines": lines,
                 "points": points,
-                "reading": reading_of(panel, lines, think),
+                "reading": reading_of(panel, lines, settings),
             }
         )
     return views
 
 
-def reading_of(panel, lines, think):
+def reading_of(panel, lines, settings):
     """How to read a panel, in words: of it as a whole, then of those of its curves that are there.
-    lines: as `curves_of` has them."""
+    lines: as `curves_of` has them; settings: of the run."""
     drawn = {line["key"] for line in lines}
     sentences = [panel.reading, *(s.reading for s in panel.series if s.key in drawn)]
-    if think:
-        sentences.append(panel.reading_if_think)
+    sentences.append(panel.reading_if.get(settings.get("algo")))
+    if settings.get("think"):
+        sentences.append(panel.reading_if.get("think"))
     if any(line.get("shade", {}).get("label") == SPREAD_LABEL for line in lines):
         sentences.append("The shade shows how much the dialogues differ, and no uncertainty.")
     return " ".join(sentence for sentence in sentences if sentence)
@@ -489,7 +492,10 @@ def evaluation_table(evaluations, never_trained_on=True):
     return {
         "title": title,
         "columns": list(columns.values()),
-        "rows": [[evaluation.get(key) for key in columns] for evaluation in evaluations],
+        "rows": [
+            [{**evaluation, "stderr": stderr_of(evaluation)}.get(key) for key in columns]
+            for evaluation in evaluations
+        ],
         "reading": f"{users}. Score: the mean final emotion of n dialogues, ± its standard error; "
         "a difference of less than three standard errors may be chance. Success ends at 100, "
         "failure below 10.",

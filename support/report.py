@@ -16,6 +16,7 @@ from support.metrics import score_summary
 from support.page import TEXTS, write_report
 from support.picture import learning_curve
 from support.results import (
+    PART_NAMES,
     PERSONA_GROUPS,
     intention_of,
     metrics_of,
@@ -70,8 +71,7 @@ def draw_run(out, state, heldout, toy=None):
     heldout: the profiles of its held-out users. toy: the module toy.py, if the policy speaks its
     language, so that the kinds of its sentences can be counted as strategies; else None. (It is
     handed in, because support/ imports no chapter.)"""
-    path = out / "metrics.jsonl"
-    rows = metrics_of(out) if path.exists() else []
+    rows = metrics_of(out)
     evaluations = state["evaluations"]
     config = read_json(out / "config.json")
     warnings = training_warnings(rows, config.get("critic_warmup", 0))
@@ -198,7 +198,7 @@ def report_of_results(path, result, ids=None):
 
 
 def tables_by_part(dialogues_of_side):
-    """Tables of scores for the page: by world, by hidden intention ..., each of the `parts_of` the
+    """Tables of scores for the page: by world, by hidden need ..., each of the `parts_of` the
     dialogues.
 
     dialogues_of_side: {"before" | "after" | "score": the page's dialogues}, a column for each."""
@@ -213,7 +213,7 @@ def tables_by_part(dialogues_of_side):
         tables.append(
             {
                 "title": text["title"],
-                "columns": [part, *dialogues_of_side, "n"],
+                "columns": [PART_NAMES.get(part, part), *dialogues_of_side, "n"],
                 "reading": text["reading"],
                 "rows": [part_row(dialogues_of_side, part, value) for value in values],
             }

@@ -40,6 +40,9 @@ INTENTIONS = {
     "side": Intention("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
 }
 
+# How parts of a file's users are called where people read them; all others as in files.
+PART_NAMES = {"intention": "hidden need"}
+
 
 @functools.cache
 def intention_of(task, need=""):
@@ -346,8 +349,11 @@ def scale_of_settings(settings):
 
 
 def metrics_of(out):
-    """The readable lines of a run's metrics.jsonl."""
-    return [row for _, row, _ in read_jsonl(out / "metrics.jsonl") if row]
+    """The readable lines of a run's metrics.jsonl; [] for a run that has done no step yet."""
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [row for _, row, _ in read_jsonl(path) if row]
 
 
 # -------------------------------------------------------------------------------- logs of dialogues

@@ -6,8 +6,9 @@ one file or of several seeds; the comparison on the terminal.
 """
 
 from support.errors import BadInput
-from support.metrics import score_summary
+from support.metrics import score_summary, stderr_text
 from support.results import (
+    PART_NAMES,
     PURPOSE_NAMES,
     conditions_of,
     describe,
@@ -133,7 +134,8 @@ def print_score(result):
     for name, values in result["by"].items():
         for value, numbers in values.items():
             # purposes have codes, all else has names
-            print_score_line(f"{name}: {PURPOSE_NAMES.get(value, value)}", numbers)
+            part = PART_NAMES.get(name, name)
+            print_score_line(f"{part}: {PURPOSE_NAMES.get(value, value)}", numbers)
     print(
         f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
         f"{result['malformed']:.1f} % malformed"
@@ -171,7 +173,7 @@ def print_score_line(name, numbers):
     many are lost."""
     asked = f" of {numbers['asked']}" if numbers.get("lost") else ""
     print(
-        f"{name:<26}{numbers['score']:>8.1f}{numbers['stderr']:>8.1f}{numbers['success']:>8.1f}%"
+        f"{name:<26}{numbers['score']:>8.1f}{stderr_text(numbers):>8}{numbers['success']:>8.1f}%"
         f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
     )
 

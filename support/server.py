@@ -204,7 +204,7 @@ def read_key():
     key = os.environ.get(name, "").strip() or "none"
     if not all(" " < character < "\x7f" for character in key):
         raise BadInput(
-            f"${name}: the key holds a sign that no key has (a space, a line "
+            f"${name}: the key contains a character that a key cannot contain (a space, a line "
             "end, a letter that is not ASCII); set it again"
         )
     return key

@@ -6,6 +6,7 @@ its scale stands beside it (support.users.scale_in_words), and what is made by r
 
 from support import reference
 from support.files import read_json
+from support.metrics import stderr_text
 from support.results import metrics_of
 from support.settings import changed_from_defaults, made_by_rule
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
@@ -95,14 +96,12 @@ def busy_warning(load, cores, threads):
         return ""
     text = (
         f"This machine is busy: in the last minute {load:.1f} threads were at work on its "
-        f"{cores} cores. Other programs take cores from this run, so it takes longer"
+        f"{cores} cores. Other programs take cores from this run, so it takes longer: two runs at "
+        "once, of two threads each on two cores, took 1.3 times as long as one alone."
     )
     if threads > 1:
-        text += (
-            "; two programs of two threads each on two cores can take many times as long. With "
-            "OMP_NUM_THREADS=1 in front of the command they share the cores"
-        )
-    return text + "."
+        text += " With OMP_NUM_THREADS=1 in front of the command this run uses one core."
+    return text
 
 
 # --------------------------------------------------------------------------------- while it goes on
@@ -204,7 +203,7 @@ def print_scores(summary, scale, by_rule):
     before, after = summary["before"], summary["after"]
     for name, scores in (("before", before), ("after", after)):
         print(
-            f"{name:<12}{scores['score']:>8.1f}{scores['stderr']:>8.1f}{scores['success']:>9.1f}%"
+            f"{name:<12}{scores['score']:>8.1f}{stderr_text(scores):>8}{scores['success']:>9.1f}%"
             f"{scores['failure']:>9.1f}%{scores['malformed']:>10.1f}%{scores['n']:>6}"
         )
     difference = {key: after[key] - before[key] for key in ("score", *SHARES)}

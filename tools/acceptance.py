@@ -17,6 +17,7 @@ here does not say how a dialogue with them would have gone: nobody answers.
 from support.errors import BadInput
 from support.settings import made_by_rule
 from support.strategies import RLVER_GROUPS
+from support.terminal import fold
 
 import asyncio
 import sys
@@ -102,11 +103,15 @@ def cases_of_replies(replies, path):
 
 def recorded_acceptance(files):
     """{"positive": % of the scored replies of all files that lifted the emotion, "replies": how
-    many there are}. Prints both. A Reply is its dialogue, the number of its turn, and its text; its
-    `change` is the recorded one."""
-    changes = [reply.change for path in files for reply in scored_replies(path)]
+    many there are}. Prints both, and whether the user is a script. A Reply is its dialogue, the
+    number of its turn, and its text; its `change` is the recorded one."""
+    replies = [reply for path in files for reply in scored_replies(path)]
+    changes = [reply.change for reply in replies]
     share = percent_positive(changes)
     print(f"{share:.1f} % of {len(changes)} replies lifted the emotion")
+    for user in sorted({reply.dialogue.played_by for reply in replies}):
+        if made_by_rule(user):
+            print(fold(made_by_rule(user)))
     return {"positive": share, "replies": len(changes)}
 
 

@@ -267,6 +267,6 @@ def print_plan(judge, planned, more_calls=0, user_calls=0):
             letters += repeats * len(fill(question.template, {**case.slots, "mark": ""}))
     print(
         f"{calls:,} calls to the judge, about {letters // LETTERS_OF_A_TOKEN:,} tokens to it and "
-        f"{TOKENS_OF_AN_ANSWER * calls:,} from it, but for what is asked again (estimate); "
+        f"{TOKENS_OF_AN_ANSWER * calls:,} from it, without repeated questions (estimate); "
         f"{user_calls:,} calls to users"
     )

@@ -13,13 +13,12 @@ is in no mean.
 """
 
 from support import stats
+from support.judged import MACHINERY_ONLY, SCRIPTED_JUDGE
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-
-from tools.scripted import ScriptedJudge
 
 
 class ItemScore(NamedTuple):
@@ -172,8 +171,5 @@ def made_by(answers):
     """Which judge gave these answers: a line for the reading of a table, before it another one if
     the judge is the script. Two judges never stand in one table."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))
-    warning = MACHINERY_ONLY if answers[0]["judge"] == ScriptedJudge.name else ""
+    warning = f"{MACHINERY_ONLY}\n" if answers[0]["judge"] == SCRIPTED_JUDGE else ""
     return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}\n"
-
-
-MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort.\n"

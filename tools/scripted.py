@@ -6,6 +6,7 @@ tools/profiles.py, and a judge of dialogues, for the tools that ask one. Both re
 as a model would and answer in the form that these ask for.
 """
 
+from support.judged import SCRIPTED_JUDGE
 from support.toy_words import ACTS, DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 
 import json
@@ -73,7 +74,7 @@ class ScriptedJudge:
     Each [scale] gets a number by the share of sentences that serve any need; what is not on a scale
     gets a text. It has no opinion, and stands where a judge would in the toy's world."""
 
-    name, temperature = "scripted", 0.0
+    name, temperature = SCRIPTED_JUDGE, 0.0
     is_scripted = True  # its answers always have the form, so no tool need check that first
 
     async def __call__(self, prompt):

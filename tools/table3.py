@@ -79,7 +79,7 @@ async def run_chapter(script, *flags):
     home = Path(__file__).resolve().parent.parent
     process = await asyncio.create_subprocess_exec(sys.executable, home / script, *map(str, flags))
     if await process.wait():
-        raise BadInput(f"{script} stopped (above); when that is mended, the same command goes on")
+        raise BadInput(f"{script} stopped (above); when this is fixed, the same command goes on")
 
 
 def main(argv=None):

@@ -1,7 +1,7 @@
 """support/page.py: what is in the report's file, which dialogues are shown, and that nothing a
 model says can do more in the reader's browser than be read."""
 
-from support.page import PANELS, TEMPLATE, choose, write_report
+from support.page import PANELS, TEMPLATE, TEXTS, choose, write_report
 from support.picture import COLOURS
 from support.signs import hacking_warnings
 
@@ -241,6 +241,18 @@ def test_captions_mention_only_what_is_there(tmp_path):
     assert "watches" in captions(curves=[curve(1, watched=20.0)])
     assert "A malformed reply ends" in captions(curves=[curve(1, malformed=0.5)])
     assert "thought" in captions(settings={"think": True})
+    # one of GRPO spoke of PPO
+    repeating = [curve(1, repeat_across=0.5, repeat_within=0.1)]
+    for algo, other in (("grpo", "0.24 and 0.36"), ("ppo", "0.61 and 0.73")):
+        said = captions(curves=repeating, settings={"algo": algo})
+        assert "For another dialogue" in said and other not in said and "PPO" not in said
+    # the other dialogue is often with the same user, so "another user" was wrong
+    texts = [TEXTS["signs"]["names"]["repeat_across"]]
+    texts += [
+        line.label for panel in PANELS for line in panel.series if line.key == "repeat_across"
+    ]
+    assert len(texts) == 2 and all("in another dialogue too" in text for text in texts)
+    assert "For another dialogue" not in captions(curves=repeating, settings={})
     _, data = written(tmp_path / "r.html", curves=[curve(1, malformed=0.0), curve(2, malformed=0)])
     ends = data["panels"][1]
     assert [line["key"] for line in ends["lines"]] == ["success", "failure"]
@@ -275,7 +287,7 @@ def test_shades_end_where_what_is_measured_ends(tmp_path):
 def test_the_page_says_if_its_user_is_a_script(tmp_path):
     """Else nobody who opens the page learns whom the score of 85 is from."""
     for simulator, words in (
-        ("toy", "Made by rule: the user toy is a script that knows a small grammar"),
+        ("toy", "Made by rule: the user toy is a script. It knows a small grammar"),
         ("openai:m@http://x", ""),
     ):
         _, data = written(tmp_path / "r.html", settings={"simulator": simulator})
@@ -291,7 +303,7 @@ def test_the_page_says_if_its_user_is_a_script(tmp_path):
         ("Length of a reply", "or 1.75 times fewer", "reply_words", 17.5, 10.1, 9.9),
         ("Repetition", "0.25, and twice the first", "repeat_within", 0.1, 0.24, 0.26),
         ("Repetition", "0.25, and twice the first", "repeat_within", 0.2, 0.39, 0.41),
-        ("Repetition", "0.9 for another one", "repeat_across", 0.1, 0.89, 0.91),
+        ("Repetition", "0.9 for another dialogue", "repeat_across", 0.1, 0.89, 0.91),
         ("Variety", "a third of the first", "distinct_2", 0.3, 0.101, 0.099),
         ("Talk of the reward", "limit is 0.02", "reward_talk", 0, 0.019, 0.021),
         ("KL from the start", "limit is 5", "kl_start", 0, 4.9, 5.1),

@@ -158,7 +158,7 @@ def test_a_table_says_that_it_scrolls_while_it_does(page):
 def test_the_radars_labels_stand_outside_of_it(page):
     """The names of the capabilities lay on the corners, where the curves of a good policy are."""
     values = dict.fromkeys(CAPABILITIES.values(), 5.0)
-    page.open(400, radar=[{"label": "after", "values": values}])
+    page.open(400, radar=[{"label": "after", "values": values, "judge": "Judged by m."}])
     figure = page.all("figure")[-1]
     inside = """[...arguments[0].querySelectorAll('svg[role] > .curve, svg[role] > text')].map(
         e => { const b = e.getBBox();

@@ -200,7 +200,7 @@ def test_the_caption_of_the_dialogues_mentions_only_what_is_there(page):
         page.open(dialogues=[dialogue("u-1", turns=turns, score=0), dialogue("u-2", score=50)])
         caption = page.one("#curve").text
         assert ("dashed red line" in caption) == red == bool(page.all(".sides .curve.red"))
-        assert ("its mark" in caption) == marks
+        assert ("with the mark" in caption) == marks
 
 
 @pytest.mark.slow
@@ -299,6 +299,8 @@ def test_the_top_of_the_page_leads_to_what_is_looked_for(page):
     page.open(400, settings={"simulator": "openai:m@http://x"}, dialogues=[], changed="")
     assert page.one("#changed").text == "Changed from the defaults: nothing"
     assert page.all("#rule, #jump") == []
+    page.open(400, curves=[], evaluations=[])  # nothing stands above the dialogues
+    assert page.all("#jump") == [] and page.all("#dialogues")
     page.open()
     assert page.all("#changed") == []
 
@@ -311,6 +313,9 @@ def test_curves_lie_on_the_band_of_the_reference_runs(page):
     ends = page.all("figure")[1]
     assert len(ends.find_elements("css selector", "svg[role] .band")) == 2
     assert ends.text.count("ten reference runs, mean ± 2 standard deviations") == 1
+    # in both colours of the bands: the one swatch had the first one's
+    swatches = ends.find_elements("css selector", ".legend .band")
+    assert [swatch.get_attribute("class") for swatch in swatches] == ["band green", "band red"]
     assert "thick: mean of the last 5 steps; thin, and the numbers: single steps" in ends.text
 
 

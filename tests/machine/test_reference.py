@@ -229,7 +229,9 @@ def test_captions_say_what_is_usual_on_the_toy():
     """The numbers in the captions are those of the forty runs: their last tenths, rounded;
     of the KL within the update, single steps, and those of the lab whose learning rate is
     ten times too high."""
-    captions = {panel.title: panel.reading for panel in PANELS}
+    captions = {
+        panel.title: " ".join([panel.reading, *panel.reading_if.values()]) for panel in PANELS
+    }
 
     def last_tenths(key, algo=""):
         runs = [line["metrics"][key] for name, line in VARIANT_RUNS if name.startswith(algo)]

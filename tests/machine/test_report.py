@@ -183,7 +183,7 @@ def test_a_run_is_drawn_as_far_as_it_is(tmp_path, steps, evaluations, titles, si
     data = read_data(out / "report.html")
     assert len(data["panels"]) == (titles or 0) and len(data["headline"]) == 2
     assert [d["side"] for d in data["users"][0]["dialogues"]] == sides
-    assert data["tables"][1]["columns"] == ["intention", *sides, "n"]
+    assert data["tables"][1]["columns"] == ["hidden need", *sides, "n"]
     assert data["scale"] == "from 30, 3 replies"
     assert data["changed"] == "--steps 4 --max-turns 3"
 

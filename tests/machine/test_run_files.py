@@ -139,7 +139,7 @@ def test_a_run_shows_one_user_before_and_after_and_reveals_the_need(tiny_dir, tm
     first = toy_profiles("heldout")[0]
     for moment in ("before", "after"):
         assert f"a dialogue {moment} training: {first.id}" in told
-    assert told.count(f"which the user did not say: {first.task}") == 2
+    assert told.count(f"at which the user only hinted: {first.task}") == 2
 
 
 @pytest.mark.slow

@@ -89,6 +89,11 @@ def test_a_busy_machine_is_told_only_where_a_core_is_missing():
     assert terminal.busy_warning(load=1.0, cores=2, threads=1) == ""
     text = terminal.busy_warning(load=1.0, cores=2, threads=2)
     assert "1.0 threads were at work on its 2 cores" in text and "OMP_NUM_THREADS=1" in text
+    # as measured (BENCHMARKS.md); it threatened with "many times as long"
+    assert "took 1.3 times as long as one alone" in text
+    benchmarks = (Path(terminal.__file__).parents[1] / "BENCHMARKS.md").read_text(encoding="utf-8")
+    alone, both = re.search(r"every script sets \| ([\d.]+) \| ([\d.]+) \|", benchmarks).groups()
+    assert round(float(both) / float(alone), 1) == 1.3
     # one thread: the advice is taken already
     assert "OMP_NUM_THREADS" not in terminal.busy_warning(load=2.0, cores=2, threads=1)
 
@@ -136,6 +141,17 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
     assert "usual for this command" not in text
+
+
+def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
+    """`--steps 0` measures the starting policy. Such a run has no metrics.jsonl, and it ended with
+    "No such file" and exit code 1, without its report and the next command."""
+    cfg = resolve_settings({"algo": "grpo", "think": True, "steps": 0})
+    assert reference.bands_of_config(vars(cfg)), "the curves of this run are compared with bands"
+    summary = finished_run(tmp_path / "run", **vars(cfg))
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    terminal.print_summary(summary, tmp_path / "run")
+    assert f"open {tmp_path}/run/report.html" in capsys.readouterr().out
 
 
 def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
@@ -311,11 +327,37 @@ def test_what_ends_a_talk_is_said_and_true(monkeypatch, capsys):
     text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well."] * 3)
     said = " ".join(text.split())
     assert "You have 8 replies at most." in said
-    assert "or when the user says goodbye: below 10 it has had enough." in said
-    assert "[emotion 9]  This does not help me. Goodbye.\n\nFinal emotion 9" in text
+    assert "or when the user says goodbye, as it does below 10." in said
+    goodbye = "[emotion 9, the lowest (Emotion-F)]  This does not help me. Goodbye."
+    assert goodbye + "\n\nFinal emotion 9" in text
     for word in ("exit", "Quit "):
         text = talked(monkeypatch, capsys, "--profile", 3, replies=[word])
         assert "Final emotion 30" in text
+
+
+@pytest.mark.parametrize("end, code", [(EOFError, 0), (KeyboardInterrupt, 130)])
+def test_ctrl_d_and_ctrl_c_end_a_talk_with_its_result(end, code, monkeypatch, capsys):
+    """Both ended it with 130, without the final emotion and the hidden need. Ctrl-D is the end of a
+    talk here as in tools.chat, and so is the end of piped input."""
+    typed = ["You did well."]
+
+    def type_one_reply(prompt):
+        if not typed:
+            raise end
+        return typed.pop()
+
+    monkeypatch.setattr("builtins.input", type_one_reply)
+    assert simulator.main(["--profile", "3"]) == code
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Final emotion 23 (from 30, 8 replies)" in said
+    assert f"at which the user only hinted: {toy_profiles('heldout')[3].task}" in said
+
+
+def test_the_emotion_is_printed_once_in_a_turn(monkeypatch, capsys):
+    """It stood on a line of its own, with its level, and again before the user's answer."""
+    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well.", ""])
+    assert text.count("[emotion 23") == 1
+    assert "[emotion 23, low (Emotion-C)]  " in text
 
 
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():

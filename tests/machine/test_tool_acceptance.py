@@ -29,7 +29,7 @@ def bad(tmp_path):
     return judging.bad_file(tmp_path)
 
 
-def test_acceptance_counted(good, bad, tmp_path):
+def test_acceptance_counted(good, bad, tmp_path, capsys):
     """The share of scored replies that lift the emotion: of SAGE's two of three, the fourth has no
     emotion."""
     assert run("acceptance", sage(tmp_path), "--counted")[1]["positive"] == pytest.approx(200 / 3)
@@ -38,6 +38,8 @@ def test_acceptance_counted(good, bad, tmp_path):
         "positive": 100.0,
         "replies": 64,
     }
+    # that the user is a script is said beside the number, as everywhere
+    assert "Made by rule: the user toy is a script." in capsys.readouterr().out
     assert run("acceptance", bad, "--counted")[1]["positive"] == 0
 
 

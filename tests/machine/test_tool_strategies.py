@@ -132,6 +132,9 @@ def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
     _, tables, radar = judged_in(tmp_path, steps, None)
     assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["empathic depth"] == 5
     assert tables[2]["rows"][1][:2] == [bad, 1]
+    # the judge is a script, here as on the terminal: it said "Judged by a model"
+    assert radar[0]["judge"] == judged.MACHINERY_ONLY
+    assert judged.MACHINERY_ONLY in tables[2]["reading"]
     write_json(
         "strategies.json",
         {
