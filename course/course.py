@@ -46,7 +46,7 @@ import points
 import predictions
 from grading import grade
 from handouts import handout
-from matrix import check_derivations, choose, matrix
+from matrix import check_derivations, choose, formulas_of, matrix
 
 # {command: the function that parses its words and does it}
 WITH_OWN_PARSER = {
@@ -97,11 +97,12 @@ def run(argv):
 def run_matrix(only, limit):
     """`course.py matrix`. True if only the right answers pass. Raises BadInput."""
     chosen, derivations = choose(only)
+    formulas = formulas_of(derivations)  # first: it may raise, and the exercises take minutes
     passed = True
     if chosen:
         passed = matrix(chosen, limit)
-    if derivations:
-        passed = check_derivations(derivations, limit) and passed
+    if formulas:
+        passed = check_derivations(formulas, limit) and passed
     return passed
 
 

@@ -538,6 +538,8 @@ def main(argv):
     """`course.py predict`. Returns the exit code. Raises BadInput, which course.py prints."""
     settings = load_settings()
     args = make_parser().parse_args(argv)
+    if args.csv is not None and not args.grade:
+        raise BadInput("predict --csv has the points of --grade; name files with --grade")
     try:
         if args.template:
             print(template(), end="")
