@@ -49,9 +49,9 @@ from handouts import handout
 from matrix import check_derivations, choose, formulas_of, matrix
 
 # {command: the function that parses its words and does it}. Their parsers stand beside what they
-# do: derive.py is a program of its own in a handout, and the others have modes (--grade, --own) that
-# this file need not know. The commands that share --only and --limit are parsed by `make_parser`,
-# which names these five again for the list of commands in --help.
+# do: derive.py is a program of its own in a handout, and the others have modes (--grade, --own)
+# that this file need not know. The commands that share --only and --limit are parsed by
+# `make_parser`, which names these five again for the list of commands in --help.
 WITH_OWN_PARSER = {
     "derive": derive.main,
     "lab": labs.main,

@@ -104,12 +104,12 @@ FORM_HEAD = f"""\
 #   why         one or two sentences: what in the equations or in the code makes you expect this?
 # For example:  emotion = {{ direction = "down", change = [-8.0, -2.5] }}
 #
-# A number earns {POINTS:g} points if its direction is right and its range overlaps the 95 % interval of
-# the mean difference (Student's t, three pairs of runs with the same seed). If this interval
-# contains 0 and is wider than a range may be, the result is undecided: any direction is right then,
-# but the range must overlap all the same. A setting with a missing or invalid key earns 0. The
-# eight reasons earn up to 3 points, graded by hand: a reason counts if it names what happens in the
-# equations or in the code, also where the number was wrong.
+# A number earns {POINTS:g} points if its direction is right and its range overlaps the 95 %
+# interval of the mean difference (Student's t, three pairs of runs with the same seed). If this
+# interval contains 0 and is wider than a range may be, the result is undecided: any direction is
+# right then, but the range must overlap all the same. A setting with a missing or invalid key
+# earns 0. The eight reasons earn up to 3 points, graded by hand: a reason counts if it names what
+# happens in the equations or in the code, also where the number was wrong.
 #
 # docs/metrics.md explains the metrics. Then, in the project: python course/course.py predict NAME
 """

@@ -41,7 +41,7 @@ def test_files_and_functions_that_the_texts_name_exist():
 # ------------------------------------------------------------------------------------- executed
 
 # Seconds for the whole notebook. It takes a minute on two quiet cores, and should stay below 120 s
-# than 120 s there; the limit is five times this, because tests also run on busy machines.
+# there; the limit is five times this, because tests also run on busy machines.
 LIMIT = 600
 
 
