@@ -62,6 +62,8 @@ def numbers(value):
         array = np.asarray(value)
     except ValueError:
         raise BadValue("returns lists of different lengths") from None
+    if isinstance(value, int) and array.dtype.kind == "O":
+        raise BadValue("returns a whole number that is too large")
     if array.dtype.kind not in "biuf":
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise BadValue(f"returns {kind}, not a number or an array of numbers")

@@ -228,7 +228,8 @@ def hold_again(run, step, policy, users, rules):
     different = 0
     for episode in episodes:
         dialogue = spoken(episode.turns), episode.emotion
-        different += dialogue != logged.get(episode.profile_id)
+        if dialogue != logged.get(episode.profile_id):
+            different += 1
     if different > rules.most_different:
         whose = f"checkpoint-{step:06d}" if step else "the shipped policy"
         raise BadInput(
@@ -362,11 +363,12 @@ COLUMNS = [
 ]
 
 
-def row_of(line, baseline):
-    """A line as the cells of the table's row. baseline: the line of its baseline."""
+def row_of(line, baseline, by=None):
+    """A line as the cells of the table's row. baseline: the line of its baseline, or the same line;
+    by: what to write in place of its "by"."""
     cells = [
         f"`{line['name']}`",
-        line["by"],
+        by or line["by"],
         line["sentence"] + (f" `{line['flags']}`" if line["flags"] else ""),
         f"{np.mean(line['dialogues']):.0f}",
         ", ".join(map(str, line["dialogues"])),
@@ -391,13 +393,14 @@ def table_of(lines, rules):
     for line in sorted(lines.values(), key=rank_of):
         baseline = lines[line["baseline"]]
         if why_refused(line, baseline, rules):
-            others.append(row_of({**line, "by": "the project; refused"}, baseline))
+            others.append(row_of(line, baseline, by="the project; refused"))
         else:
             accepted.append(row_of(line, baseline))
     for recipe in RECIPES:
         if recipe.name not in lines:
             cells = [f"`{recipe.name}`", "the project", recipe.sentence, "not measured yet"]
-            others.append([*cells, *"-----"])
+            unknown = ["-"] * (len(COLUMNS) - len(cells))
+            others.append(cells + unknown)
     return markdown(COLUMNS, [*accepted, *others])
 
 
@@ -464,12 +467,12 @@ def points_of(line, own_lines):
     """{rule: points} of an accepted entry."""
     dialogues = np.mean(line["dialogues"])
     own = {name: np.mean(other["dialogues"]) for name, other in own_lines.items()}
-    earned = {
+    fulfilled = {
         "accepted": True,
         "fewer than its baseline": dialogues < own[line["baseline"]],
         "fewer than the project's entries": dialogues < min(own.values()),
     }
-    return {rule: POINTS[rule] * bool(is_so) for rule, is_so in earned.items()}
+    return {rule: POINTS[rule] if is_so else 0 for rule, is_so in fulfilled.items()}
 
 
 def print_problem(error):
@@ -483,6 +486,8 @@ def main(argv, rules=RULES):
     args = make_parser().parse_args(argv)
     if args.own and args.entries:
         raise BadInput("--own makes the project's own entries; leave out the directories")
+    if args.csv and not args.entries:
+        raise BadInput("--csv has the points of entries: name their directories")
     accepted = True
     try:
         if args.own:
@@ -516,5 +521,5 @@ def make_parser():
         help="make the runs of the project's own entries (21 runs, one after the other), measure "
         "them, and write the table into course/board.md; stopped, it goes on",
     )
-    parser.add_argument("--csv", metavar="FILE", help="write the points of the entries there, too")
+    parser.add_argument("--csv", metavar="FILE", help="write the points of the entries there too")
     return parser

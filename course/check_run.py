@@ -246,7 +246,9 @@ def about_files(findings):
     steps = plural(run.last_step, "step")
     dialogues = plural(run.settings.batch_size, "dialogue")
     evaluations = plural(len(run.heldout), "evaluation")
-    return f"It is whole: {steps} of {dialogues} and {evaluations}."
+    # --eval-size may be any number (FREE), but a score of few users says little
+    users = plural(max(map(len, run.heldout.values()), default=0), "user")
+    return f"It is whole: {steps} of {dialogues} and {evaluations} of {users}."
 
 
 def about_numbers(findings):

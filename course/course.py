@@ -46,9 +46,12 @@ import points
 import predictions
 from grading import grade
 from handouts import handout
-from matrix import check_derivations, choose, matrix
+from matrix import check_derivations, choose, formulas_of, matrix
 
-# {command: the function that parses its words and does it}
+# {command: the function that parses its words and does it}. Their parsers stand beside what they
+# do: derive.py is a program of its own in a handout, and the others have modes (--grade, --own)
+# that this file need not know. The commands that share --only and --limit are parsed by
+# `make_parser`, which names these five again for the list of commands in --help.
 WITH_OWN_PARSER = {
     "derive": derive.main,
     "lab": labs.main,
@@ -97,11 +100,12 @@ def run(argv):
 def run_matrix(only, limit):
     """`course.py matrix`. True if only the right answers pass. Raises BadInput."""
     chosen, derivations = choose(only)
+    formulas = formulas_of(derivations)  # first: it may raise, and the exercises take minutes
     passed = True
     if chosen:
         passed = matrix(chosen, limit)
-    if derivations:
-        passed = check_derivations(derivations, limit) and passed
+    if formulas:
+        passed = check_derivations(formulas, limit) and passed
     return passed
 
 
@@ -136,7 +140,7 @@ def make_parser():
     check_run.add_arguments(
         command("check-run", "say in plain words whether runs are right, and what went wrong")
     )
-    # those of WITH_OWN_PARSER are here only for --help
+    # those of WITH_OWN_PARSER: only for --help
     command("derive", "compare formulas with an enumeration (derive alone lists the derivations)")
     command("lab", "break the project on purpose, and look (lab alone lists them)")
     command("predict", "lay a prediction beside the result (predict alone lists the settings)")

@@ -150,12 +150,15 @@ def check(name, text, file, seed, limit=LIMIT, part=None):
     lines, ending = run_answer(text, file, calls, limit)
     if not lines:
         return f"{file}: {ending}"
-    if "problem" in lines[0]:
-        return f"{file}: {lines[0]['problem']}"
-    for call, line in zip(calls, [*lines[1:], {"problem": ending}]):
-        if line.get("problem") == "is not there":
+    started, *answers = lines
+    if "problem" in started:
+        return f"{file}: {started['problem']}"
+    # the call that has no answer, if there is one, is the one in which the process ended
+    answers.append({"problem": ending})
+    for call, answer in zip(calls, answers):
+        if answer.get("problem") == "is not there":
             return f"part {call.number}: {signature(call.part)} is not in {file}"
-        problem = line.get("problem") or problem_with(call, line["value"])
+        problem = answer.get("problem") or problem_with(call, answer["value"])
         if problem:
             return f"{call}: {problem}"
     return ""
@@ -266,7 +269,7 @@ def grade_student(place, csv_file):
 def grade_answer(name, question, path):
     """(points of the parts that agree, the first problem or "") of one answer, the file `path`."""
     seed = random.randrange(10**6)
-    if not path.is_file():
+    if not path.exists():
         return 0, "no file"
     try:
         text = read_answer(path)
@@ -297,6 +300,8 @@ def derive(args):
         if args.name is not None:
             raise BadInput("derive --grade takes directories alone; leave out NAME")
         return 0 if grade_all(args.grade, args.csv) else 1
+    if args.csv is not None:
+        raise BadInput("derive --csv has the points of --grade; name directories with --grade")
     if args.name is None:
         print_list()
         return 0

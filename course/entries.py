@@ -73,6 +73,7 @@ FIXED = {
 # Files that a diff may not touch, for the same reason.
 FIXED_FILES = ("toy.py", "simulator.py", "support/toy_words.py", "prompts/", "toy_policy/")
 LONGEST_SENTENCE = 200  # characters of an entry's sentence
+LARGEST = 10**6  # no step of a run drops or replaces more dialogues, or takes more seconds
 
 
 @dataclass
@@ -213,9 +214,9 @@ def read_change(place, configs, diff, is_baseline):
     """(name of the baseline, the changed flag as one types it or ""). Raises BadInput unless the
     runs have the same settings, and one change: a flag or a diff."""
     names = [changed_settings(config) for config in configs]
-    flags = {as_typed(config, names_here) for config, names_here in zip(configs, names)}
+    flag_texts = {as_typed(config, names_here) for config, names_here in zip(configs, names)}
     modes = {(config["algo"], config["think"]) for config in configs}
-    if len(flags) > 1 or len(modes) > 1:
+    if len(flag_texts) > 1 or len(modes) > 1:
         raise BadInput(f"{place}: the runs differ in more than the seed: {differing(configs)}")
     for name in names[0]:
         if name in FIXED:
@@ -224,11 +225,11 @@ def read_change(place, configs, diff, is_baseline):
                 "users, the scorer, or how dialogues are held"
             )
     algo, think = modes.pop()
-    baseline = next(
-        name for name, flags in BASELINES.items() if flags == {"algo": algo, "think": think}
-    )
-    flag_text = flags.pop()
-    changes = [flag_name(name) for name in names[0]] + ["change.diff"] * diff
+    settings = {"algo": algo, "think": think}
+    baseline = next(name for name in BASELINES if BASELINES[name] == settings)
+    changes = [flag_name(name) for name in names[0]]
+    if diff:
+        changes.append("change.diff")
     if is_baseline and changes:
         raise BadInput(f"{place}: a baseline has no change, this has {', '.join(changes)}")
     if not is_baseline and not changes:
@@ -241,7 +242,7 @@ def read_change(place, configs, diff, is_baseline):
             f"{place}: {plural(len(changes), 'change')} ({', '.join(changes)}); exactly one is "
             "allowed"
         )
-    return baseline, flag_text
+    return baseline, flag_texts.pop()
 
 
 def changed_settings(config):
@@ -303,7 +304,8 @@ def read_dialogues(home):
             try:
                 step, user = index(row["step"]), str(row["profile_id"])
                 if row["split"] == "heldout":
-                    evaluations[step][user] = spoken(row["turns"]), round(100 * row["reward"])
+                    reward = within(row["reward"], 0, 1)
+                    evaluations[step][user] = spoken(row["turns"]), round(100 * reward)
                     continue
                 dialogues[step] += 1
             except (KeyError, TypeError, ValueError):
@@ -313,6 +315,14 @@ def read_dialogues(home):
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
     return evaluations, dialogues
+
+
+def within(number, low, high):
+    """The number, if it is in this range. Raises ValueError for another one, also for NaN, and
+    TypeError for what is no number. (JSON's 1e999 is infinite.)"""
+    if not low <= number <= high:
+        raise ValueError(number)
+    return number
 
 
 def spoken(turns):
@@ -328,8 +338,9 @@ def read_metrics(run):
         for number, row, _ in read_jsonl(path):
             try:
                 step = index(row["step"])
-                dropped, refilled = index(row["dropped"]), index(row["refilled"])
-                run.seconds[step] += float(row["seconds"])
+                dropped = within(index(row["dropped"]), 0, LARGEST)
+                refilled = within(index(row["refilled"]), 0, LARGEST)
+                run.seconds[step] += within(row["seconds"], 0, LARGEST)
             except (KeyError, TypeError, ValueError):
                 raise BadInput(f"{path}, line {number}: is no line of a run's metrics") from None
             # at least a whole batch: lines that were taken out of the log count all the same

@@ -344,7 +344,7 @@ def loss_gradients(pi, ref):
     actions = range(len(pi))
     gradients = np.zeros((3, len(pi)))
     for row, estimator in enumerate(estimators):
-
+        # the default argument keeps this row's estimator: a closure would see that of the last row
         def losses(logits, estimator=estimator):
             return estimator(log_softmax(logits) - np.log(ref))
 
@@ -588,8 +588,8 @@ def draw_counted(rng):
 def draw_batch(rng):
     lengths = rng.integers(1, 30, 5).astype(float)
     # micro-batches 0, 0, 1, 1 and a fifth dialogue in one of the two, in any order
-    micro = rng.permutation([0, 0, 1, 1, int(rng.integers(0, 2))])
-    return {"lengths": lengths, "micro": micro.astype(float)}
+    micro = rng.permutation([0, 0, 1, 1, int(rng.integers(0, 2))])  # integers: they may be indices
+    return {"lengths": lengths, "micro": micro}
 
 
 def draw_lengths(rng):
@@ -620,13 +620,13 @@ def draw_engine(rng):
 # {name: its parts}, in the order of derivations.md
 DERIVATIONS = {
     "baseline": [
-        Part(with_group_mean, draw_group, edges=({"p": 1.0, "r1": 0.2, "r2": 0.7, "n": 3},)),
-        Part(variance, draw_variance, edges=({"p": 0.0, "r1": 0.2, "r2": 0.7, "b": 0.1},)),
+        Part(with_group_mean, draw_group, edges=({"p": 0.99, "r1": 0.2, "r2": 0.7, "n": 3},)),
+        Part(variance, draw_variance, edges=({"p": 0.01, "r1": 0.2, "r2": 0.7, "b": 0.1},)),
         Part(best_baseline, draw_two_actions),
         Part(worse_above, draw_worse),
     ],
     "group-std": [
-        Part(group_gradient, draw_group, edges=({"p": 1.0, "r1": 0.2, "r2": 0.7, "n": 3},)),
+        Part(group_gradient, draw_group, edges=({"p": 0.99, "r1": 0.2, "r2": 0.7, "n": 3},)),
         Part(objective, draw_p, edges=({"p": 0.0}, {"p": 1.0})),
         Part(limit_gradient, draw_actions),
         Part(curl, draw_actions),

@@ -6,7 +6,7 @@ checked in recompute.py.)
 from patches import plural  # first: it finds the project
 from support.errors import BadInput
 from support.files import read_json, read_jsonl
-from support.settings import Settings, problem_with
+from support.settings import SCRIPTED, Settings, problem_with
 
 import dataclasses
 from collections import Counter
@@ -241,11 +241,31 @@ def gaps_in_evaluations(run):
     if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
         yield "heldout.json, the list of the held-out users, is missing"
         return
+    # a file of profiles may hold fewer users than --eval-size; the toy always has as many
+    if not cfg.profiles and cfg.simulator in SCRIPTED and len(ids) != cfg.eval_size:
+        yield f"heldout.json has {plural(len(ids), 'user')}, but --eval-size is {cfg.eval_size}"
     for step, dialogues in sorted(run.heldout.items()):
         people = [dialogue["profile_id"] for dialogue in dialogues]
         if len(set(people)) != len(people) or not set(people) <= set(ids):
             yield f"the evaluation after step {step} is not one dialogue with each held-out user"
             return
+        if len(people) + dropped_of_evaluation(run, step) != len(ids):
+            yield (
+                f"the evaluation after step {step} has {len(people)} of {len(ids)} held-out users"
+            )
+
+
+def dropped_of_evaluation(run, step):
+    """How many dialogues of an evaluation failed, by summary.json. A scripted user never fails, so
+    none of its dialogues may be missing, whatever summary.json says."""
+    evaluations = run.summary.get("evaluations")
+    if run.settings.simulator in SCRIPTED or not isinstance(evaluations, list):
+        return 0
+    for scores in evaluations:
+        if isinstance(scores, dict) and scores.get("step") == step:
+            dropped = scores.get("dropped")
+            return dropped if is_of_type(dropped, int) else 0
+    return 0
 
 
 def with_others(what, numbers):

@@ -26,6 +26,9 @@ from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
 # What runs with the mistakes of the predictions have logged (docs/reference/).
 GIVES_AWAY = ["mistakes.jsonl"]
+# The lines of docs/reference/runs.jsonl with what the labs printed: a setting of the predictions is
+# a lab. The other lines are needed: reference runs, and those that the write-up's example reads.
+LINES_OF_LABS = '"part": "labs"'
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
@@ -57,6 +60,7 @@ def handout(target, chosen):
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
             place = Path(scratch) / "handout"
             copy_project(place, chosen, stubs_of(chosen))
+            leave_out_labs(place / "docs" / "reference" / "runs.jsonl")
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
             for file, name in HANDED_OUT.items():
@@ -71,6 +75,13 @@ def handout(target, chosen):
     if len(chosen) < len(exercises()):
         command += f" --only {','.join(chosen)}"
     print(f"to grade a copy of it: {command}")
+
+
+def leave_out_labs(path):
+    """Remove the results of the labs from a copy of docs/reference/runs.jsonl."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if LINES_OF_LABS not in line]
+    path.write_text("".join(kept), encoding="utf-8")
 
 
 def stubs_of(chosen):

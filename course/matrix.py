@@ -30,11 +30,15 @@ def choose(only):
     if only is None:
         return exercises(), list(DERIVATIONS)
     names = [name.strip() for name in only.split(",")]
-    derivations = [name for name in names if name in DERIVATIONS]
-    others = [name for name in names if name not in DERIVATIONS]
-    if derivations and not others:
-        return {}, derivations
-    return exercises(",".join(others)), derivations
+    everything = exercises()
+    for name in names:
+        if name not in everything and name not in DERIVATIONS:
+            raise BadInput(
+                f"--only {only}: there is no exercise or derivation {name!r}; there are "
+                f"{', '.join([*everything, *DERIVATIONS])}"
+            )
+    chosen = {name: exercise for name, exercise in everything.items() if name in names}
+    return chosen, [name for name in DERIVATIONS if name in names]
 
 
 # ---------------------------------------------------------------------------------------- exercises
@@ -127,39 +131,68 @@ def wrong_answers(chosen):
 # -------------------------------------------------------------------------------------- derivations
 
 
-def check_derivations(names, limit):
-    """Check the model answers and the wrong formulas of the derivations `names`, and print a line
-    for each. limit: seconds for one of them. True if only the model answers pass."""
-    todo = [(name, "the model answer", text) for name, text in model_answers().items()]
-    todo += wrong_formulas()
-    todo.sort(key=lambda item: list(DERIVATIONS).index(item[0]))  # a stable sort
-    todo = [item for item in todo if item[0] in names]
+MODEL = "the model answer"
+
+
+class Formulas(NamedTuple):
+    """A derivation answered in one way."""
+
+    derivation: str
+    answer: str  # MODEL, or the name of a wrong answer
+    text: str  # of the file
+
+
+def formulas_of(names):
+    """The Formulas of the derivations `names`: of each the model answer first, then the wrong ones.
+    Raises BadInput."""
+    if not names:
+        return []
+    models = [Formulas(name, MODEL, text) for name, text in model_answers().items()]
+    wrong = wrong_formulas()
+    return [item for name in names for item in models + wrong if item.derivation == name]
+
+
+def check_derivations(todo, limit):
+    """Check the Formulas in `todo`, and print a line for each. limit: seconds for one of them. True
+    if only the model answers pass."""
     unexpected = []
+
+    def problem_of(formulas):
+        return check(formulas.derivation, formulas.text, file="answer", seed=0, limit=limit)
+
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        problems = pool.map(lambda item: check(item[0], item[2], "answer", 0, limit), todo)
-        for (name, answer, _), problem in zip(todo, problems):
-            is_model = answer == "the model answer"
+        for formulas, problem in zip(todo, pool.map(problem_of, todo)):
+            is_model = formulas.answer == MODEL
             if is_model:
-                print(f"\n{name}")
+                print(f"\n{formulas.derivation}")
             prefix = ""
             if is_model != (problem == ""):
-                unexpected.append(f"{name}, {answer}")
+                unexpected.append(f"{formulas.derivation}, {formulas.answer}")
                 prefix = "NO: "
-            print(f"  {prefix}{answer:<60} {problem or 'passes'}", flush=True)
+            print(f"  {prefix}{formulas.answer:<60} {problem or 'passes'}", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
     summary = "only the model answers pass"
     if unexpected:
         summary = f"not as they should be: {'; '.join(unexpected)}"
-    wrong_count = len(todo) - len(names)
-    print(f"\n{plural(len(names), 'derivation')}, {wrong_count} wrong answers: {summary}")
+    count = len({formulas.derivation for formulas in todo})
+    wrong_count = len(todo) - count
+    print(f"\n{plural(count, 'derivation')}, {wrong_count} wrong answers: {summary}")
     return not unexpected
 
 
 def model_answers():
-    """The Python blocks of teacher/derivations.md, {name of the derivation: text}."""
-    page = (HERE / "teacher" / "derivations.md").read_text(encoding="utf-8")
+    """The Python blocks of teacher/derivations.md, {name of the derivation: text}. Raises BadInput
+    where that page is missing: students get the project without it."""
+    path = HERE / "teacher" / "derivations.md"
+    try:
+        page = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(
+            f"{path}: cannot be read ({error.strerror}), and it has the model answers; without it "
+            "name exercises alone with --only"
+        ) from None
     texts = {}
     for section in re.split(r"(?m)^## ", page)[1:]:
         blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", section)
@@ -168,8 +201,8 @@ def model_answers():
 
 
 def wrong_formulas():
-    """Every wrong formula of wrong_derivations.toml, as [(derivation, name, text of the file)].
-    Raises BadInput for one that no longer fits the model answer."""
+    """The Formulas of wrong_derivations.toml. Raises BadInput for one that no longer fits the model
+    answer."""
     texts = model_answers()
     answers = []
     for derivation, changes in read_toml("wrong_derivations.toml").items():
@@ -182,5 +215,5 @@ def wrong_formulas():
                 place="the model answer",
                 advice="the model answer was edited, so the wrong one must be",
             )
-            answers.append((derivation, change["name"], wrong))
+            answers.append(Formulas(derivation, change["name"], wrong))
     return answers

@@ -97,12 +97,20 @@ FORM_HEAD = f"""\
 #
 # Each setting has two arms, base and changed, and three numbers. A number is the mean over the last
 # {LAST} training steps. Predict the difference, changed - base:
-#   direction   "up", "down", or "same": three seeds will show no difference
+#   direction   "up", "down", or "same": the 95 % interval of the mean difference contains 0
 #   change      [low, high]: the difference is in this range. Both are 0 or above for "up", 0 or
 #               below for "down", and on both sides of 0 for "same". The range may be at most as
 #               wide as its line says.
 #   why         one or two sentences: what in the equations or in the code makes you expect this?
 # For example:  emotion = {{ direction = "down", change = [-8.0, -2.5] }}
+#
+# A number earns {POINTS:g} points if its direction is right and its range overlaps the 95 %
+# interval of the mean difference (Student's t, three pairs of runs with the same seed). If this
+# interval contains 0 and is wider than a range may be, the result is undecided: any direction is
+# right then, but the range must overlap all the same. A setting with a missing or invalid key
+# earns 0. The eight reasons earn up to 3 points, graded by hand: a reason counts if it names what
+# happens in the equations or in the code, also where the number was wrong.
+#
 # docs/metrics.md explains the metrics. Then, in the project: python course/course.py predict NAME
 """
 
@@ -416,6 +424,12 @@ def print_list(settings):
 # ------------------------------------------------------------------------------------ for teachers
 
 
+def need_teachers_part():
+    """Raise BadInput in a student's copy of the project, before it makes half an hour of runs."""
+    if not PAGE.is_file():
+        raise BadInput(f"predict: {PAGE.parent} is missing; what it holds is for teachers only")
+
+
 def flags_of(setting):
     """The flags of both arms, as they stand in the results: results of others do not count."""
     return {arm: f"{setting['flags']} {setting['arms'][arm]}".strip() for arm in ARMS}
@@ -431,6 +445,7 @@ def measured_numbers(setting, results):
 def measure_all(settings):
     """`predict --teacher`: make the runs of all settings, and write their numbers to RESULTS and
     PAGE after each. What was measured is not lost if this is stopped."""
+    need_teachers_part()
     for setting in settings.values():
         print(f"\n=== {setting['name']}: {setting['title']}\n")
         with lock_of_runs():
@@ -482,6 +497,7 @@ def table_of(setting, numbers):
 def grade_all(settings, paths, csv_name=None):
     """`predict --grade`: print the points of each file, and write them to the CSV file `csv_name`.
     Returns True if all entries are whole. An entry that is not has no points, and is named."""
+    need_teachers_part()
     results = read_json(RESULTS)
     measured = {name: measured_numbers(setting, results) for name, setting in settings.items()}
     missing = [name for name, numbers in measured.items() if numbers is None]
@@ -538,6 +554,8 @@ def main(argv):
     """`course.py predict`. Returns the exit code. Raises BadInput, which course.py prints."""
     settings = load_settings()
     args = make_parser().parse_args(argv)
+    if args.csv is not None and not args.grade:
+        raise BadInput("predict --csv has the points of --grade; name files with --grade")
     try:
         if args.template:
             print(template(), end="")

@@ -284,14 +284,15 @@ async def replay_dialogue(dialogue, user, counts):
     for turn in dialogue["turns"]:
         if turn["emotion"] is None:
             return
-        values = user.values()
-        emotion_before = user.emotion
+        values = user.values()  # those of the question, but for the reply
         analysis, change, mark = await user.feel(turn["reply"])
         counts[REPLIES] += 1
         if mark != turn["mark"]:
-            values["dialogue"] = user.values()["dialogue"]  # with the reply
-            stale = mark_of(user.simulator.prompts["emotion"], {**values, "emotion": START})
-            is_stale = emotion_before != START and stale == turn["mark"]
+            # The question as it would be with emotion 30. `feel` has put the reply into the
+            # dialogue, and has changed the emotion and the planning, so only the dialogue is new.
+            with_start = {**values, "dialogue": user.values()["dialogue"], "emotion": START}
+            stale = mark_of(user.simulator.prompts["emotion"], with_start)
+            is_stale = values["emotion"] != START and stale == turn["mark"]
             counts[TOLD_START if is_stale else OTHER_QUESTION] += 1
         elif (analysis, change) != (turn["analysis"], turn["change"]):
             counts[OTHER_ANSWER] += 1
@@ -307,7 +308,8 @@ async def replay_dialogue(dialogue, user, counts):
         if turn["user"]:
             line = await user.answer()
             counts[LINES] += 1
-            counts[OTHER_LINE] += line != turn["user"]
+            if line != turn["user"]:
+                counts[OTHER_LINE] += 1
             user.dialogue[-1]["text"] = turn["user"]
 
 

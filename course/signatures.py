@@ -104,8 +104,10 @@ def replies_of_a_group_are_equal(run):
             replies = tuple(turn["reply"] for turn in dialogue["turns"])
             replies_of.setdefault(dialogue["group"], []).append(replies)
         for replies in replies_of.values():
-            groups += len(replies) > 1
-            equal += len(replies) > 1 and len(set(replies)) == 1
+            if len(replies) > 1:
+                groups += 1
+                if len(set(replies)) == 1:
+                    equal += 1
     if groups and equal > groups / 2:
         return f"in {equal} of {groups} groups all dialogues are the same word for word"
 
@@ -319,7 +321,7 @@ SIGNATURES = (
         "the user's tokens are in the loss",
         users_tokens_trained,
         any_model=True,
-        hides=("other-log-probs",),
+        hides=("other-log-probs", "large-steps"),
     ),
     Signature(
         "never-moves",

@@ -95,12 +95,13 @@ def load_simulator(place):
 
 
 def healthy_user(run):
-    """The mean final emotion of the healthy users."""
+    """The mean final emotion of the healthy users: what the run's replies were worth."""
     return [np.mean(finals) for finals in healthy_finals(run)]
 
 
 def reported_minus_healthy(run):
-    """The recorded final emotion minus that of the healthy user, the mean over the dialogues."""
+    """The recorded final emotion minus that of the healthy user, the mean over the dialogues: how
+    far the run's reward is from what its replies were worth; 0 for a healthy arm."""
     steps = zip(recorded_finals(run), healthy_finals(run))
     return [np.mean(np.subtract(recorded, healthy)) for recorded, healthy in steps]
 
@@ -203,8 +204,8 @@ def same_dialogues(run):
 
 # By the names under which the panels of labs.toml show them.
 TELL_TALES = {
-    "own_user": healthy_user,
-    "reported_minus_own": reported_minus_healthy,
+    "healthy_user": healthy_user,
+    "reported_minus_healthy": reported_minus_healthy,
     "wrong_reward": wrong_reward,
     "not_followed": not_followed,
     "thoughts_read": thoughts_read,

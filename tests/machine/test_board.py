@@ -222,10 +222,20 @@ FAULTS = {
     "dialogues.jsonl, line 4: is no dialogue": edit(
         "dialogues.jsonl", lambda rows: rows[3].update(step="x")
     ),
+    "dialogues.jsonl, line 772: is no dialogue": edit(
+        "dialogues.jsonl", lambda rows: rows[-3].update(reward=float("inf"))
+    ),
+    "dialogues.jsonl, line 771: is no dialogue": edit(
+        "dialogues.jsonl", lambda rows: rows[-4].update(reward=10**400)
+    ),
     "dialogues.jsonl, line 1: is no dialogue": write("5/dialogues.jsonl", '{"step": 1, "sp'),
     "dialogues.jsonl: cannot be read": lambda place: (place / "5/dialogues.jsonl").unlink(),
     "metrics.jsonl has no training step 7": edit("metrics.jsonl", lambda rows: rows.pop(6)),
     "metrics.jsonl, line 2: is no line": edit("metrics.jsonl", lambda rows: rows[1].pop("dropped")),
+    "metrics.jsonl, line 3: is no line": edit("metrics.jsonl", lambda r: r[2].update(refilled=-1)),
+    "metrics.jsonl, line 4: is no line": edit(
+        "metrics.jsonl", lambda rows: rows[3].update(seconds=10**400)
+    ),
     "has not come to its first checkpoint": lambda place: (place / "5/summary.json").unlink(),
     "has no held-out scores": write("5/summary.json", '{"evaluations": [1]}'),
     "entry.toml: no such file; it needs two lines": lambda place: (place / "entry.toml").unlink(),
@@ -370,6 +380,8 @@ def test_the_boards_command_keeps_the_rules(recipe):
     [
         (["nowhere"], "board nowhere: no such directory"),
         (["--own", "."], "leave out the directories"),
+        (["--own", "--csv", "points.csv"], "--csv has the points of entries: name their"),
+        (["--csv", "points.csv"], "--csv has the points of entries: name their directories"),
     ],
 )
 def test_a_bad_command_has_one_line(argv, problem, capsys):

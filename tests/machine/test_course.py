@@ -4,6 +4,7 @@ That the tests are strong enough is another matter, and CI's: `python course/cou
 """
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -136,6 +137,25 @@ def test_the_patches_of_every_lab_fit_the_code():
         assert all(
             f"* {question} " in " ".join(readme.split()) + " " for question in lab["questions"]
         ), name
+
+
+def test_the_page_has_the_recorded_times_of_the_labs():
+    """Each lab ends with the place of its picture and its seconds."""
+    page = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
+    section = " ".join(page.split("### How long they take\n")[1].split())
+    lines = (ROOT / "docs" / "reference" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = {}
+    for run in map(json.loads, lines):
+        if run["part"] == "labs":
+            lab = run["name"].removeprefix("lab-")
+            (seconds[lab],) = re.findall(r"the picture is .*\((\d+) s\)", run["output"])
+    assert set(seconds) == set(labs.load_labs())
+    low, high = re.search(r"the others from (\d+) s \([\w-]+\) to (\d+) s", section).groups()
+    for lab, time in seconds.items():
+        if lab in section:
+            assert f"{time} s" in section, lab
+        else:
+            assert int(low) < int(time) < int(high), lab
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,42 @@ def test_every_wrong_formula_is_refused(name):
     assert len(wrong) >= 2 and refused_parts == set(range(1, len(DERIVATIONS[name]) + 1))
 
 
+OTHER_WAYS = {
+    # the number of a micro-batch as an index
+    "length-bias": """
+def token_weights(lengths, micro):
+    sizes = np.bincount(micro, weights=lengths)
+    count = len(lengths)
+    return [np.full(count, 1 / lengths.sum()), 1 / (count * lengths), 1 / (2 * sizes[micro])]
+""",
+    # through theta, which is infinite at p = 0 and p = 1
+    "baseline": """
+def slope(p):
+    theta = math.log(p / (1 - p))
+    return 1 / (2 + math.exp(theta) + math.exp(-theta))
+
+def with_group_mean(p, r1, r2, n):
+    return (n - 1) / n * slope(p) * (r1 - r2)
+
+def variance(p, r1, r2, b):
+    return slope(p) * ((1 - p) * r1 + p * r2 - b) ** 2
+""",
+    "group-std": """
+def group_gradient(p, r1, r2, n):
+    odds = math.exp(math.log(p / (1 - p)))
+    chances = [math.comb(n, k) * odds**k / (1 + odds) ** n for k in range(n + 1)]
+    mean = sum(chances[k] * math.sqrt(k * (n - k)) / n for k in range(n + 1))
+    return math.copysign(math.sqrt((n - 1) / n) * mean, r1 - r2)
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_another_way_to_the_same_formula_agrees(name):
+    text = f"{MODELS[name]}\n{OTHER_WAYS[name]}"
+    assert [first_problem(name, text, seed) for seed in range(8)] == [""] * 8
+
+
 def test_inputs_are_drawn_anew():
     """With the same seed they are the same, as the printed seed promises."""
 
@@ -312,6 +348,7 @@ FIRST = "def truncated(m, c):\n    "
         (FIRST + "return [[1, 2], [3]]", 1, "lists of different lengths"),
         (FIRST + "return '1'", 1, "returns a str, not a number"),
         (FIRST + "pass", 1, "returns None, not a number"),
+        (FIRST + "return 10**400", 1, "returns a whole number that is too large"),
         (FIRST + "return np.zeros(10**6)", 1, "returns 1000000 numbers"),
         ("def truncated(m):\n    return 1", 1, "takes 1 positional argument"),
         ("truncated = 1", 1, "part 1: truncated(m, c) is not in "),
@@ -360,6 +397,8 @@ def test_an_endless_loop_ends(text, says):
         (["baseline", "{directory}"], "cannot be read (Is a directory)"),
         (["baseline", "{bytes}"], "is not UTF-8 text"),
         (["baseline", "{large}"], "larger than a megabyte"),
+        (["baseline", "{missing}", "--csv", "a.csv"], "--csv has the points of --grade"),
+        (["--csv", "a.csv"], "--csv has the points of --grade"),
         (["baseline", "{bytes}", "--seed", "-1"], "a whole number from 0"),
     ],
 )
@@ -392,13 +431,18 @@ def test_a_class_is_graded_part_by_part(tmp_path, capsys, monkeypatch):
     wrong_in_one = MODELS["clip-mask"].replace("return", "return 1 +", 1)
     (anna / "clip-mask.py").write_text(wrong_in_one)
     (anna / "truncation.py").write_text("import os")
+    (anna / "baseline.py").mkdir()
     for name in three:
         (ben / f"{name}.py").write_text(MODELS[name])
     table = str(tmp_path / "points.csv")
     assert course.main(["derive", "--grade", str(anna), str(ben), "--csv", table]) == 1
     out = capsys.readouterr().out
     assert re.search(r"clip-mask +2 of  3   part 1, clipped_gradient\(", out)
-    assert re.search(r"baseline +0 of  4   no file", out) and "imports os" in out
+    assert re.search(r"baseline +0 of  4   .*cannot be read \(Is a directory\)", out)
+    assert "imports os" in out
+    (anna / "baseline.py").rmdir()
+    assert course.main(["derive", "--grade", str(anna)]) == 1
+    assert re.search(r"baseline +0 of  4   no file", capsys.readouterr().out)
     rows = Path(table).read_text(encoding="utf-8").splitlines()
     assert rows[0] == "submission,derivation,points,of,result"
     assert f"{anna},total,2,10,if the algebra is there" in rows
@@ -426,15 +470,27 @@ def test_the_matrix_has_the_derivations(capsys, monkeypatch):
     assert course.main(["matrix", "--only", "truncation"]) == 0
     out = capsys.readouterr().out
     assert "1 derivation, 6 wrong answers: only the model answers pass" in out
-    lenient = [("truncation", "right after all", MODELS["truncation"])]
+    lenient = [matrix.Formulas("truncation", "right after all", MODELS["truncation"])]
     monkeypatch.setattr(matrix, "wrong_formulas", lambda: lenient)
     assert course.main(["matrix", "--only", "truncation"]) == 1
     out = capsys.readouterr().out
     assert "NO: right after all" in out and "not as they should be: truncation, right after" in out
     assert course.main(["matrix", "--only", "truncation,gea"]) == 2
-    assert "there is no exercise 'gea'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "there is no exercise or derivation 'gea'; there are reaction" in error
+    assert "baseline" in error and error.count("\n") == 1
     assert matrix.choose("clip, clip-mask") == ({"clip": course.exercises()["clip"]}, ["clip-mask"])
     assert matrix.choose(None) == (course.exercises(), list(DERIVATIONS))
+
+
+def test_without_the_teachers_part_the_matrix_has_one_line(tmp_path, monkeypatch, capsys):
+    """As students have the project. It is said before the exercises are tried, for minutes."""
+    monkeypatch.setattr(matrix, "HERE", tmp_path)
+    for argv in (["matrix"], ["matrix", "--only", "baseline"]):
+        assert course.main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and "has the model answers; without it name exercises" in err
+        assert err.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 project, and holds no answer."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -150,6 +151,24 @@ def test_what_is_for_teachers_stays_with_them(whole):
         if path.suffix in (".md", ".py", ".toml", ".txt"):
             held = {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
             assert not lines & held, path
+
+
+def test_a_handout_has_no_results_of_labs_or_predictions(whole):
+    """A lab has the runs of a graded prediction. What the labs printed is in docs/reference/, so
+    its tables and texts are looked for in every file, whatever its ending."""
+    reference = Path("docs") / "reference" / "runs.jsonl"
+    lines = (ROOT / reference).read_text(encoding="utf-8").splitlines()
+    of_labs = [run for run in map(json.loads, lines) if run["part"] == "labs"]
+    rows = {row for run in of_labs for row in re.findall(r"  broken.*\d", run["output"])}
+    texts = [lab["see"].split("\n") for lab in course.labs.load_labs().values()]
+    sentences = {line.strip() for text in texts for line in text if len(line) >= 60}
+    assert len(of_labs) == 13 and len(rows) > 30 and len(sentences) > 50
+    for path in whole.rglob("*"):
+        if path.is_file() and path.suffix not in (".png", ".safetensors"):
+            text = path.read_text(encoding="utf-8")
+            assert not [words for words in rows | sentences if words in text], path
+    parts = [run["part"] for run in map(json.loads, (whole / reference).open(encoding="utf-8"))]
+    assert parts.count("variants") == 40 and parts.count("rewards") == 30 and "labs" not in parts
 
 
 @pytest.mark.soak

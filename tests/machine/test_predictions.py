@@ -357,6 +357,7 @@ def test_a_class_is_graded_without_runs(two_settings, capsys):
     # results of other flags than the setting has now do not count
     write_json(predictions.RESULTS, {**results, "gamma": {**results["gamma"], "flags": {}}})
     assert "not measured yet: gamma;" in refused(["--grade", "x.toml"], capsys)
+    assert "--csv has the points of --grade" in refused(["gamma", "--csv", "a.csv"], capsys)
     write_json(predictions.RESULTS, results)
     Path("ann.toml").write_text(FILLED)
     Path("bob.toml").write_text(FILLED + GAMMA_FILLED)
@@ -373,6 +374,33 @@ def test_a_class_is_graded_without_runs(two_settings, capsys):
     assert gamma == "bob.toml,gamma,1.5,1.5,3 of 3 right"
     assert total == "bob.toml,total,2.5,3.0,without the reasons"
     assert not list(Path().glob("labs/*"))
+
+
+def test_a_students_copy_makes_no_runs_for_teachers(two_settings, capsys, monkeypatch):
+    """It has no teacher/."""
+    monkeypatch.setattr(predictions, "make_runs", lambda runs: pytest.fail("runs were made"))
+    predictions.PAGE.unlink()
+    for argv in (["--teacher"], ["--grade", "x.toml"]):
+        assert f"{two_settings} is missing; what it holds" in refused(argv, capsys)
+
+
+def test_the_teachers_page_says_what_a_blank_prediction_earns():
+    """The same range around 0 for all numbers; and how many numbers accept any direction."""
+    results = read_json(predictions.RESULTS)
+    undecided = right = 0
+    for setting in SETTINGS.values():
+        numbers = predictions.measured_numbers(setting, results)
+        blank = {}
+        for name, panel in panels_of(setting).items():
+            half_range = panel["widest"] / 2
+            blank[name] = {"direction": "same", "change": [-half_range, half_range]}
+            mean, half = predictions.rounded_interval(predictions.differences(numbers[name]))
+            possible = predictions.possible_directions(mean, half, panel["widest"])
+            undecided += len(possible) == 3
+        right += predictions.count_right(predictions.verdicts_of(setting, blank, numbers))
+    page = " ".join(predictions.PAGE.read_text(encoding="utf-8").split())
+    assert f"{undecided} of the 24 numbers are undecided" in page
+    assert f"has {right} of the 24 numbers right" in page
 
 
 def test_the_tables_of_the_teachers_page_are_those_of_its_numbers():

@@ -122,8 +122,17 @@ def test_the_examples_sentences_are_what_the_script_prints(spread):
     mean, half = difference(spread(SEEDS=[0, 1, 2]))
     assert f"would have given {-mean:.0f} ± {half:.0f} fewer" in WORDS
     assert f"between {-mean + half:.0f} fewer and {mean + half:.0f} more" in WORDS
+    assert f"The middle is {-mean:.0f} fewer" in WORDS
     mean, half = difference(spread(GOAL=75))
     assert f"with `GOAL = 75` the script prints {-mean} ± {half} fewer" in WORDS
+
+
+@pytest.mark.slow
+def test_a_goal_that_is_reached_before_training_is_refused(spread):
+    """There is no evaluation before the first one."""
+    with pytest.raises(AssertionError, match="GOAL is 10, and a run begins at 2") as failure:
+        spread(GOAL=10)
+    assert "Traceback" not in str(failure.value)
 
 
 def difference(printed):
