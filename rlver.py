@@ -1,11 +1,11 @@
 """rlver.py - train a model to comfort people: RLVER's Figure 1, from top to bottom.
 
     python rlver.py --steps 10 --eval-size 32       a demonstration of 20 seconds
-    python rlver.py --algo grpo --think             the embedded world: one to two minutes
+    python rlver.py --algo grpo --think             the toy, thinking: one to two minutes
     python rlver.py --algo ppo                      PPO, speaking without thinking
 
     1. converse     the policy replies, the user's emotion moves; at the end it is the reward
-    2. roll out     many dialogues at once, in groups with one first line each
+    2. roll out     many dialogues at once; a group is one user and one first line
     3. update       advantages and clipped policy-gradient steps (ppo.py, grpo.py)
     4. sync         the new weights go to the engine that samples
     5. log          a line of metrics, every dialogue word for word, a checkpoint
@@ -30,7 +30,7 @@ from support import (
     terminal,
 )
 from support.files import read_json
-from support.loading import return_freed_memory
+from support.loading import refuse_missing, return_freed_memory
 from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
 from support.smollm2 import sha256_of_smollm2
 from support.users import INITIAL_EMOTION
@@ -673,6 +673,8 @@ class Trainer:
         """cfg: Settings; out: the run's directory. Goes on from its newest checkpoint, if there is
         one and the run is not `new`. Raises BadInput or BadModel before anything is left behind."""
         ranks.check_world()
+        if new:
+            refuse_missing(cfg.model)
         self.cfg = cfg
         self.first = ranks.rank() == 0  # the one rank that writes and prints
         self.run = rundir.RunDir(out, self.first, cfg.tensorboard)

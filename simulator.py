@@ -785,7 +785,7 @@ def refuse_foreign(simulator_name, profiles):
                 continue
             raise BadInput(
                 f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
-                "knows no chit-chat; choose a real --simulator"
+                "knows no chit-chat; choose a real --simulator, as openai:MODEL@URL"
             )
         try:
             toy.read_scene(profile.scene, profile.task)

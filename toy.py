@@ -300,8 +300,8 @@ def read_scene(scene, task):
     cues = listed_under("What I say when I open up", scene)
     if not (story and need and details and cues):
         raise NotOfThisWorld(
-            "the scripted user can only play the profiles of toy.py; for others, "
-            "choose a real --simulator"
+            "the scripted user can only play the people that toy.py makes; for others, "
+            "choose a real --simulator, as openai:MODEL@URL"
         )
     return Scene(
         story=story.group(),

@@ -18,6 +18,7 @@ from support.errors import BadInput
 
 import ast
 import functools
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -86,6 +87,8 @@ def grade(places, chosen, limit, csv_name=None, gradescope_name=None):
     `gradescope_name`. limit: seconds for the tests of an exercise. True if each submission has all
     points."""
     began = time.monotonic()
+    if importlib.util.find_spec("pytest") is None:  # else every exercise would fail, right or wrong
+        raise BadInput("grade: pytest is missing; pip install -r requirements-dev.txt")
     if gradescope_name and len(places) > 1:
         raise BadInput(
             f"--gradescope {gradescope_name}: is for one submission, not for {len(places)}"

@@ -71,7 +71,7 @@ def handout(target, chosen):
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
     print(f"{plural(len(chosen))}, {all_points(chosen)} points: {target / 'README.md'}")
-    command = "python course/course.py grade COPY"
+    command = "python course/course.py grade DIR"
     if len(chosen) < len(exercises()):
         command += f" --only {','.join(chosen)}"
     print(f"to grade a copy of it: {command}")

@@ -90,16 +90,34 @@ def in_one_line(error):
     return " ".join(str(error).split())[:200]
 
 
-def directory_of(place):
-    """The directory with the files of a model, which is downloaded if `place` is a name on the hub.
-    Raises BadModel if it is neither a directory with a model nor to be had from the hub."""
+def refuse_missing(name):
+    """Raise BadModel if --model `name` is no model, as far as can be seen without loading, making
+    or downloading anything. A run asks this first, before it waits for the simulator's server."""
+    if name in ("toy", SMALL):
+        return
+    try:
+        check_place(name)
+    except BadModel as error:
+        raise BadModel(f"--model {name}: {error}") from None
+
+
+def check_place(place):
+    """Raise BadModel if `place` is neither a directory with a model nor possibly a name on the
+    hub."""
     needed = "one is needed that holds config.json, weights and a tokenizer"
     if Path(place).is_dir():
         if not (Path(place) / "config.json").is_file():
             raise BadModel(f"this directory holds no config.json; {needed}")
-        return place
-    if not may_be_on_the_hub(place):
+    elif not may_be_on_the_hub(place):
         raise BadModel(f"no such directory; {needed}, or a model of the hub, OWNER/NAME")
+
+
+def directory_of(place):
+    """The directory with the files of a model, which is downloaded if `place` is a name on the hub.
+    Raises BadModel if it is neither a directory with a model nor to be had from the hub."""
+    check_place(place)
+    if Path(place).is_dir():
+        return place
     try:
         return download(place)
     except Exception as error:

@@ -52,7 +52,7 @@ def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd
         "openai:m@http://127.0.0.1:9/v1",
     )
     assert text.count("cannot be reached") == 2 and "waiting, and trying again" in text
-    assert "nothing is saved yet: start the run again when the simulator is well" in text
+    assert "nothing is saved yet: start the run again when the simulator works" in text
 
 
 def test_the_plan_counts_calls_tokens_and_money():

@@ -162,6 +162,11 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
         capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere"
     )
     assert "no config.json" in output_of(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
+    # the model is looked for before the server of the users is asked, which may take a minute
+    server = ["--simulator", "openai:m@http://localhost:1/v1", "--profiles", "no.jsonl"]
+    assert "--model ./none: no such" in output_of(
+        capfd, 2, rlver.main, "--model", "./none", *server
+    )
     assert "from 0 to 127" in output_of(capfd, 2, simulator.main, "--profile", 99999)
 
 

@@ -1,7 +1,10 @@
 """Grading: what is told of a result and of the points, and that what goes wrong in one exercise
 costs no other."""
 
+from support.errors import BadInput
+
 import csv
+import importlib.util
 import json
 import re
 import sys
@@ -12,11 +15,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
 import course
+import grading
 from exercises import ALL, source, written
 from surgery import put
 
 
 @pytest.mark.slow
+def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
+    """In an environment with requirements.txt alone every test would end at once, and a right
+    answer would get no points."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="pip install -r requirements-dev.txt"):
+        grading.grade([tmp_path], {}, 30)
+
+
 def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     """ "Tensor-likes are not close" tells a student nothing. On the terminal and in the CSV stand
     the test's name, what it is about, and what went wrong; at the end, how long it all took."""
