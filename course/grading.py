@@ -34,6 +34,7 @@ import types
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,10 @@ PRELOADED = [
     "transformers.models.qwen2.modeling_qwen2",
 ]
 RUNNING = set()  # the processes under way
+# Held while a process is started or its exit code is read. To start one, multiprocessing first asks
+# all others whether they have ended; two threads that read one exit code at once get it once, and
+# the other one gets 255.
+PROCESS_LOCK = threading.Lock()
 STOPPING = threading.Event()  # set when no more processes are wanted
 
 
@@ -212,14 +217,17 @@ def run_tests(place, limit):
     # the limit of processor time is for the case that the grader is killed and cannot keep the time
     cpu_seconds = int(4 * limit) + 1
     process = FORKSERVER.Process(target=tests_process, args=(place, report, cpu_seconds))
-    process.start()
+    with PROCESS_LOCK:
+        process.start()
     RUNNING.add(process)
     if STOPPING.is_set():  # workers() may have killed all others before this one was in the set
         kill(process)
-    process.join(limit)
-    exit_code = process.exitcode  # None: it is still at work
+    wait([process.sentinel], limit)
+    with PROCESS_LOCK:
+        exit_code = process.exitcode  # None: it is still at work
     kill(process)  # and whatever the tests have left running
-    process.join()
+    with PROCESS_LOCK:
+        process.join()
     RUNNING.discard(process)
     if exit_code is None:
         return f"no end within {limit:g} s"

@@ -8,6 +8,9 @@ import importlib.util
 import json
 import re
 import sys
+import threading
+import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,33 @@ def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="pip install -r requirements-dev.txt"):
         grading.grade([tmp_path], {}, 30)
+
+
+def test_an_exit_code_is_read_once(tmp_path, monkeypatch):
+    """Two threads start tests and wait for them. Whoever starts a process asks for the exit codes
+    of all others. If the thread of one of them was just reading its code, too, that one read
+    nothing, took it for 255, and a right answer got no points. Here the first code is read slowly,
+    and a second process is started in the meantime."""
+    read_signed = forkserver.read_signed
+    is_reading = threading.Event()
+    descriptors = []
+
+    def read_slowly(descriptor):
+        descriptors.append(descriptor)
+        if len(descriptors) == 2:  # the first reading is that of the new process's number
+            is_reading.set()
+            time.sleep(1)
+        return read_signed(descriptor)
+
+    monkeypatch.setattr(forkserver, "read_signed", read_slowly)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        (place / "tests").mkdir(parents=True)
+        (place / "tests" / "test_fine.py").write_text("def test_fine():\n    pass\n")
+    with grading.workers() as pool:
+        of_first = pool.submit(grading.run_tests, first, 60)
+        assert is_reading.wait(60)
+        assert grading.run_tests(second, 60) == "" == of_first.result()
 
 
 def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
