@@ -1,7 +1,7 @@
 """evaluate.py - how good is this model, and is it better than that one? (SAGE; RLVER 3)
 
     python evaluate.py                          the newest run, with users that it never saw
-    python evaluate.py --policy P               a run, a checkpoint, a model directory, toy,
+    python evaluate.py --policy POLICY          a run, a checkpoint, a model directory, toy,
                                                 openai:MODEL@URL; --step 0: where a run started
     python evaluate.py --before-after           a run and where it started, and their comparison
     python evaluate.py --score FILE...          tables of result files, ours or SAGE's; no model
@@ -819,7 +819,7 @@ def make_parser():
         "--policy",
         help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
         "the newest run)",
-        metavar="P",
+        metavar="POLICY",
     )
     add_policy_flags(parser)
     add_user_flags(parser)

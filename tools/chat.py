@@ -46,7 +46,7 @@ def make_parser():
     parser.add_argument(
         "policy",
         help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL",
-        metavar="P",
+        metavar="POLICY",
     )
     parser.add_argument(
         "--show",
