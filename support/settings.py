@@ -237,7 +237,7 @@ class Settings:
     # ---- what is rewarded
     reward: str = flag(
         "terminal: the final emotion e_T / 100, once; delta: its change (e_t - e_{t-1}) / 100 "
-        "after each reply",
+        "after each reply, which has the same optimum (docs/math.md)",
         "terminal",
         choices=["terminal", "delta"],
         group="what is rewarded",
