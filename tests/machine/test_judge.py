@@ -17,7 +17,7 @@ import simulator
 from judging import ANSWER, at, call, run, sage, toy_result, write
 from marks import signed
 from server import Loopback
-from tools import capabilities, coordinate, needs, strategies, validity
+from tools import capabilities, coordinate, dialogues, needs, strategies, validity
 from tools.dialogues import load_dialogues
 
 
@@ -34,6 +34,17 @@ def good(tmp_path):
 @pytest.fixture
 def bad(tmp_path):
     return judging.bad_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "users, is_toy",
+    [({"toy"}, True), ({"toy", "toy-weak"}, True), ({"toyota-7b"}, False), ({"phrases"}, False)],
+)
+def test_who_is_of_the_toy(users, is_toy, monkeypatch):
+    """The scripted judge understands the toy's sentences. A server's model whose name begins alike
+    speaks another language."""
+    monkeypatch.setattr(dialogues, "users_of", lambda files: users)
+    assert dialogues.are_of_toy(["a.jsonl"]) == is_toy
 
 
 # {name of a prompt: the Question of a language}
