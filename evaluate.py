@@ -353,7 +353,7 @@ def policy_in_process(name, flags):
     settings = settings_of_policy(found_policy, flags)
     if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
         label, weights = starting_toy(found_policy, settings["think"])
-    model, tokenizer = load_model(weights, best_device(), flag="policy")
+    model, tokenizer = load_model(weights, best_device(), prefix="policy ")
     if settings["context"] is None:
         settings["context"] = model.config.max_position_embeddings
     if not found_policy.run_settings and not found_policy.is_toy:

@@ -157,12 +157,12 @@ class Models:
         their dtype is None: they stay as they are stored, in memory that is mapped from the file,
         until `make_masters_or_shards` makes the fp32 masters."""
         dtype = None
-        flag = "--model"
+        prefix = "--model "
         if self.cfg.lora_rank:
             dtype = self.dtype
             if self.checkpoint:
-                flag = "the base of this run's adapters:"
-        return load_model(place, dtype=dtype, flag=flag)
+                prefix = "the base of this run's adapters: "
+        return load_model(place, dtype=dtype, prefix=prefix)
 
     def set_chat_format(self, model, source):
         """Set `chat`, `pad` and `context`, the tokens of a dialogue. Raises BadInput."""

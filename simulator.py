@@ -640,7 +640,7 @@ def load_local(path, temperature, flag="--simulator"):
 
     from engine import TorchEngine
 
-    model, tokenizer = load_model(path, best_device(), flag=f"{flag} local:")
+    model, tokenizer = load_model(path, best_device(), prefix=f"{flag} local:")
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
     return LocalModel(
         path,

@@ -31,11 +31,11 @@ DROPOUTS = (
 )
 
 
-def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
+def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
 
-    path: a directory, a name on the hub, or smollm2. flag: where it came from, for messages; that
-    of `--simulator local:DIR` ends in a colon.
+    path: a directory, a name on the hub, or smollm2. prefix: what stands before it in messages,
+    such as "--model " or "--simulator local:".
     dtype: of the weights.
 
         float32   The default, whatever the file holds. Weights that are trained must be fp32: a
@@ -57,8 +57,7 @@ def load_model(path, device="cpu", flag="--model", dtype=torch.float32):
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     place = locate(path)
-    # as it was typed: "--model DIR", "--simulator local:DIR"
-    typed = f"{flag}{path}" if flag.endswith(":") else f"{flag} {path}"
+    typed = f"{prefix}{path}"
     remedy = f"; delete {place}, and it is made again" if path == SMALL else ""
     try:
         directory = directory_of(place)

@@ -121,7 +121,7 @@ def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, ca
     another base the adapters would be put on a stranger, and the run end in gibberish."""
     edit(cut, model=str(tmp_path / "gone"))
     line = refuse(capfd, "--resume", cut)
-    assert "the base of this run's adapters" in line and "no such directory" in line
+    assert "the base of this run's adapters: " in line and "no such directory" in line
     other = make_tiny_model(tiny_tokenizer)
     other.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3  # an hour of fine-tuning
     for part in (other, tiny_tokenizer):

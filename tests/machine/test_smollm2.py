@@ -467,9 +467,9 @@ def test_a_damaged_model_in_the_cache_is_one_line(file, wheel, cache, quick):
     """The line names the model as it was typed, and the directory to delete."""
     place = smollm2.directory_of_smollm2()
     (place / file).unlink()
-    for flag, typed in (("--model", "--model smollm2"), ("--simulator local:", "local:smollm2")):
+    for prefix, typed in (("--model ", "--model smollm2"), ("--simulator local:", "local:smollm2")):
         with pytest.raises(BadModel) as error:
-            load_model(NAME, flag=flag)
+            load_model(NAME, prefix=prefix)
         line = str(error.value)
         assert f"{typed}: " in line and "\n" not in line
         assert line.endswith(f"; delete {place}, and it is made again")
