@@ -92,8 +92,6 @@ def grade(places, chosen, limit, csv_name=None, gradescope_name=None):
     `gradescope_name`. limit: seconds for the tests of an exercise. True if each submission has all
     points."""
     began = time.monotonic()
-    if importlib.util.find_spec("pytest") is None:  # else every exercise would fail, right or wrong
-        raise BadInput("grade: pytest is missing; pip install -r requirements-dev.txt")
     if gradescope_name and len(places) > 1:
         raise BadInput(
             f"--gradescope {gradescope_name}: is for one submission, not for {len(places)}"
@@ -108,9 +106,9 @@ def grade(places, chosen, limit, csv_name=None, gradescope_name=None):
             unpacked.mkdir()
             homes.append(opened(place, files, unpacked))
         with (
+            workers() as pool,  # first: where it refuses, no file has been written yet
             opened_for_writing("--csv", csv_name) as csv_file,
             opened_for_writing("--gradescope", gradescope_name) as gradescope_file,
-            workers() as pool,
         ):
             write_row(csv_file, point_columns("exercise"))
             for place, home in zip(places, homes):
@@ -286,7 +284,10 @@ def reason_of(problem):
 @contextmanager
 def workers():
     """A pool with one thread per core, each of which waits for one process. However the block ends,
-    by Ctrl-C or a kill too, no process is left running."""
+    by Ctrl-C or a kill too, no process is left running. Raises BadInput without pytest, because
+    then every exercise would fail, right or wrong."""
+    if importlib.util.find_spec("pytest") is None:
+        raise BadInput("pytest is missing; pip install -r requirements-dev.txt")
     pool = ThreadPoolExecutor(os.cpu_count())
     STOPPING.clear()
     # for the fork server and its children: a second thread would only wait for the first

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "course"))
 import course
 import grading
+import matrix
 from exercises import ALL, source, written
 from surgery import put
 
@@ -28,8 +29,14 @@ def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
     """In an environment with requirements.txt alone every test would end at once, and a right
     answer would get no points."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
+    chosen, table = {"gae": ALL["gae"]}, tmp_path / "grades.csv"
+    table.write_text("mine")
     with pytest.raises(BadInput, match="pip install -r requirements-dev.txt"):
-        grading.grade([tmp_path], {}, 30)
+        grading.grade([tmp_path], chosen, 30, csv_name=str(table))
+    assert table.read_text() == "mine"
+    with pytest.raises(BadInput, match="pip install -r requirements-dev.txt"):
+        matrix.matrix(chosen, 30)
 
 
 def test_an_exit_code_is_read_once(tmp_path, monkeypatch):
