@@ -46,6 +46,8 @@ def directory_of_smollm2():
         # made beside its place and then renamed, so that nobody ever finds half a model
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=root) as scratch:
             lock = try_lock(scratch, os.O_RDONLY)
+            if lock is None:  # another process saw it before it was locked, and is removing it
+                raise OSError("another process works there; start this again")
             try:
                 convert(gguf, Path(scratch) / "model")
                 os.rename(Path(scratch) / "model", place)

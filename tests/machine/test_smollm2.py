@@ -462,6 +462,13 @@ def test_what_a_killed_process_left_is_removed(wheel, cache, quick):
     os.close(lock)
 
 
+def test_a_directory_that_is_taken_for_a_dead_ones_is_one_line(wheel, cache, quick, monkeypatch):
+    """Another process may look for leftovers before this one has locked its directory."""
+    monkeypatch.setattr(smollm2, "try_lock", lambda *_: None)
+    assert "another process works there; start this again" in complaint()
+    assert files(cache) == {}
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_a_damaged_model_in_the_cache_is_one_line(file, wheel, cache, quick):
     """The line names the model as it was typed, and the directory to delete."""
