@@ -61,7 +61,7 @@ POINTS = {
     "person": 2,
     "feeling": 1,
     "stranger": -6,  # another person than the one of the story
-    "heap": -5,
+    "heap": -5,  # phrasings of many needs; to somebody who chats: words of many interests
     "dismissal": -6,
     "false cheer": -4,
     "repeated": -6,
@@ -363,6 +363,11 @@ def chatters():
     return rows
 
 
+def words_of_interest(interest):
+    """The words that show that this key of INTERESTS is spoken of."""
+    return {interest, *INTERESTS[interest].split()}
+
+
 @dataclass(frozen=True)
 class Chat:
     """What is read of the profile of somebody who chats."""
@@ -393,7 +398,7 @@ def listen_chatting(reply, chat, earlier):
     if not words or not is_english(reply):
         heard.add("no English" if words else "silence")
         return heard
-    about = words & {chat.interest, *INTERESTS[chat.interest].split()}
+    about = words & words_of_interest(chat.interest)
     if about:
         heard.add("interest", min(about))
         if chat.wants_questions and "?" in reply:
@@ -404,10 +409,10 @@ def listen_chatting(reply, chat, earlier):
         heard.add("off topic")
     if chat.dull in words:
         heard.add("bored", chat.dull)
-    # a word for everybody is about nothing
-    topics = [topic for topic, listed in INTERESTS.items() if words & {topic, *listed.split()}]
-    if len(topics) >= CHAT_HEAP:
-        heard.add("heap", ", ".join(topics))
+    # a reply that has a word of everybody's interest is about none of them
+    mentioned = [interest for interest in INTERESTS if words & words_of_interest(interest)]
+    if len(mentioned) >= CHAT_HEAP:
+        heard.add("heap", ", ".join(mentioned))
     comforting = {"empathise", "side"} & set(lists_heard(reply))
     if comforting:
         heard.add("comforted", lists_heard(reply)[min(comforting)])

@@ -484,6 +484,7 @@ def evaluation_table(evaluations, never_trained_on=True):
         is_optional = key in ("step", "ref_perplexity")
         if not is_optional or any(one.get(key) is not None for one in evaluations):
             columns[key] = name
+    shown = [{**evaluation, "stderr": stderr_of(evaluation)} for evaluation in evaluations]
     title = "Evaluations"
     users = "It is not known whether this policy met these users in its training"
     if never_trained_on:
@@ -492,10 +493,7 @@ def evaluation_table(evaluations, never_trained_on=True):
     return {
         "title": title,
         "columns": list(columns.values()),
-        "rows": [
-            [{**evaluation, "stderr": stderr_of(evaluation)}.get(key) for key in columns]
-            for evaluation in evaluations
-        ],
+        "rows": [[evaluation.get(key) for key in columns] for evaluation in shown],
         "reading": f"{users}. Score: the mean final emotion of n dialogues, ± its standard error; "
         "a difference of less than three standard errors may be chance. Success ends at 100, "
         "failure below 10.",
