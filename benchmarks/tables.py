@@ -619,8 +619,7 @@ def english_of(lines):
     perplexity under the starting policy, distinct word pairs]."""
     perplexities = [(first(line, "ref_perplexity"), last(line, "ref_perplexity")) for line in lines]
     pairs = [
-        [line["heldout"][moment]["distinct_2"] for moment in ("before", "after")]
-        for line in lines
+        [line["heldout"][moment]["distinct_2"] for moment in ("before", "after")] for line in lines
     ]
     return [
         "{:.1f} to {:.1f}".format(*np.mean(perplexities, axis=0)),
