@@ -5,10 +5,10 @@
     python benchmarks/tables.py --only variants    these parts alone
     python benchmarks/tables.py --write            only write the tables, from what is there
 
-A job is a run of rlver.py, or another command. When it ends, its numbers become one line of
-benchmarks/runs.jsonl, which is under version control: a job that has its line there is not done
-again, so the command goes on where it was stopped, on another machine too. Two runs are made at a
-time, with one thread each; commands, and runs with two threads, are done one by one.
+A job is a run of rlver.py. When it ends, its numbers become one line of benchmarks/runs.jsonl,
+which is under version control: a job that has its line there is not done again, so the command goes
+on where it was stopped, on another machine too. Two runs are made at a time, with one thread each;
+runs with two threads are made one by one.
 
 Throughout this file `measured` is what that file holds, {name of the job: its line}.
 
@@ -22,10 +22,8 @@ import itertools
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +39,13 @@ from support.stats import mean_interval
 
 import simulator
 import toy
-from phrases import POINTS, PhrasesModel
+from phrases import PhrasesModel
 from tools.replay import final_score, replay_all
 
 RUNS = ROOT / "runs" / "tables"
-# What is kept of a run and of a command: what a table reads. And `flat_groups`, because a test
+# What is kept of a run: what a table reads. And `flat_groups`, because a test
 # compares the bounds of a warning with these runs.
 EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
-SECONDS = ("total", "rollout", "update", "evaluate")
-RESULT = ("score", "stderr", "turns", "emotion", "dialogues", "final")
 METRICS = (
     "step",
     "emotion",
@@ -59,7 +55,6 @@ METRICS = (
     "distinct_2",
     "flat_groups",
 )
-DIALOGUE, TURN = ("first_line", "turns"), ("reply", "user", "emotion")
 EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
 FLAGS = {
     "grpo-think": "--algo grpo --think",
@@ -76,21 +71,13 @@ NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}
 
 @dataclass
 class Job:
-    """Something to be measured: a run of rlver.py with `flags`, or another script's `command`."""
+    """A run of rlver.py with `flags`, to be measured. One with several threads is made alone."""
 
     part: str  # what --only chooses
     name: str  # of its line, and of its directory
-    flags: str = ""
-    command: str = ""  # {NAME} is the directory of the run NAME, {json} a file for its result
-    needs: tuple = ()  # names of the runs that must be there
+    flags: str
     threads: int = 1
     environment: dict = field(default_factory=dict)
-
-    @property
-    def alone(self):
-        """Whether nothing else may run beside it: a run with several threads needs both cores, and
-        commands start processes of their own."""
-        return self.threads > 1 or not self.flags
 
 
 def jobs():
@@ -100,12 +87,6 @@ def jobs():
     yield from ranks()
     yield from users()
     yield from machines()
-    yield Job(
-        "replay",
-        "replay",
-        needs=("grpo-think-0",),
-        command="-m tools.replay {grpo-think-0}/dialogues.jsonl --json {json}",
-    )
     yield from small()
 
 
@@ -149,7 +130,7 @@ def users():
 
 def small():
     """The small real model: GRPO and PPO, three seeds each, then what one change does, one seed
-    each; and the same policies with people who chat."""
+    each."""
     for algo, seed in itertools.product(("grpo", "ppo"), range(3)):
         flags = f"--algo {algo} --model smollm2 --seed {seed}"
         # one run has both cores for itself: docs/small.md promises its time and its memory
@@ -163,14 +144,6 @@ def small():
     ):
         flags = f"--algo {algo} --model smollm2 --seed 0 {change}"
         yield Job("small", f"small-{algo}-{name}-0", flags)
-    for seed, moment in itertools.product(range(3), ("before", "after")):
-        run = f"small-grpo-{seed}"
-        directory = "{" + run + "}"  # `command_of` puts the path in its place
-        step = "--step 0" if moment == "before" else ""
-        # as the benchmark is measured: from an emotion of 40, over 10 turns
-        command = f"evaluate.py --policy {directory} {step} --world chit-chat --json {{json}}"
-        command += f" --out runs/tables/{run}-chat-{moment}.jsonl"
-        yield Job("small", f"{run}-chat-{moment}", command=command, needs=(run,), threads=2)
 
 
 def machines():
@@ -221,14 +194,13 @@ def line_of_run(job, place):
         "flags": job.flags,
         "threads": job.threads,
         "evaluations": [kept(row, EVALUATION) for row in summary["evaluations"]],
-        "seconds": kept(summary["seconds"], SECONDS),
-        "peak_rss_mb": summary["peak_rss_mb"],
+        "seconds": summary["seconds"]["total"],
         "metrics": {key: [row.get(key) for row in rows] for key in kept(rows[-1], METRICS)},
     }
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
     if job.part == "small":
-        line["heldout"] = heldout_of_run(place)
+        line["distinct_2"] = pairs_of_run(place)
     return rounded(line)
 
 
@@ -248,42 +220,14 @@ def strict_emotions(place):
     return [float(np.mean(finals[step])) for step in sorted(finals)]
 
 
-def heldout_of_run(place, shown=3):
-    """What the held-out users of a run were told, before and after: the distinct word pairs of all
-    replies, what --simulator phrases heard in them, and the dialogues with the first `shown`
-    users."""
-    rows = [json.loads(line) for line in (place / "dialogues.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["split"] == "heldout"]
-    steps = [row["step"] for row in rows]
-    heldout = {}
-    for moment, step in (("before", min(steps)), ("after", max(steps))):
-        dialogues = [row for row in rows if row["step"] == step]
-        replies = [[turn["reply"] for turn in row["turns"]] for row in dialogues]
-        analyses = [turn["analysis"] for row in dialogues for turn in row["turns"]]
-        for row in dialogues:
-            row["turns"] = [kept(turn, TURN) for turn in row["turns"]]
-        heldout[moment] = {
-            "distinct_2": signs(replies)["distinct_2"],
-            "heard": shares_heard(analyses),
-            "dialogues": [kept(row, DIALOGUE) for row in dialogues[:shown]],
-        }
-    return heldout
-
-
-def shares_heard(analyses):
-    """{what the user of --simulator phrases heard, a key of phrases.POINTS: in how many % of the
-    replies}, read off its analyses."""
-    counts = Counter()
-    for analysis in analyses:
-        notes = re.search(r"^Activity \w+: I heard (.*)\.$", analysis, flags=re.MULTILINE)[1]
-        counts.update({note.partition(":")[0] for note in notes.split("; ")})
-    return {name: 100 * count / len(analyses) for name, count in counts.items()}
-
-
-def line_of_command(job, result):
-    """The line of a command that is over. result: what it wrote to {json}."""
-    line = {"name": job.name, "part": job.part, "command": job.command}
-    return rounded({**line, "result": kept(result, RESULT)})
+def pairs_of_run(place):
+    """The distinct word pairs of what the held-out users of a run were told, before and after."""
+    steps = {}  # {step: [the replies of a dialogue, ...]}
+    for row in recorded_dialogues(place / "dialogues.jsonl"):
+        if row["split"] == "heldout":
+            replies = [turn["reply"] for turn in row["turns"]]
+            steps.setdefault(row["step"], []).append(replies)
+    return [signs(steps[step])["distinct_2"] for step in (min(steps), max(steps))]
 
 
 def rounded(value):
@@ -304,27 +248,10 @@ def rounded(value):
 def do_job(job, results):
     """Do a job and add its line to the Results, if the line is not there yet. A job that fails adds
     none."""
-    if job.name in results.read():
-        return
-    for name in job.needs:  # the line of such a run may be from another machine, without the run
-        if not (RUNS / name / "summary.json").is_file():
-            train(next(other for other in jobs() if other.name == name))
-    if job.flags:
+    if job.name not in results.read():
         place = train(job)
         if place:
             results.add(line_of_run(job, place))
-    else:
-        result_file = RUNS / f"{job.name}.json"
-        result_file.parent.mkdir(parents=True, exist_ok=True)
-        if run_script(job, command_of(job, result_file)):
-            results.add(line_of_command(job, json.loads(result_file.read_text())))
-
-
-def command_of(job, result_file):
-    """The command of a job as a list of words, its {placeholders} replaced by paths."""
-    paths = {"json": result_file, **{name: RUNS / name for name in job.needs}}
-    command = re.sub(r"\{([\w-]+)\}", lambda match: str(paths[match[1]]), job.command)
-    return shlex.split(command)
 
 
 def train(job):
@@ -337,14 +264,8 @@ def train(job):
         flags = ["--resume", str(place)]
     else:
         flags = [*job.flags.split(), "--out", str(place)]
-    return place if run_script(job, ["rlver.py", *flags]) else None
-
-
-def run_script(job, command):
-    """Run a script of the project, or a module of it with `-m`, with the job's threads. Returns
-    whether its exit code is 0."""
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "rlver.py", *flags],
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -352,7 +273,7 @@ def run_script(job, command):
     )
     outcome = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
     print(f"{job.name}: {outcome}", file=sys.stderr, flush=True)
-    return done.returncode == 0
+    return place if done.returncode == 0 else None
 
 
 # -------------------------------------------------------------------------------------- the numbers
@@ -519,23 +440,6 @@ def table_challenging(measured):
     return markdown(["user", "before", "after", "after, by seed"], rows)
 
 
-def table_replay(measured):
-    """How much of a run is the same when its replies are put to the user again."""
-    line = measured.get("replay")
-    if not line:
-        return ""
-    result = line["result"]
-    rows = [
-        ["turns with the same emotion", f"{result['turns']:,}", f"{100 * result['emotion']:.0f} %"],
-        [
-            "dialogues with the same score",
-            f"{result['dialogues']:,}",
-            f"{100 * result['final']:.0f} %",
-        ],
-    ]
-    return markdown(["", "number", "share"], rows)
-
-
 def table_hackable(measured, stretch=12):
     """What the weak scorer says of the replies in training, what the strict user says of the same
     ones, and how the replies change: means over stretches of steps, over all seeds."""
@@ -548,9 +452,6 @@ def table_hackable(measured, stretch=12):
     for words, key, digits in (
         ("the weak scorer, which is the reward", "emotion", 1),
         ("the strict user, of the same replies", "strict", 1),
-        ("words a reply", "reply_words", 1),
-        ("replies that repeat a sentence to the same user", "repeat_within", 2),
-        ("distinct word pairs", "distinct_2", 2),
     ):
         curves = np.array([line["metrics"][key] for line in lines], float)
         means = [curves[:, begin : begin + stretch].mean() for begin in begins]
@@ -618,9 +519,7 @@ def english_of(lines):
     """What tells whether the replies are still English, before and after, means over runs: [their
     perplexity under the starting policy, distinct word pairs]."""
     perplexities = [(first(line, "ref_perplexity"), last(line, "ref_perplexity")) for line in lines]
-    pairs = [
-        [line["heldout"][moment]["distinct_2"] for moment in ("before", "after")] for line in lines
-    ]
+    pairs = [line["distinct_2"] for line in lines]
     return [
         "{:.1f} to {:.1f}".format(*np.mean(perplexities, axis=0)),
         "{:.2f} to {:.2f}".format(*np.mean(pairs, axis=0)),
@@ -629,45 +528,8 @@ def english_of(lines):
 
 def minutes_of(lines):
     """The mean duration of the runs on one core, with another run on the other core."""
-    seconds = [line["seconds"]["total"] for line in lines if line["threads"] == 1]
+    seconds = [line["seconds"] for line in lines if line["threads"] == 1]
     return f"{np.mean(seconds) / 60:.0f}" if seconds else "-"
-
-
-def table_small_alone(measured):
-    """The run of the small model that had both cores for itself: where its minutes went, and the
-    most memory that it took."""
-    rows = []
-    for name, words in SMALL_RUNS.items():
-        for line in seeds_of(measured, name):
-            if line["threads"] == 2:
-                seconds = line["seconds"]
-                parts = [seconds[part] for part in ("total", "rollout", "update", "evaluate")]
-                minutes = [f"{part / 60:.1f}" for part in parts]
-                rows.append([words, *minutes, f"{line['peak_rss_mb'] / 1024:.2f}"])
-    head = ["run", "minutes", "rollouts", "updates", "evaluations", "GiB"]
-    return markdown(head, rows) if rows else ""
-
-
-def table_small_heard(measured):
-    """What the users heard in the replies of the small model, before and after: in % of the
-    replies, means over seeds. What was hardly ever heard is left out."""
-    columns = {}  # {head of a column: {what was heard: %}}
-    for algo in ("grpo", "ppo"):
-        lines = seeds_of(measured, f"small-{algo}")
-        for moment in ("before", "after"):
-            shares = [line["heldout"][moment]["heard"] for line in lines]
-            if shares:
-                columns[f"`{algo}`, {moment}"] = {
-                    name: np.mean([share.get(name, 0) for share in shares]) for name in POINTS
-                }
-    if not columns:
-        return ""
-    names = [name for name in POINTS if any(share[name] > 0.5 for share in columns.values())]
-    rows = [
-        [name, f"{POINTS[name]:+d}", *[f"{share[name]:.0f}" for share in columns.values()]]
-        for name in names
-    ]
-    return markdown(["heard", "points", *columns], rows)
 
 
 def table_small_fixed(measured):
@@ -703,56 +565,13 @@ async def final_emotions(profiles, reply_to, turns):
     return finals
 
 
-def table_small_chat(measured):
-    """The same policies with people who chat: after minus before, by seed."""
-    rows = []
-    for seed in range(3):
-        sides = [measured.get(f"small-grpo-{seed}-chat-{moment}") for moment in ("before", "after")]
-        if not all(sides):
-            continue
-        before, after = (side["result"] for side in sides)
-        numbers = [f"{side['score']:.1f} ± {side['stderr']:.1f}" for side in (before, after)]
-        rows.append([f"`grpo`, seed {seed}", *numbers, f"{after['score'] - before['score']:+.1f}"])
-    return markdown(["run", "before", "after", "difference"], rows) if rows else ""
-
-
-def table_small_dialogues(measured):
-    """The dialogues of the first three held-out users of GRPO, seed 0, before and after."""
-    line = measured.get("small-grpo-0")
-    if not line:
-        return ""
-    texts = []
-    pairs = zip(line["heldout"]["before"]["dialogues"], line["heldout"]["after"]["dialogues"])
-    for number, dialogues in enumerate(pairs, 1):
-        for moment, dialogue in zip(("before", "after"), dialogues):
-            texts.append(f"**User {number}, {moment}**\n")
-            texts.append(quoted("user", dialogue["first_line"], 30))
-            for turn in dialogue["turns"]:
-                texts.append(quoted("model", turn["reply"]))
-                if "user" in turn:
-                    texts.append(quoted("user", turn["user"], turn["emotion"]))
-            texts.append(f"> ends at {turn['emotion']}\n")
-    return "\n".join(texts)
-
-
-def quoted(speaker, text, emotion=None):
-    """A line of a dialogue as a quotation in Markdown; what the model wrote stays in one line."""
-    name = speaker if emotion is None else f"{speaker} ({emotion:g})"
-    return f"> **{name}**: {' '.join(text.split())}\n>"
-
-
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
     "hackable": table_hackable,
     "signs": table_signs,
     "small": table_small,
-    "small_alone": table_small_alone,
-    "small_heard": table_small_heard,
     "small_fixed": table_small_fixed,
-    "small_chat": table_small_chat,
-    "small_dialogues": table_small_dialogues,
-    "replay": table_replay,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,
@@ -820,11 +639,11 @@ def do_jobs(chosen, results, at_once):
     """Do the jobs: first those that may run beside others, `at_once` of them at a time, then those
     that must run alone. What a job raises is raised here, when the others beside it are done."""
     with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(do_job, job, results) for job in chosen if not job.alone]
+        futures = [pool.submit(do_job, job, results) for job in chosen if job.threads == 1]
     for future in futures:
         future.result()
     for job in chosen:
-        if job.alone:
+        if job.threads > 1:
             do_job(job, results)
 
 
