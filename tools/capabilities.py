@@ -14,13 +14,13 @@ and count them as short.
 """
 
 from support.forms import Rubric
-from support.judged import CAPABILITIES
 
 import asyncio
 import sys
 
 from tools.dialogues import dialogue_slots, make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
+from tools.judged import CAPABILITIES
 from tools.tables import Tables, add_files, tool_parser, write_outputs
 
 # The headers of the five parts, as patterns: the names of our prompts first, then the paper's.

@@ -13,12 +13,13 @@ is in no mean.
 """
 
 from support import stats
-from support.judged import MACHINERY_ONLY, SCRIPTED_JUDGE
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+from tools.judged import MACHINERY_ONLY, SCRIPTED_JUDGE
 
 
 class ItemScore(NamedTuple):

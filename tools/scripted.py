@@ -6,13 +6,13 @@ tools/profiles.py, and a judge of dialogues, for the tools that ask one. Both re
 as a model would and answer in the form that these ask for.
 """
 
-from support.judged import SCRIPTED_JUDGE
 from support.toy_words import ACTS, DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 
 import json
 import random
 import re
 
+from tools.judged import SCRIPTED_JUDGE
 from toy import ScriptedModel, act_of, need_of, split_sentences, tags_of
 
 

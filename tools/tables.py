@@ -7,11 +7,12 @@ A tool makes its parser with `tool_parser`, shows its numbers in `Tables`, and e
 from support.errors import BadInput
 from support.files import refuse_overwriting, write_json
 from support.flags import Parser
-from support.judged import radar_of
 from support.page import write_report
 from support.terminal import fold
 
 import argparse
+
+from tools.judged import radar_of
 
 # ------------------------------------------------------------------------------------------- tables
 
