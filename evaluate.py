@@ -25,7 +25,7 @@ from support.results import (
     read_results,
     starting_policy_in_words,
 )
-from support.rundir import checkpoints, profile_files
+from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
@@ -574,12 +574,11 @@ def users_of_file(file, simulator_name, wants_chat):
 
 
 def heldout_of_run(home, run_settings, simulator_name):
-    """The users that the run in the directory `home` held out, by its heldout.json. Raises
-    BadInput."""
+    """The users that the run in the directory `home` held out. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
     _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    ids = read_json(Path(home) / "heldout.json").get("ids", ())
-    return [profile for profile in people if profile.id in ids]
+    refuse_other_heldout(home, [profile.id for profile in people])
+    return people
 
 
 # --------------------------------------------------------------------------------- where results go

@@ -278,11 +278,12 @@ def record_heldout(out, names, ids):
 
 
 def refuse_other_heldout(out, ids):
-    """Raise BadInput if a resumed run would hold out other users than those it began with."""
+    """Raise BadInput if the run in `out` held out others than the users `ids`, because its profiles
+    have changed."""
     if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
-            f"--resume {out}: other users would be held out than when the run began; the profiles "
-            "have changed"
+            f"{out}: the profiles have changed since the run began, so other users would be held "
+            "out"
         )
 
 
