@@ -3,10 +3,10 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 import support
 from support import terminal
-from support.errors import BadInput, BadModel
+from support.errors import BadModel
 from support.flags import Parser
 from support.loading import load_model
-from support.settings import resolve_settings, resumed_settings
+from support.settings import make_parser, resolve_settings
 
 import ast
 import asyncio
@@ -70,38 +70,19 @@ def started(*command, **more):
                 "--lam 0.95",
                 "--value-clip 0",
                 "--critic-lr 1e-3",
-                "--critic-warmup 0",
             )
         ),
-        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo", "--refill 0")),
+        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo")),
     ],
 )
 def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
     """Half a day of runs "with lambda 0.9" were GRPO, which has no lambda. Also where the value is
     0 or the default: who says it believes that it does something."""
-    line = refused(capfd, rlver.main, "--plan", "--algo", algo, *flag.split())
+    line = refused(capfd, rlver.main, "--algo", algo, *flag.split())
     assert flag.split()[0] in line and "leave it out" in line
     other = {"grpo": "ppo", "ppo": "grpo"}[algo]
     assert f"--algo {other}" in line
-    assert rlver.main(["--plan", "--algo", other, *flag.split()]) == 0
-
-
-def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
-    """With the toy's user, or a model of one's own, nothing was said of the cost at all."""
-    for flags in (
-        ["--steps", 0, "--out", tmp_path / "out"],
-        ["--plan"],
-        ["--plan", "--watch", "toy-weak"],
-        ["--plan", "--simulator", "local:DIR"],
-    ):
-        assert "--price 0.27,1.1" in refused(capfd, rlver.main, "--price", "0.27,1.10", *flags)
-    for flags in (["--simulator", SERVER], ["--watch", SERVER]):
-        assert rlver.main(["--plan", "--price", "0.27,1.10", *flags]) == 0
-        assert "at the given price" in capfd.readouterr().out
-    run = json.loads(json.dumps(vars(resolve_settings({}))))
-    assert resumed_settings(run, {"steps": 60}).steps == 60
-    with pytest.raises(BadInput, match="--price 1,2: neither"):
-        resumed_settings(run, {"price": (1.0, 2.0)})
+    resolve_settings(vars(make_parser().parse_args(["--algo", other, *flag.split()])))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +222,7 @@ def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
 
 @pytest.mark.parametrize(
     "module, command",
-    [("torch", ["rlver.py", "--plan"]), ("numpy", ["-m", "tools.needs", "FILE"])],
+    [("torch", ["rlver.py"]), ("numpy", ["-m", "tools.needs", "FILE"])],
 )
 def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
     """Thirty lines of importlib, or nothing: torch imports numpy in C, and forgets what numpy was
@@ -348,15 +329,12 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeyp
     name = "openai-community/gpt2"
     hub = logging.getLogger("huggingface_hub")  # its retries are warnings
     hub.setLevel(logging.WARNING)
-    assert told in refused(capfd, rlver.main, "--plan", "--model", name)
-    assert not hub.isEnabledFor(logging.WARNING)
-    hub.setLevel(logging.WARNING)
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
     assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
-        assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", path)
+        assert "no such directory; " in refused(capfd, rlver.main, "--model", path)
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
 
