@@ -153,7 +153,7 @@ def reason_of(problem):
 @contextmanager
 def workers():
     """A pool with one thread per core, each of which waits for one process. After Ctrl-C no further
-    process is started. Raises BadInput without pytest, because then right answers would fail, too."""
+    process is started. Raises BadInput without pytest, because then right answers would fail."""
     if importlib.util.find_spec("pytest") is None:
         raise BadInput("pytest is missing; pip install -r requirements-dev.txt")
     pool = ThreadPoolExecutor(os.cpu_count())

@@ -192,8 +192,8 @@ class Run:
 
 
 def make_runs(runs):
-    """Make the runs that are not there, AT_ONCE at a time. After Ctrl-C, which the runs hear too, no
-    further one is started."""
+    """Make the runs that are not there, AT_ONCE at a time. Raises BadInput if one fails. After
+    Ctrl-C, which the runs hear too, no further one is started."""
     missing = [run for run in runs if not run.done()]
     print(f"\n{len(runs)} runs, {len(missing)} of them to be made")
     for run in missing:
