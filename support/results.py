@@ -283,15 +283,14 @@ def starting_policy_in_words(description):
 # settings that came later. A file that lacks one of these was made with this value of it:
 VALUE_IF_MISSING = {
     "simulator_temperature": 0.0,
-    "history_thoughts": "strip",
     "world": None,
     "template_args": None,
     "start": INITIAL_EMOTION["benchmark"],
     "max_turns": BENCHMARK_TURNS,
     "seed": 0,
 }
-# New files lack these two as well, if they have that value; all others are always written.
-LEFT_OUT = {"template_args", "history_thoughts"}
+# New files lack this one as well, if it has that value; all others are always written.
+LEFT_OUT = {"template_args"}
 # These keys beside them are no settings of an evaluation: "ended" and "traits" are of one dialogue,
 # "held_out" follows from the policy and its users.
 NOT_COMPARED = {"ended", "traits", "held_out"}

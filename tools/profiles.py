@@ -179,7 +179,9 @@ def open_writer(args, calls):
             "with --writer openai:MODEL@URL or local:DIR"
         )
     calls.parent.mkdir(parents=True, exist_ok=True)
-    log = CallLog(calls, calls if calls.exists() else None)
+    log = CallLog(calls)
+    if calls.exists():
+        log.read(calls)
     if args.writer == "toy":
         return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
     return make_simulator(

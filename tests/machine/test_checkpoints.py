@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import evaluate
 from runs import alike, go, go_on, metrics
@@ -46,56 +45,13 @@ def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_di
     ]
 
 
-@pytest.mark.slow
-def test_the_critic_can_learn_first(tiny_dir, tmp_path):
-    """A critic that starts at zero makes advantages that are mostly noise; --critic-warmup lets it
-    learn for some steps while the policy only talks. Its own steps are taken."""
-
-    def weights(steps, name):
-        return load_file(tmp_path / name / f"checkpoint-{steps:06d}" / "model.safetensors")
-
-    assert (
-        go(
-            tiny_dir,
-            tmp_path / "a",
-            "--algo",
-            "ppo",
-            "--critic-warmup",
-            2,
-            "--steps",
-            3,
-            "--save-every",
-            1,
-            "--keep",
-            4,
-            "--eval-size",
-            1,
-            "--eval-every",
-            0,
-            "--max-turns",
-            2,
-        )
-        == 0
-    )
-    for steps, same in ((1, True), (2, True), (3, False)):
-        start, now = weights(0, "a"), weights(steps, "a")
-        assert all(torch.equal(start[name], now[name]) for name in start) == same
-    places = [tmp_path / "a" / f"checkpoint-{steps:06d}" for steps in (0, 1)]
-    saved = [torch.load(place / "trainer.pt", weights_only=True) for place in places]
-    before, after = (state["critic"]["head.weight"] for state in saved)
-    assert not torch.equal(before, after)
-
-
-@pytest.mark.parametrize("keep", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
+def test_two_checkpoints_are_kept(tiny_dir, tmp_path):
     assert (
         go(
             tiny_dir,
             tmp_path / "out",
             "--save-every",
             1,
-            "--keep",
-            keep,
             "--batch-size",
             2,
             "--max-turns",
@@ -108,7 +64,7 @@ def test_as_many_checkpoints_are_kept_as_asked_for(keep, tiny_dir, tmp_path):
         == 0
     )
     assert [p.name for p in rundir.checkpoints(tmp_path / "out")] == [
-        f"checkpoint-{step:06d}" for step in range(5 - keep, 5)
+        f"checkpoint-{step:06d}" for step in (3, 4)
     ]
 
 

@@ -43,7 +43,7 @@ def go(model, out, *flags):
 def run(tiny_dir, tmp_path_factory, no_pictures):
     """A finished run of two steps, with settings that are nobody's default."""
     out = tmp_path_factory.mktemp("first") / "run"
-    assert go(tiny_dir, out, "--keep", 1) == 0
+    assert go(tiny_dir, out, "--save-every", 1) == 0
     return out
 
 
@@ -158,9 +158,7 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     (tmp_path / "empty").mkdir()
     for flags in (["--policy", "empty"], ["--policy", "runs/mine", "--think"]):
         assert output_of(capfd, 2, evaluate.main, *flags).count("\n") == 1
-    assert "no such directory" in output_of(
-        capfd, 2, rlver.main, "--plan", "--model", "runs/nowhere"
-    )
+    assert "no such directory" in output_of(capfd, 2, rlver.main, "--model", "runs/nowhere")
     assert "no config.json" in output_of(capfd, 2, rlver.main, "--model", "empty", "--out", "x")
     # the model is looked for before the server of the users is asked, which may take a minute
     server = ["--simulator", "openai:m@http://localhost:1/v1", "--profiles", "no.jsonl"]

@@ -119,7 +119,7 @@ def test_all_settings_tell_results_apart():
     here = {"policy": "p", "simulator_temperature": 0.0, "users": "abc", "world": None, "seed": 0}
     assert differences_between(dict(here), here) == []
     assert differences_between({"policy": "p", "ended": "goodbye", "traits": []}, here) == []
-    for more in ({"template_args": {"a": 1}}, {"history_thoughts": "keep"}, {"context": 9}):
+    for more in ({"template_args": {"a": 1}}, {"context": 9}):
         (key,) = more
         assert [key in words for words in differences_between({**here, **more}, here)] == [True]
         assert [key in words for words in differences_between(here, {**here, **more})] == [True]

@@ -3,10 +3,10 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 import support
 from support import terminal
-from support.errors import BadInput, BadModel
+from support.errors import BadModel
 from support.flags import Parser
 from support.loading import load_model
-from support.settings import resolve_settings, resumed_settings
+from support.settings import make_parser, resolve_settings
 
 import ast
 import asyncio
@@ -70,38 +70,19 @@ def started(*command, **more):
                 "--lam 0.95",
                 "--value-clip 0",
                 "--critic-lr 1e-3",
-                "--critic-warmup 0",
             )
         ),
-        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo", "--refill 0")),
+        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo")),
     ],
 )
 def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
     """Half a day of runs "with lambda 0.9" were GRPO, which has no lambda. Also where the value is
     0 or the default: who says it believes that it does something."""
-    line = refused(capfd, rlver.main, "--plan", "--algo", algo, *flag.split())
+    line = refused(capfd, rlver.main, "--algo", algo, *flag.split())
     assert flag.split()[0] in line and "leave it out" in line
     other = {"grpo": "ppo", "ppo": "grpo"}[algo]
     assert f"--algo {other}" in line
-    assert rlver.main(["--plan", "--algo", other, *flag.split()]) == 0
-
-
-def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
-    """With the toy's user, or a model of one's own, nothing was said of the cost at all."""
-    for flags in (
-        ["--steps", 0, "--out", tmp_path / "out"],
-        ["--plan"],
-        ["--plan", "--watch", "toy-weak"],
-        ["--plan", "--simulator", "local:DIR"],
-    ):
-        assert "--price 0.27,1.1" in refused(capfd, rlver.main, "--price", "0.27,1.10", *flags)
-    for flags in (["--simulator", SERVER], ["--watch", SERVER]):
-        assert rlver.main(["--plan", "--price", "0.27,1.10", *flags]) == 0
-        assert "at the given price" in capfd.readouterr().out
-    run = json.loads(json.dumps(vars(resolve_settings({}))))
-    assert resumed_settings(run, {"steps": 60}).steps == 60
-    with pytest.raises(BadInput, match="--price 1,2: neither"):
-        resumed_settings(run, {"price": (1.0, 2.0)})
+    resolve_settings(vars(make_parser().parse_args(["--algo", other, *flag.split()])))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +124,8 @@ def test_support_is_imported_before_torch():
     """What support/__init__.py sets is read when torch is imported; what it says must be said
     before an import fails. So before it stands nothing but what Python itself has. (A tool may
     begin with another one, which does so.)"""
-    benches = [ROOT / "tests" / f"{name}.py" for name in ("conftest", "bench", "bench_gpu")]
-    for path in [*SCRIPTS, *TOOLS, *benches]:
+    others = [ROOT / "tests" / "conftest.py", *ROOT.glob("benchmarks/*.py")]
+    for path in [*SCRIPTS, *TOOLS, *others]:
         ours = {"support", "tools"} if path in TOOLS else {"support"}
         before = list(itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path)))
         assert set(before) <= sys.stdlib_module_names, path.name
@@ -169,32 +150,6 @@ def test_threads_do_not_spin_for_long(given, set_to):
         env={**env, **given},
     )
     assert (code, out.strip()) == (0, set_to)
-
-
-def test_what_was_measured_of_threads_is_not_measured_again(tmp_path, monkeypatch):
-    """Eight measurements of minutes; the machine may be needed in between."""
-    import bench
-
-    known = [
-        {"threads": name, "runs": runs, "seconds": runs * 10.0}
-        for name in bench.THREADS
-        for runs in (1, 2)
-    ]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known[:-1]))
-    begun = []
-
-    class Process:
-        def __init__(self, command, env, **more):
-            begun.append(env)
-
-        wait, kill = lambda self, timeout=None: 0, lambda self: None
-
-    monkeypatch.setattr(bench.subprocess, "Popen", Process)
-    monkeypatch.setattr(bench.toy, "base_policy", lambda think: None)
-    for _ in range(2):
-        table = bench.beside_each_other(tmp_path / "log.jsonl")
-    assert [env["OMP_NUM_THREADS"] for env in begun] == ["1", "1"]
-    assert "| GOMP_SPINCOUNT=1000 | 10 | 20 |" in table
 
 
 @pytest.mark.parametrize(
@@ -241,7 +196,7 @@ def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
 
 @pytest.mark.parametrize(
     "module, command",
-    [("torch", ["rlver.py", "--plan"]), ("numpy", ["-m", "tools.needs", "FILE"])],
+    [("torch", ["rlver.py"]), ("numpy", ["-m", "tools.needs", "FILE"])],
 )
 def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
     """Thirty lines of importlib, or nothing: torch imports numpy in C, and forgets what numpy was
@@ -348,15 +303,12 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeyp
     name = "openai-community/gpt2"
     hub = logging.getLogger("huggingface_hub")  # its retries are warnings
     hub.setLevel(logging.WARNING)
-    assert told in refused(capfd, rlver.main, "--plan", "--model", name)
-    assert not hub.isEnabledFor(logging.WARNING)
-    hub.setLevel(logging.WARNING)
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
     assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
-        assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", path)
+        assert "no such directory; " in refused(capfd, rlver.main, "--model", path)
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
 
