@@ -90,7 +90,6 @@ def jobs():
     yield from ranks()
     yield from users()
     yield from machines()
-    yield Job("table3", "table3", command="-m tools.table3 --out runs/table3 --json {json}")
     yield Job(
         "replay",
         "replay",
@@ -581,19 +580,6 @@ def table_challenging(measured):
     return markdown(["user", "before", "after", "after, by seed"], rows)
 
 
-def table_table3(measured):
-    """RLVER's Table 3 on the toy: the policies of either user, measured with either."""
-    line = measured.get("table3")
-    if not line:
-        return ""
-    rows = []
-    for trained, numbers in line["result"]["table3"].items():
-        user = trained.removeprefix("trained: ")
-        cells = [f"{numbers[i]:.1f} ({numbers[i + 1]:.1f} to {numbers[i + 2]:.1f})" for i in (0, 3)]
-        rows.append([user, *cells])
-    return markdown(["trained on", "score with the vanilla user", "with the challenging one"], rows)
-
-
 def table_replay(measured):
     """How much of a run is the same when its replies are put to the user again."""
     line = measured.get("replay")
@@ -879,7 +865,6 @@ TABLES = {
     "small_fixed": table_small_fixed,
     "small_chat": table_small_chat,
     "small_dialogues": table_small_dialogues,
-    "table3": table_table3,
     "replay": table_replay,
     "variants": table_variants,
     "rewards": table_rewards,

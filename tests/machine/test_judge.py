@@ -243,8 +243,6 @@ def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
                 "it holds nothing to ask the question 'reasons' about",
             ),
             (["coordinate", good], "at least 2 FILEs must be named"),
-            (["table3", good], "unrecognized arguments"),
-            (["table3", "--plan"], "unrecognized arguments: --plan"),
             (["blind", good, "--read", good], "--read reads sheets"),
             (["blind", good], "name two FILEs"),
             (["blind", good, good, "--out", "s"], "name two FILEs"),

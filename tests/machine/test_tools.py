@@ -11,7 +11,7 @@ from tools.__main__ import HERE, first_sentence, tools
 from tools.tables import Tables, cell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-JUDGING = "acceptance blind capabilities coordinate needs strategies table3 validity".split()
+JUDGING = "acceptance blind capabilities coordinate needs strategies validity".split()
 
 
 def test_all_tools_are_listed_from_their_files():
@@ -58,7 +58,7 @@ def test_a_tool_says_what_its_number_means_and_what_not(name, capsys):
 
 def test_a_flag_of_another_tool_is_refused(capsys):
     """In one line, by exit code 2, under the tool's own name."""
-    for argv in (["needs", "FILE", "--paraphrase"], ["table3", "--judge", "x"]):
+    for argv in (["needs", "FILE", "--paraphrase"], ["blind", "--judge", "x"]):
         assert call(*argv) == 2
         err = capsys.readouterr().err
         assert err.startswith(f"python -m tools.{argv[0]}: unrecognized arguments: ")
