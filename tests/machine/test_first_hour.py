@@ -25,6 +25,7 @@ import simulator
 import toy
 from runs import output_of, rows
 from server import people
+from tools import chat
 from tools import report as report_tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -167,7 +168,6 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     assert "--model ./none: no such" in output_of(
         capfd, 2, rlver.main, "--model", "./none", *server
     )
-    assert "from 0 to 127" in output_of(capfd, 2, simulator.main, "--profile", 99999)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
     would look like any other."""
     for main, flags in (
         (rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
-        (simulator.main, []),
+        (chat.main, ["--as-policy"]),
         (evaluate.main, ["--policy", tiny_dir]),
     ):
         text = output_of(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
@@ -215,7 +215,9 @@ def test_every_shipped_person_has_a_named_need():
 def test_an_unknown_need_is_refused(tmp_path, capfd):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "need": "money"}) + "\n")
-    assert "need 'money' is unknown" in output_of(capfd, 2, simulator.main, "--profiles", path)
+    assert "need 'money' is unknown" in output_of(
+        capfd, 2, chat.main, "--as-policy", "--profiles", path
+    )
 
 
 def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):

@@ -293,14 +293,16 @@ def test_a_terminal_without_chinese_letters_shows_their_numbers():
 
 @pytest.mark.parametrize("closed", [0, 1])
 def test_a_closed_terminal_is_the_end_of_input(closed):
-    """`python simulator.py <&-`, as a service starts it: "lost sys.stdin", in fifteen lines."""
+    """`python -m tools.chat --as-policy <&-`: "lost sys.stdin", in fifteen lines."""
     code, out, err = started(
         sys.executable,
-        "simulator.py",
+        "-m",
+        "tools.chat",
+        "--as-policy",
         **{"stdin": subprocess.DEVNULL} if closed else {},
         preexec_fn=lambda: os.close(closed),
     )
-    assert code == 0 and not err and ("[emotion 30, " in out or closed)
+    assert code == 0 and not err and ("final emotion 40" in out or closed)
 
 
 # --------------------------------------------------------------------------- what was said, and how
