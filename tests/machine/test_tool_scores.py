@@ -13,7 +13,7 @@ import judging
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools.dialogues import load_dialogues
-from tools.scripted import ScriptedJudge
+from tools.judge import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)

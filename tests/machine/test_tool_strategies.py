@@ -18,7 +18,7 @@ import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools import coordinate
-from tools.scripted import ScriptedJudge
+from tools.judge import ScriptedJudge
 
 
 @pytest.fixture(autouse=True)
