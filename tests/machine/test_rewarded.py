@@ -2,10 +2,8 @@
 a lesson, a second user who watches. The arithmetic is tested in textbook/."""
 
 from support.metrics import flat_groups
-from support.page import interpolate_missing
 from support.plan import calls_of
 from support.settings import resolve_settings
-from support.signs import hacking_warnings
 
 import re
 
@@ -126,20 +124,6 @@ def test_a_second_user_watches_and_changes_nothing(tiny_dir, tmp_path, monkeypat
     assert lines[1]["watched"] == sum(30 + 5 * len(d["turns"]) for d in told) / len(told)
 
 
-def test_a_reward_that_rises_while_the_watcher_falls_is_told():
-    """Goodhart's law while it happens. Not where both rise, nor where the watcher only trembles."""
-
-    def rows_of(end):
-        watched = [30 + (end - 30) * i / 19 for i in range(20)]
-        return [{"emotion": 20 + 3 * i, "watched": watched[i], "step": i} for i in range(20)]
-
-    assert any("watches" in w for w in hacking_warnings(rows_of(5)))
-    assert not any("watches" in w for w in hacking_warnings(rows_of(60)))
-    assert not any("watches" in w for w in hacking_warnings(rows_of(28)))
-    flat = [{"emotion": 30, "flat_groups": 0.7, "step": i} for i in range(10)]
-    assert any("70 % of the groups teach nothing" in w for w in hacking_warnings(flat))
-
-
 def test_calls_of_a_watcher_are_planned():
     """Also where the run's own user is the toy's, and costs nothing."""
     base = dict(algo="grpo", watch="openai:m@http://h/v1", watch_every=5)
@@ -179,16 +163,3 @@ def test_bad_input_is_one_line(flags, word, tiny_dir, tmp_path, capfd):
         capfd, *suited(["--model", tiny_dir, *SMALL[2:], "--out", tmp_path / "out", *flags.split()])
     )
     assert not (tmp_path / "out").exists()
-
-
-def test_looks_of_every_kth_step_are_one_line():
-    """Between two looks there is no number; the curve is joined, and no longer than the looks."""
-    assert interpolate_missing([None, 10.0, None, None, 40.0, None]) == [
-        None,
-        10.0,
-        20.0,
-        30.0,
-        40.0,
-        None,
-    ]
-    assert interpolate_missing([None, None]) == [None, None]

@@ -1,7 +1,7 @@
 """What programs print: the head and the end of a run, the scale beside every score, names beside
 codes, and what is made by rule."""
 
-from support import reference, terminal
+from support import terminal
 from support.results import scale_of_settings
 from support.scores import what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
@@ -82,31 +82,6 @@ def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
     assert made_by_rule("openai:m@http://x") == made_by_rule("local:d") == ""
 
 
-def test_a_busy_machine_is_told_only_where_a_core_is_missing():
-    """Two threads on two cores: beside one other program there is none left for the second one."""
-    assert terminal.busy_warning(load=0.2, cores=2, threads=2) == ""
-    assert terminal.busy_warning(load=1.0, cores=2, threads=1) == ""
-    text = terminal.busy_warning(load=1.0, cores=2, threads=2)
-    assert "1.0 threads were at work on its 2 cores" in text and "OMP_NUM_THREADS=1" in text
-    # as measured (BENCHMARKS.md); it threatened with "many times as long"
-    assert "took 1.3 times as long as one alone" in text
-    benchmarks = (Path(terminal.__file__).parents[1] / "BENCHMARKS.md").read_text(encoding="utf-8")
-    alone, both = re.search(r"every script sets \| ([\d.]+) \| ([\d.]+) \|", benchmarks).groups()
-    assert round(float(both) / float(alone), 1) == 1.3
-    # one thread: the advice is taken already
-    assert "OMP_NUM_THREADS" not in terminal.busy_warning(load=2.0, cores=2, threads=1)
-
-
-@pytest.mark.parametrize("error", [AttributeError, OSError])
-def test_a_system_without_a_load_average_is_no_reason_to_fail(error, monkeypatch, capsys):
-    def no_load():
-        raise error
-
-    monkeypatch.setattr("os.getloadavg", no_load)
-    terminal.print_if_busy(threads=2)
-    assert capsys.readouterr().out == ""
-
-
 # -------------------------------------------------------------------------------- the end of a run
 
 
@@ -139,14 +114,12 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
-    assert "usual for this command" not in text
 
 
 def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
     """`--steps 0` measures the starting policy. Such a run has no metrics.jsonl, and it ended with
     "No such file" and exit code 1, without its report and the next command."""
     cfg = resolve_settings({"algo": "grpo", "think": True, "steps": 0})
-    assert reference.bands_of_config(vars(cfg)), "the curves of this run are compared with bands"
     summary = finished_run(tmp_path / "run", **vars(cfg))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     terminal.print_summary(summary, tmp_path / "run")
@@ -155,27 +128,12 @@ def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
 
 def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
     """261 s in all, and the parts, the simulator as one of them, made 250."""
-    seconds = {"total": 261, "toy_policy": 1, "rollout": 114, "simulator": 6, "update": 115}
+    seconds = {"total": 261, "rollout": 114, "simulator": 6, "update": 115}
     text = terminal.seconds_in_words({**seconds, "evaluate": 14})
     assert text == (
-        "261 s in all: toy policy 1, rollout 114 (waiting for the user 6), update 115, evaluate "
-        "14, loading and saving 17"
+        "261 s in all: rollout 114 (waiting for the user 6), update 115, evaluate 14, loading and "
+        "saving 18"
     )
-
-
-def test_the_end_of_a_usual_run_says_what_is_usual(tmp_path, capsys):
-    """The score stood alone, and nobody could tell whether 87 is what others get."""
-    cfg = resolve_settings({"algo": "grpo", "think": True, "seed": 3})
-    scores = reference.final_scores(vars(cfg))
-    assert len(scores) == 10
-    summary = finished_run(tmp_path / "run", **vars(cfg))
-    terminal.print_summary({**summary, "steps": cfg.steps}, tmp_path / "run")
-    told = f"usual for this command: {min(scores):.0f} to {max(scores):.0f} after (10 reference"
-    assert told in capsys.readouterr().out
-    for other in ({"lr": 1e-5}, {"steps": 10}, {"eval_size": 32}):
-        assert reference.final_scores({**vars(cfg), **other}) == []
-    terminal.print_summary(summary, tmp_path / "run")  # not at its end yet
-    assert "usual for" not in capsys.readouterr().out
 
 
 def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():

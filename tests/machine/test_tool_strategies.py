@@ -1,7 +1,6 @@
 """tools.strategies and tools.coordinate: tags of replies, by the toy's grammar or by a judge. What
 is counted over them is checked by hand in tests/textbook/test_strategies.py."""
 
-from support import judged
 from support.files import write_json
 from support.results import recorded_dialogues
 from support.toy_words import NEEDS
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import judging
-import toy
 from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools import coordinate
@@ -94,79 +92,6 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     assert run("capabilities", log)[1]["capabilities"]["tables"][log]["ED"]["n"] == 16
     steps = run("strategies", log)[1]["files"][log]["steps"]
     assert list(steps) == ["1", "2"] and steps["1"] == steps["2"]
-
-
-def judged_in(out, steps, toy):
-    """(rows, tables, radar) that the report of the run in `out` is given of what was judged."""
-    by_step = judged.strategies_by_step(out, toy)
-    radar = judged.radar_of_run(out)
-    tables = [*judged.strategy_tables(by_step), judged.capabilities_table(radar)]
-    return judged.with_strategies(steps, by_step), tables, radar
-
-
-def test_a_runs_report_has_strategies_and_what_was_judged(good, bad, tmp_path):
-    """From the log alone, by the toy's grammar: curves, and tables of the same points. Or what
-    the tools' --json left there. Where nobody speaks the toy's language there is nothing."""
-    lines = []
-    for step, path in ((1, bad), (2, good)):
-        lines += [
-            {
-                "step": step,
-                "split": "train",
-                "turns": d["turns"],
-                "profile_id": "p",
-                "first_line": "x",
-            }
-            for d in recorded_dialogues(path)
-        ]
-    write(tmp_path / "dialogues.jsonl", lines)
-    steps = [{"step": 1}, {"step": 2}]
-    rows, tables, radar = judged_in(tmp_path, steps, toy)
-    assert rows[0]["uses Praise"] == 0 and rows[0]["gain Praise"] is None
-    assert rows[1]["uses Praise"] == 2 and rows[1]["gain Praise"] > 7  # two users of eight
-    assert tables[0]["rows"][0][:2] == [1, 0] and tables[0]["rows"][1][:2] == [2, 2]
-    assert tables[0]["rows"][0][-2:] == [1, 0] and radar == [] == tables[2]["rows"]
-    assert judged_in(tmp_path, steps, None)[0] == steps
-    run("capabilities", good, bad)
-    Path("out.json").rename("capabilities.json")
-    _, tables, radar = judged_in(tmp_path, steps, None)
-    assert [r["label"] for r in radar] == [good, bad] and radar[0]["values"]["empathic depth"] == 5
-    assert tables[2]["rows"][1][:2] == [bad, 1]
-    # the judge is a script, here as on the terminal: it said "Judged by a model"
-    assert radar[0]["judge"] == judged.MACHINERY_ONLY
-    assert judged.MACHINERY_ONLY in tables[2]["reading"]
-    write_json(
-        "strategies.json",
-        {
-            "files": {
-                "log": {
-                    "tagged": [
-                        {"step": 1, "split": "train", "intention": "", "replies": [[["F-5"], 4]]}
-                    ]
-                }
-            }
-        },
-    )
-    assert judged_in(tmp_path, steps, toy)[0][0]["gain Advice Provision"] == 4
-    write_json(
-        "strategies.json",
-        {
-            "files": {
-                "results": {
-                    "tagged": [
-                        {"step": None, "split": "", "intention": "", "replies": [[["F-5"], 4]]}
-                    ]
-                }
-            }
-        },
-    )
-    assert judged_in(tmp_path, steps, toy)[0] == rows  # of no training dialogue
-    for line in lines:
-        for turn in line["turns"]:
-            turn["reply"] = "Hello there, how are you doing?"
-    Path("strategies.json").unlink()
-    write(tmp_path / "dialogues.jsonl", lines)
-    assert judged_in(tmp_path, steps, toy)[0] == steps
 
 
 def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
