@@ -5,19 +5,16 @@ from support import terminal
 from support.results import scale_of_settings
 from support.scores import what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
-from support.strategies import RLVER_GROUPS
 from support.users import scale_in_words
 
 import json
 import random
-import re
 from pathlib import Path
 
 import pytest
 
 import phrases
 import toy
-from judging import call, fresh, good_file
 from policy import Episode
 from result_files import our_line
 from simulator import toy_profiles
@@ -175,26 +172,6 @@ def test_result_files_say_their_scale_and_their_user(tmp_path):
     text = what_scores_are([training, benchmark])
     assert "from 30, 8 replies or from 40, 10 replies." in text and "user toy is a script" in text
     assert "by rule" not in what_scores_are([benchmark])
-
-
-# ------------------------------------------------------------------------------- names beside codes
-
-
-def test_codes_have_names_and_the_scripted_judge_says_what_it_is(tmp_path, monkeypatch, capsys):
-    """A table of ED, CI and A-5, and a score of 4.6 that nobody had given."""
-    fresh(tmp_path, monkeypatch)
-    good_file(tmp_path)
-    assert call("capabilities", "good.jsonl") == 0
-    text = capsys.readouterr().out
-    assert "ED, empathic depth" in text and "SA, style adaptability" in text
-    assert "\nMachinery only: this judge is a script and knows nothing of comfort.\n" in text
-    assert call("strategies", "good.jsonl") == 0
-    text = capsys.readouterr().out
-    rows = re.findall(r"^([A-G]-\d)(.*)", text, re.M)
-    assert rows and all(re.match(r" [a-z]{4,}", name) for _, name in rows)
-    assert "F-1 analysis of the problem" in text and all(name in text for name in RLVER_GROUPS)
-    assert "Machinery only" not in text and "the toy's grammar tells the strategies" in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 # ------------------------------------------------------------------------------- people by rule

@@ -105,28 +105,10 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
         ["acceptance", "FILE", "--difficulty", "vanilla"],  # whose model?
         ["acceptance", "FILE", "FILE2", "--difficulty", "vanilla", "--simulator", "toy"],
         ["acceptance", "FILE", "--counted", "--difficulty", "vanilla", "--simulator", "toy"],
-        ["capabilities", "FILE", "--judge", "local:x", "--difficulty", "vanilla"],
-        ["strategies", "FILE", "--judge", "local:x", "--paraphrase"],
-        ["validity", "FILE", "--judge", "local:x", "--simulator", "toy"],
-        ["capabilities", "FILE", "--judge", "local:x", "--limit", "3"],
-        ["coordinate", "FILE", "--judge", "local:x", "--read", "FILE"],
-        ["acceptance", "FILE", "--judge", "local:x"],
         ["acceptance", "FILE", "--limit", "3"],
-        ["validity", "FILE", "--judge", "local:x", "--limit", "3"],
-        [
-            "validity",
-            "FILE",
-            "--judge",
-            "local:x",
-            "--paraphrase",
-            "--simulator",
-            "local:y",
-            "--difficulty",
-            "vanilla",
-            "challenging",
-        ],
+        ["capabilities", "FILE", "--judge", "local:x", "--paraphrase"],  # a flag of another tool
+        ["validity", "FILE", "--judge", "local:x", "--simulator", "toy"],
         ["validity", "FILE", "FILE2", "--judge", "local:x"],
-        ["validity", "FILE", "FILE2", "--paraphrase", "--plan"],
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(flags, tmp_path, capfd):

@@ -9,7 +9,6 @@ import pytest
 
 import judging
 from judging import call, run
-from tools import blind
 from tools.dialogues import load_dialogues
 
 
@@ -84,10 +83,3 @@ def test_one_rater_is_one_however_often_the_sheet_is_named(good, bad, tmp_path):
     once = run("blind", "--read", "sheet.csv")[1]
     assert run("blind", "--read", "sheet.csv", "sheet.csv")[1] == once
     assert all(row[3] == 6 and row[4] is None for row in once["blind"].values())
-
-
-def test_a_sheet_makes_its_directory(tmp_path):
-    """results/ need not be there."""
-    path = tmp_path / "results" / "sheet.csv"
-    assert blind.write_sheet(path, ["a", "b"], [blind.Pair("id", "who", "one", "two")], 0) == 1
-    assert path.exists()

@@ -14,6 +14,7 @@ from judging import at, call, run, sage, toy_result, write
 from server import Loopback
 from tools.dialogues import load_dialogues
 from tools.judge import ScriptedJudge
+from tools.scores import MACHINERY_ONLY
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +32,14 @@ def bad(tmp_path):
     return judging.bad_file(tmp_path)
 
 
-def test_two_files_are_paired(good, bad):
+def test_two_files_are_paired(good, bad, capsys):
+    """And what a script judged says so, on the terminal and on the page."""
     code, result = run("capabilities", good, bad, "--html", "page.html")
     paired = result["capabilities"]["paired"]
     assert code == 0 and paired["SA"][0] == -4 and paired["SA"][3] == 8
     page = Path("page.html").read_text("utf-8")
+    assert "ED, empathic depth" in (text := capsys.readouterr().out)
+    assert MACHINERY_ONLY in text and MACHINERY_ONLY in page
     assert '"radar":[{"label"' in page and "after minus before" in page
     assert '"values":{"empathic depth":5' in page and '["SA, style adaptability","-4.00"' in page
 

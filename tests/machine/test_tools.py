@@ -56,15 +56,6 @@ def test_a_tool_says_what_its_number_means_and_what_not(name, capsys):
     )
 
 
-def test_a_flag_of_another_tool_is_refused(capsys):
-    """In one line, by exit code 2, under the tool's own name."""
-    for argv in (["needs", "FILE", "--paraphrase"], ["blind", "--judge", "x"]):
-        assert call(*argv) == 2
-        err = capsys.readouterr().err
-        assert err.startswith(f"python -m tools.{argv[0]}: unrecognized arguments: ")
-        assert err.count("\n") == 1
-
-
 def test_tables_are_printed_and_kept(capsys):
     """Floats with two digits, nothing as a dash, columns as wide as their names."""
     assert [cell(value) for value in (None, 0.256, 3, "x")] == ["-", "0.26", "3", "x"]
