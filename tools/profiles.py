@@ -85,17 +85,6 @@ def make_parser():
         "--lang", help="language of the users (default: en)", choices=["en", "zh"], default="en"
     )
     parser.add_argument(
-        "--topics",
-        help="list of troubles, one a line (default: writer/topics.txt in prompts/en/ or zh/)",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--talk",
-        help="list of everyday utterances, one a line, as examples of how users talk (default: "
-        "writer/talk.txt there)",
-        metavar="FILE",
-    )
-    parser.add_argument(
         "--seed",
         help="seed of needs, topics and traits (default: 0)",
         type=natural,
@@ -146,7 +135,8 @@ def make_users(args):
     lost = asyncio.run(write_users(drafts, writer, args.lang))
     for split, path in paths.items():
         users = [d for d in drafts if d["split"] == split and d["id"] not in lost]
-        write_profiles(path, users)
+        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in users]
+        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         by_rule = ", made by rule: no model wrote them" if args.writer == "toy" else ""
         print(f"{path}: {len(users)} users{by_rule}")
     if lost:
@@ -156,15 +146,6 @@ def make_users(args):
             file=sys.stderr,
         )
     return 2 if lost else 0
-
-
-def write_profiles(path, users):
-    """Write a file of users, one a line."""
-    lines = []
-    for user in users:
-        row = {name: user[name] for name in PROFILE_FIELDS}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_file(path, "".join(lines))
 
 
 def open_writer(args, calls):
@@ -194,32 +175,19 @@ def open_writer(args, calls):
 
 
 def draw_from_seeds(args, count):
-    """`draw_drafts` from the seed files that the flags name, or from ours. Raises BadInput."""
-    ours = PROMPTS / args.lang / "writer"
-    topics = seed_lines(args.topics or ours / "topics.txt", 2, "--topics")
-    utterances = seed_lines(args.talk or ours / "talk.txt", 3, "--talk")
+    """`draw_drafts` from the seed files: lists of topics, of everyday utterances, of the traits of
+    each persona group, and of needs. Raises BadInput."""
+
+    def lines_of(name):
+        return (PROMPTS / args.lang / "writer" / name).read_text(encoding="utf-8").splitlines()
+
     traits_of = {}
-    for line in seed_lines(ours / "traits.txt", 3, "traits"):
+    for line in lines_of("traits.txt"):
         group, traits = line.split(": ")
         traits_of[group] = traits.split(", ")
-    tasks = seed_lines(ours / "needs.txt", 8, "needs")
-    task_of = dict(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
+    task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
+    topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
     return draw_drafts(count, topics, utterances, traits_of, task_of, args.seed, args.split)
-
-
-def seed_lines(path, least, flag):
-    """The different lines of a file of seeds. Raises BadInput for fewer than `least`."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{flag} {path}: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
-    lines = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if len(lines) < least:
-        raise BadInput(
-            f"{flag} {path}: at least {least} different lines are needed, this file has "
-            f"{len(lines)}"
-        )
-    return lines
 
 
 def draw_drafts(count, topics, utterances, traits_of, task_of, seed, split=0.0):
