@@ -24,9 +24,8 @@ from support.results import (
     differences_of_rows,
     read_results,
     starting_policy_in_words,
-    written_settings,
 )
-from support.rundir import checkpoints, profile_files
+from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
@@ -190,7 +189,6 @@ class PolicyFlags:
     max_tokens: int | None = None
     context: int | None = None
     template_args: dict | None = None
-    history_thoughts: str = "strip"
 
     @classmethod
     def of(cls, args):
@@ -227,10 +225,7 @@ def find_policy(name, step=None):
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
         run_settings = read_json(directory / "rlver.json")
-        if not run_settings:
-            run_settings = read_json(directory.parent / "config.json")
-        home = directory.parent if run_settings else None
-        return FoundPolicy(str(directory), directory, run_settings, home)
+        return FoundPolicy(str(directory), directory, run_settings, home=directory.parent)
     if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
@@ -285,7 +280,6 @@ def settings_of_policy(found_policy, flags):
     lang = run_settings.get("lang", flags.lang or "en")
     temperature = run_settings.get("temperature", usual["temperature"])
     template_args = run_settings.get("template_args", flags.template_args) or None
-    history_thoughts = run_settings.get("history_thoughts", flags.history_thoughts)
 
     # The flag decides; without it the run does.
     max_tokens = flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"])
@@ -298,7 +292,6 @@ def settings_of_policy(found_policy, flags):
         "max_tokens": max_tokens,
         "context": context,
         "template_args": template_args,
-        "history_thoughts": history_thoughts,
     }
 
 
@@ -341,6 +334,7 @@ def open_policy(name, flags=None):
 def policy_in_process(name, flags):
     """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
     directory, of the hub, or the toy's."""
+    from support.chat_format import ChatFormat
     from support.loading import best_device, load_model, stop_ids
 
     from engine import TorchEngine
@@ -360,7 +354,9 @@ def policy_in_process(name, flags):
         print_assumptions(label, settings)
     # as in training: the toy knows its job without a system prompt
     system = "" if found_policy.is_toy else system_prompt(settings)
-    chat = make_chat_format(tokenizer, system, settings, stop_ids(weights))
+    chat = ChatFormat(
+        tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
+    )
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
 
     def make_agent(seed):
@@ -369,7 +365,6 @@ def policy_in_process(name, flags):
             chat,
             think=settings["think"],
             seed=seed,
-            history=settings["history_thoughts"],
             max_tokens=settings["max_tokens"],
             context=settings["context"],
         )
@@ -402,16 +397,6 @@ def system_prompt(settings):
     return load_prompt(f"policy_{toy.mode_of(settings['think'])}", settings["policy_lang"])
 
 
-def make_chat_format(tokenizer, system, settings, stops):
-    """The ChatFormat of a policy. stops: ids of its stop tokens. Raises BadModel."""
-    from support.chat_format import ChatFormat
-
-    chat = ChatFormat(tokenizer, system, settings["think"], settings["template_args"], stops)
-    if settings["history_thoughts"] == "keep":
-        chat.check_that_thoughts_are_kept()
-    return chat
-
-
 def policy_of_server(model_name, url, flags):
     """The ReadyPolicy behind an OpenAI-compatible server. --context and --template-args do nothing
     for it: the server knows its own."""
@@ -420,7 +405,6 @@ def policy_of_server(model_name, url, flags):
         "policy_lang": flags.lang or "en",
         "temperature": 1.0,
         "max_tokens": flags.max_tokens or 2048,
-        "history_thoughts": flags.history_thoughts,
     }
     server = ServerModel(
         model_name, url, settings["temperature"], max_tokens=settings["max_tokens"]
@@ -429,7 +413,7 @@ def policy_of_server(model_name, url, flags):
 
     def make_agent(seed):
         # The seed does nothing: a server draws its own random numbers.
-        return ServerAgent(server, system, settings["think"], settings["history_thoughts"])
+        return ServerAgent(server, system, settings["think"])
 
     label = f"openai:{model_name}"
     return ReadyPolicy(label, settings, run_settings={}, home=None, make_agent=make_agent)
@@ -439,8 +423,8 @@ class ServerAgent:
     """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. A
     prompt that it refuses costs its dialogue alone."""
 
-    def __init__(self, server, system, think, history="strip"):
-        self.server, self.think, self.history = server, think, history
+    def __init__(self, server, system, think):
+        self.server, self.think = server, think
         self.messages = [{"role": "system", "content": system}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
 
@@ -455,9 +439,7 @@ class ServerAgent:
         else:
             thought, visible = take_thoughts(text)
             malformed = False
-        # later turns see earlier thoughts only with --history-thoughts keep
-        remembered = text if self.history == "keep" else visible
-        self.messages.append({"role": "assistant", "content": remembered})
+        self.messages.append({"role": "assistant", "content": visible})  # without the thought
         return Reply(text, visible, thought, malformed)
 
     async def ask_server(self):
@@ -506,7 +488,7 @@ def who_talks(args, name):
     )
     evaluation_settings = {
         "policy": policy.label,
-        **written_settings(policy.policy_settings),
+        **policy.policy_settings,
         "simulator": user_label(simulator_name),
         "difficulty": difficulty,
         "lang": lang,
@@ -578,12 +560,11 @@ def users_of_file(file, simulator_name, wants_chat):
 
 
 def heldout_of_run(home, run_settings, simulator_name):
-    """The users that the run in the directory `home` held out: by its heldout.json; of a run that
-    has none, by the run's own rule. Raises BadInput."""
+    """The users that the run in the directory `home` held out. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
     _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    ids = read_json(Path(home) / "heldout.json").get("ids")
-    return [profile for profile in people if ids is None or profile.id in ids]
+    refuse_other_heldout(home, [profile.id for profile in people])
+    return people
 
 
 # --------------------------------------------------------------------------------- where results go
@@ -882,13 +863,6 @@ def add_policy_flags(parser):
         "--think",
         help="the policy thinks before it replies; not needed for a run, whose settings say so",
         action="store_true",
-    )
-    parser.add_argument(
-        "--history-thoughts",
-        help="for a policy that is no run: keep its thoughts in the history that later turns see, "
-        "or strip them (default: strip)",
-        choices=["strip", "keep"],
-        default="strip",
     )
     parser.add_argument(
         "--max-tokens",

@@ -2,12 +2,10 @@
 numbers that have bounds.
 """
 
-import support
 from support.errors import RunError
 
 import argparse
 import json
-import signal
 import sys
 
 
@@ -21,9 +19,6 @@ class Parser(argparse.ArgumentParser):
         """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
         in one line, without a traceback."""
         args = self.parse_intermixed_args(argv)
-        # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
-        if signal.getsignal(signal.SIGINT) is support.exit_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)
         except (RunError, OSError) as error:
@@ -56,12 +51,6 @@ above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
 not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
 fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-price = checked(
-    lambda text: tuple(float(part) for part in text.split(",")),
-    lambda pair: len(pair) == 2 and all(0 <= x < float("inf") for x in pair),
-    "a pair of prices",
-    ", as 0.27,1.10",
-)
 json_object = checked(
     json.loads,
     lambda value: isinstance(value, dict),

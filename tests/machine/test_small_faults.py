@@ -1,22 +1,16 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
 
-import support
-from support import terminal
-from support.errors import BadInput, BadModel
-from support.flags import Parser
+from support.errors import BadModel
 from support.loading import load_model
-from support.settings import resolve_settings, resumed_settings
+from support.settings import make_parser, resolve_settings
 
 import ast
 import asyncio
 import gc
 import itertools
-import json
 import logging
 import os
-import re
-import signal
 import subprocess
 import sys
 import warnings
@@ -26,7 +20,6 @@ import pytest
 
 import evaluate
 import rlver
-from documents import PAGES
 from tools import chat
 from tools.judge import together
 
@@ -63,45 +56,18 @@ def started(*command, **more):
 @pytest.mark.parametrize(
     "algo, flag",
     [
-        *(
-            ("grpo", flag)
-            for flag in (
-                "--gamma 1",
-                "--lam 0.95",
-                "--value-clip 0",
-                "--critic-lr 1e-3",
-                "--critic-warmup 0",
-            )
-        ),
-        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo", "--refill 0")),
+        *(("grpo", flag) for flag in ("--gamma 1", "--lam 0.95", "--value-clip 0")),
+        *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo")),
     ],
 )
 def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
     """Half a day of runs "with lambda 0.9" were GRPO, which has no lambda. Also where the value is
     0 or the default: who says it believes that it does something."""
-    line = refused(capfd, rlver.main, "--plan", "--algo", algo, *flag.split())
+    line = refused(capfd, rlver.main, "--algo", algo, *flag.split())
     assert flag.split()[0] in line and "leave it out" in line
     other = {"grpo": "ppo", "ppo": "grpo"}[algo]
     assert f"--algo {other}" in line
-    assert rlver.main(["--plan", "--algo", other, *flag.split()]) == 0
-
-
-def test_a_price_is_for_somebody_who_is_paid(capfd, tmp_path):
-    """With the toy's user, or a model of one's own, nothing was said of the cost at all."""
-    for flags in (
-        ["--steps", 0, "--out", tmp_path / "out"],
-        ["--plan"],
-        ["--plan", "--watch", "toy-weak"],
-        ["--plan", "--simulator", "local:DIR"],
-    ):
-        assert "--price 0.27,1.1" in refused(capfd, rlver.main, "--price", "0.27,1.10", *flags)
-    for flags in (["--simulator", SERVER], ["--watch", SERVER]):
-        assert rlver.main(["--plan", "--price", "0.27,1.10", *flags]) == 0
-        assert "at the given price" in capfd.readouterr().out
-    run = json.loads(json.dumps(vars(resolve_settings({}))))
-    assert resumed_settings(run, {"steps": 60}).steps == 60
-    with pytest.raises(BadInput, match="--price 1,2: neither"):
-        resumed_settings(run, {"price": (1.0, 2.0)})
+    resolve_settings(vars(make_parser().parse_args(["--algo", other, *flag.split()])))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +112,8 @@ def test_support_is_imported_before_torch():
     others = [ROOT / "tests" / "conftest.py", *ROOT.glob("benchmarks/*.py")]
     for path in [*SCRIPTS, *TOOLS, *others]:
         ours = {"support", "tools"} if path in TOOLS else {"support"}
-        before = list(itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path)))
+        before = itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path))
         assert set(before) <= sys.stdlib_module_names, path.name
-        assert len(before) < len(list(imported(path))), path.name
 
 
 @pytest.mark.parametrize(
@@ -213,46 +178,6 @@ def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
     assert (code, out, err) == (2, "", told.format(words) + INSTALL)
 
 
-@pytest.mark.parametrize(
-    "module, command",
-    [("torch", ["rlver.py", "--plan"]), ("numpy", ["-m", "tools.needs", "FILE"])],
-)
-def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
-    """Thirty lines of importlib, or nothing: torch imports numpy in C, and forgets what numpy was
-    interrupted by. Here a torch (or a numpy: tools begin with it) that sends the signal
-    itself, and catches everything."""
-    (tmp_path / f"{module}.py").write_text(
-        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n"
-    )
-    code, out, err = started(
-        sys.executable,
-        *command,
-        # the tests themselves may have been started in the background
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert (code, out, err) == (130, "", "\nstopped\n")
-    # who started us in the background has Ctrl-C ignored, and it stays so
-    code, out, err = started(
-        sys.executable,
-        *command,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert code in (1, 2) and out.startswith("still here")
-
-
-def test_after_the_imports_ctrl_c_is_an_exception_again():
-    """Or a dialogue would end without its last words, and asyncio's own handler stay away."""
-    seen, usual = [], signal.signal(signal.SIGINT, support.exit_at_once)
-    try:
-        Parser(prog="x").run(lambda args: seen.append(signal.getsignal(signal.SIGINT)), [])
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    assert seen == [signal.default_int_handler]
-
-
 def test_a_terminal_without_chinese_letters_shows_their_numbers():
     code, out, err = started(
         sys.executable,
@@ -263,18 +188,6 @@ def test_a_terminal_without_chinese_letters_shows_their_numbers():
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert code == 0 and not err and out.isascii() and r"\u" in out
-
-
-@pytest.mark.parametrize("closed", [0, 1])
-def test_a_closed_terminal_is_the_end_of_input(closed):
-    """`python simulator.py <&-`, as a service starts it: "lost sys.stdin", in fifteen lines."""
-    code, out, err = started(
-        sys.executable,
-        "simulator.py",
-        **{"stdin": subprocess.DEVNULL} if closed else {},
-        preexec_fn=lambda: os.close(closed),
-    )
-    assert code == 0 and not err and ("[emotion 30, " in out or closed)
 
 
 # --------------------------------------------------------------------------- what was said, and how
@@ -304,17 +217,6 @@ def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
     assert not [w for w in told if "never awaited" in str(w.message)]
 
 
-def test_more_steps_are_told_as_the_total(tmp_path, capsys):
-    """`--steps MORE` was read as "so many more"."""
-    score = {"score": 50.0}
-    (tmp_path / "summary.json").write_text(
-        json.dumps({"steps": 2, "before": score, "after": score})
-    )
-    (tmp_path / "config.json").write_text(json.dumps({"max_turns": 8}))
-    terminal.print_finished(tmp_path)
-    assert capsys.readouterr().out.endswith(f"--resume {tmp_path} --steps N, N the total\n")
-
-
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeypatch):
     """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)
@@ -322,15 +224,12 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeyp
     name = "openai-community/gpt2"
     hub = logging.getLogger("huggingface_hub")  # its retries are warnings
     hub.setLevel(logging.WARNING)
-    assert told in refused(capfd, rlver.main, "--plan", "--model", name)
-    assert not hub.isEnabledFor(logging.WARNING)
-    hub.setLevel(logging.WARNING)
     with pytest.raises(BadModel, match=f"--model {name}: {told}"):
         load_model(name)
     assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
-        assert "no such directory; " in refused(capfd, rlver.main, "--plan", "--model", path)
+        assert "no such directory; " in refused(capfd, rlver.main, "--model", path, "--out", "out")
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
 
@@ -343,27 +242,3 @@ def test_a_file_is_no_place_for_a_run(tmp_path, capfd):
 
 
 # ---------------------------------------------------------------------------------- where things go
-
-
-def test_no_documented_command_writes_into_the_root():
-    """Who has gone through the docs had users.jsonl, sheet.csv and logs/ beside the chapters, and
-    in their next commit."""
-    ignored = (ROOT / ".gitignore").read_text().split()
-    assert {"runs/", "results/"} <= set(ignored)
-    texts = [
-        *PAGES.values(),
-        *(
-            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            for path in (*SCRIPTS, *TOOLS, *ROOT.glob("support/*.py"))
-        ),
-    ]
-    places = {
-        place
-        for text in texts
-        for place in re.findall(
-            r"--(?:out|json|html|check|output_path|output-dir) ([a-z][\w./-]*)", text
-        )
-        if re.search("[./]", place)
-    }
-    assert len(places) > 10
-    assert [p for p in places if not p.startswith(("runs/", "results/"))] == []

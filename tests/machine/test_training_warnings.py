@@ -109,7 +109,6 @@ def with_the_users_words(batch):
         "--algo ppo --think",
         "--algo grpo --lora-rank 4",
         "--algo ppo --lora-rank 4",
-        "--algo ppo --critic-warmup 3",
     ],
 )
 def test_a_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
@@ -160,7 +159,6 @@ STEP = dict(
         (dict(grad_norm=0.0, flat_groups=1.0), 9, None),  # no dialogue was better than another
         (dict(grad_norm=0.0, flat_groups=None, emotion_std=0.0), 9, None),
         (dict(tokens_trained=501), 1, FOREIGN),
-        (dict(tokens_sampled=900), 9, None),  # groups that --refill replaced are not trained
     ],
 )
 def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
@@ -174,7 +172,10 @@ def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
         assert found == [f"{warning} ({steps} of 11 steps, the first is step 2)"]
 
 
-def test_steps_that_train_only_the_critic_do_not_count():
-    rows = [{"step": i, **STEP, "kl_start": 0.0} for i in range(1, 6)]
-    assert training_warnings(rows, critic_warmup=5) == training_warnings(rows, 3) == []
-    assert training_warnings(rows, critic_warmup=2)[0].startswith(STILL)
+@pytest.mark.parametrize("unreadable, warned", [(1, False), (2, True)])
+def test_unreadable_answers_are_warned_of_above_one_in_a_hundred(unreadable, warned):
+    """A policy that learns to bring them about has its dialogues dropped, and loses no reward."""
+    rows = [{"step": i, **STEP, "episodes": 50, "dropped": 0, "unreadable": 0} for i in (1, 2)]
+    rows[1].update(episodes=50 - unreadable, dropped=unreadable, unreadable=unreadable)
+    told = [f"{unreadable} of 100 dialogues were dropped" in w for w in training_warnings(rows)]
+    assert told == [True] * warned
