@@ -189,7 +189,6 @@ class PolicyFlags:
     max_tokens: int | None = None
     context: int | None = None
     template_args: dict | None = None
-    history_thoughts: str = "strip"
 
     @classmethod
     def of(cls, args):
@@ -281,7 +280,6 @@ def settings_of_policy(found_policy, flags):
     lang = run_settings.get("lang", flags.lang or "en")
     temperature = run_settings.get("temperature", usual["temperature"])
     template_args = run_settings.get("template_args", flags.template_args) or None
-    history_thoughts = run_settings.get("history_thoughts", flags.history_thoughts)
 
     # The flag decides; without it the run does.
     max_tokens = flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"])
@@ -294,7 +292,6 @@ def settings_of_policy(found_policy, flags):
         "max_tokens": max_tokens,
         "context": context,
         "template_args": template_args,
-        "history_thoughts": history_thoughts,
     }
 
 
@@ -337,6 +334,7 @@ def open_policy(name, flags=None):
 def policy_in_process(name, flags):
     """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
     directory, of the hub, or the toy's."""
+    from support.chat_format import ChatFormat
     from support.loading import best_device, load_model, stop_ids
 
     from engine import TorchEngine
@@ -356,7 +354,9 @@ def policy_in_process(name, flags):
         print_assumptions(label, settings)
     # as in training: the toy knows its job without a system prompt
     system = "" if found_policy.is_toy else system_prompt(settings)
-    chat = make_chat_format(tokenizer, system, settings, stop_ids(weights))
+    chat = ChatFormat(
+        tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
+    )
     engine = TorchEngine(model, chat.stop_id, settings["temperature"])
 
     def make_agent(seed):
@@ -365,7 +365,6 @@ def policy_in_process(name, flags):
             chat,
             think=settings["think"],
             seed=seed,
-            history=settings["history_thoughts"],
             max_tokens=settings["max_tokens"],
             context=settings["context"],
         )
@@ -398,16 +397,6 @@ def system_prompt(settings):
     return load_prompt(f"policy_{toy.mode_of(settings['think'])}", settings["policy_lang"])
 
 
-def make_chat_format(tokenizer, system, settings, stops):
-    """The ChatFormat of a policy. stops: ids of its stop tokens. Raises BadModel."""
-    from support.chat_format import ChatFormat
-
-    chat = ChatFormat(tokenizer, system, settings["think"], settings["template_args"], stops)
-    if settings["history_thoughts"] == "keep":
-        chat.check_that_thoughts_are_kept()
-    return chat
-
-
 def policy_of_server(model_name, url, flags):
     """The ReadyPolicy behind an OpenAI-compatible server. --context and --template-args do nothing
     for it: the server knows its own."""
@@ -416,7 +405,6 @@ def policy_of_server(model_name, url, flags):
         "policy_lang": flags.lang or "en",
         "temperature": 1.0,
         "max_tokens": flags.max_tokens or 2048,
-        "history_thoughts": flags.history_thoughts,
     }
     server = ServerModel(
         model_name, url, settings["temperature"], max_tokens=settings["max_tokens"]
@@ -425,7 +413,7 @@ def policy_of_server(model_name, url, flags):
 
     def make_agent(seed):
         # The seed does nothing: a server draws its own random numbers.
-        return ServerAgent(server, system, settings["think"], settings["history_thoughts"])
+        return ServerAgent(server, system, settings["think"])
 
     label = f"openai:{model_name}"
     return ReadyPolicy(label, settings, run_settings={}, home=None, make_agent=make_agent)
@@ -435,8 +423,8 @@ class ServerAgent:
     """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. A
     prompt that it refuses costs its dialogue alone."""
 
-    def __init__(self, server, system, think, history="strip"):
-        self.server, self.think, self.history = server, think, history
+    def __init__(self, server, system, think):
+        self.server, self.think = server, think
         self.messages = [{"role": "system", "content": system}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
 
@@ -451,9 +439,7 @@ class ServerAgent:
         else:
             thought, visible = take_thoughts(text)
             malformed = False
-        # later turns see earlier thoughts only with --history-thoughts keep
-        remembered = text if self.history == "keep" else visible
-        self.messages.append({"role": "assistant", "content": remembered})
+        self.messages.append({"role": "assistant", "content": visible})  # without the thought
         return Reply(text, visible, thought, malformed)
 
     async def ask_server(self):
@@ -877,13 +863,6 @@ def add_policy_flags(parser):
         "--think",
         help="the policy thinks before it replies; not needed for a run, whose settings say so",
         action="store_true",
-    )
-    parser.add_argument(
-        "--history-thoughts",
-        help="for a policy that is no run: keep its thoughts in the history that later turns see, "
-        "or strip them (default: strip)",
-        choices=["strip", "keep"],
-        default="strip",
     )
     parser.add_argument(
         "--max-tokens",

@@ -13,7 +13,6 @@ from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
 from support.loading import best_device, load_model, locate, memory_of, stop_ids
-from support.plan import must_recompute
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -162,8 +161,6 @@ class Models:
         self.chat = ChatFormat(
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
-        if cfg.history_thoughts == "keep":
-            self.chat.check_that_thoughts_are_kept()
         self.pad = self.tokenizer.pad_token_id or 0
         self.context = cfg.context or model.config.max_position_embeddings
         if len(self.chat.first_prompt("")) + 2 > self.context:
@@ -221,11 +218,20 @@ class Models:
         self.make_masters_or_shards(base)
 
     def is_short_of_memory(self, model):
-        """Is there too little memory to keep the activations for the backward pass?"""
+        """Must activations be computed again in the backward pass? An update then takes a quarter
+        longer, so they are kept where those of a micro-batch take at most a quarter of the memory.
+
+        A block keeps about 12 tensors of the hidden size for each token, and 3 of the MLP's size
+        (measured with SmolLM2-135M and adapters)."""
         memory = memory_of(self.device)
         if self.device.type == "cpu":
             memory /= world()  # the ranks share it; each has a GPU of its own
-        return must_recompute(self.cfg, model.config, self.dtype.itemsize, memory)
+        config = model.config
+        # some configs, as GPT-2's, have no intermediate size: there it is four times the hidden one
+        mlp_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        numbers_per_token = config.num_hidden_layers * (12 * config.hidden_size + 3 * mlp_size)
+        kept = self.cfg.tokens_per_gpu * numbers_per_token * self.dtype.itemsize  # bytes
+        return kept > memory / 4
 
     def make_whole_models(self, model, saved, source, start):
         """Policy, critic and reference as models of their own, the latter two where a run needs
@@ -284,7 +290,6 @@ class Models:
             max_tokens=self.cfg.max_tokens,
             context=self.context,
             seed=seed,
-            history=self.cfg.history_thoughts,
         )
 
     def sync(self):

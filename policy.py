@@ -165,8 +165,6 @@ class Agent:
     max_tokens  the longest reply, in tokens: thought and stop token are counted
     context     the most tokens that the model can read at once, prompt and reply together
     seed        of this dialogue's random draws
-    history     what later turns see of a thinking reply: "strip", the visible text alone; "keep",
-                the thought too
 
     What is used of `chat`:
 
@@ -182,8 +180,8 @@ class Agent:
                          warns, once, if there are thoughts in direct mode
     """
 
-    def __init__(self, engine, chat, *, think, max_tokens, context, seed, history="strip"):
-        self.engine, self.chat, self.think, self.history = engine, chat, think, history
+    def __init__(self, engine, chat, *, think, max_tokens, context, seed):
+        self.engine, self.chat, self.think = engine, chat, think
         self.max_tokens, self.context = max_tokens, context
         # one generator a dialogue: its draws do not depend on who shares the batch with it
         self.rng = np.random.default_rng(seed)
@@ -215,7 +213,7 @@ class Agent:
         text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
         if self.think:
             thought, visible, malformed = split_thought(text)
-            seen_as_sampled = self.history == "keep"
+            seen_as_sampled = False
         else:
             thought, visible = take_thoughts(text)
             malformed = False
@@ -226,23 +224,20 @@ class Agent:
                 self.chat.warn_of_stray_thoughts()
         reply = Reply(text, visible, thought, malformed)
         if seen_as_sampled:
-            self.append_to_trunk(reply, opening, ids, log_probs)
+            self.append_to_trunk(ids, log_probs)
         else:
             self.append_branch(reply, opening, ids, log_probs)
         return reply
 
-    def append_to_trunk(self, reply, opening, ids, log_probs):
-        """File a reply that later turns see as it was sampled: direct mode, or thoughts that are
-        kept. History and reply are one causal sequence, the template's opening included.
+    def append_to_trunk(self, ids, log_probs):
+        """File a reply that later turns see as it was sampled, in direct mode: history and reply
+        are one causal sequence.
 
         A reply that max_tokens cut gets its stop token from us, and a token from us is an
-        observation. A malformed reply gets none, for nothing follows it."""
-        if opening:
-            self.observe(opening)
+        observation."""
         self.segments.append(Segment(ids, log_probs=log_probs))
         self.trunk = self.trunk + ids
-        stopped = ids[-1] == self.chat.stop_id
-        if not stopped and not reply.malformed:
+        if ids[-1] != self.chat.stop_id:
             self.observe([self.chat.stop_id])
 
     def append_branch(self, reply, opening, ids, log_probs):

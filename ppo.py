@@ -320,7 +320,6 @@ def optimize(
     reduce=identity,
     ranks=1,
     critic=None,
-    frozen=False,
     gap_limits=None,
     ratio_limit=1e-3,
 ):
@@ -342,7 +341,6 @@ def optimize(
     ranks          their number. FSDP averages gradients over ranks, where their sum is meant; so
                    losses are multiplied by it
     critic         None, or a CriticPart, which is stepped on the same mini-batches
-    frozen         True: the policy's gradient is measured and dropped; only the critic is stepped
     gap_limits     of `logp_gap`
     ratio_limit    of `check_first_ratio`
 
@@ -388,8 +386,7 @@ def optimize(
         critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
         check_gradients(norm, critic_norm)
         norms.append(norm)
-        if not frozen:
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if critic:
             critic.optimizer.step()
@@ -525,7 +522,7 @@ def ppo_update(
                    first mini-batch (`score_before_update`)
     max_grad_norm  of policy and critic, each by itself
     reduce         sums a tensor over ranks
-    settings       what else `optimize` needs: clip_eps, entropy_coef, ranks, frozen, gap_limits,
+    settings       what else `optimize` needs: clip_eps, entropy_coef, ranks, gap_limits,
                    ratio_limit
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.

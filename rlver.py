@@ -20,7 +20,6 @@ from support import (
     STARTED,
     errors,
     llm,
-    plan,
     ranks,
     report,
     rundir,
@@ -30,7 +29,7 @@ from support import (
 )
 from support.files import read_json
 from support.loading import refuse_missing, return_freed_memory
-from support.metrics import batch_metrics, cut_replies, flat_groups, summarise
+from support.metrics import batch_metrics, cut_replies, summarise
 from support.users import INITIAL_EMOTION
 
 import asyncio
@@ -53,9 +52,9 @@ from simulator import (
     says_goodbye,
     simulator_of_run,
     users_of_run,
-    watched,
-    watcher_of_run,
 )
+
+ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 
 # ------------------------------------------------------------------------------------- the dialogue
 
@@ -211,7 +210,7 @@ class Trainer:
         run                 the RunDir: the run's directory and its logs
         state               what a checkpoint keeps of the run: step, seconds, tokens, evaluations
         models              the policy, its engine, critic, reference and optimizers
-        simulator, watcher  the model behind the users; the one behind --watch's, or None
+        simulator           the model behind the users
         training_profiles   the users to train on
         heldout             the users to evaluate with
         runner              the asyncio.Runner in which all dialogues are held
@@ -269,7 +268,6 @@ class Trainer:
         people = dict(enumerate(profiles))
         title = None if cfg.toy else f"step {step}"  # the toy's are over too soon for a bar
         episodes, counts = self.hold_dialogues(people, cfg.group_size, "training", step, title)
-        episodes, counts, tokens_wasted = self.refill(episodes, counts, step)
         episodes_of_all = ranks.gather_episodes(episodes)
         check_groups(episodes_of_all)
         rolled_out = time.perf_counter()
@@ -286,21 +284,18 @@ class Trainer:
         self.add_seconds("simulator", self.clock.simulator - simulator_seconds_before)
         self.add_seconds("update", synced - rolled_out)
         self.log_dialogues(step, "train", episodes_of_all)
-        metrics = self.metrics_of_step(
-            step, episodes, episodes_of_all, counts, tokens_wasted, update_metrics
-        )
+        metrics = self.metrics_of_step(step, episodes, episodes_of_all, counts, update_metrics)
         metrics["seconds"] = synced - began
         self.state["step"] = step
         self.log_metrics(metrics)
         return metrics
 
-    def hold_dialogues(self, people, group_size, kind, step, title=None, again=0):
+    def hold_dialogues(self, people, group_size, kind, step, title=None):
         """Steps 1 and 2: this rank's share of the dialogues with `people`, {group number: Profile}.
 
-        kind: "training" or "evaluation". title: of a progress bar, or None. again: the round of
-        `refill`, from 1. Returns (this rank's episodes, counts): over all ranks, {"dropped": number
-        of dialogues, "unreadable": of those whose user's answers could not be read}. Raises
-        TooManyLost.
+        kind: "training" or "evaluation". title: of a progress bar, or None. Returns (this rank's
+        episodes, counts): over all ranks, {"dropped": number of dialogues, "unreadable": of those
+        whose user's answers could not be read}. Raises TooManyLost.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn.
@@ -309,15 +304,9 @@ class Trainer:
         self.make_room()
         # A group never crosses ranks.
         people_here = {n: p for n, p in people.items() if n % ranks.world() == ranks.rank()}
-        name = f"{kind} {step}"  # of the rollout, in the log of calls
-        if again:
-            name += f" again {again}"
 
         def make_agent(number):
-            seed = [self.cfg.seed, KINDS.index(kind), step, number]
-            if again:
-                seed.append(again)
-            return self.models.make_agent(seed)
+            return self.models.make_agent([self.cfg.seed, KINDS.index(kind), step, number])
 
         with self.dialogue_bar(title, len(people_here) * group_size) as bar:
             dialogues = rollout(
@@ -327,48 +316,15 @@ class Trainer:
                 make_agent,
                 self.cfg.max_turns,
                 bar,
-                name=name,
-                timeout=self.cfg.rollout_timeout,
+                name=f"{kind} {step}",
+                timeout=ROLLOUT_TIMEOUT,
                 own_first_line=kind == "evaluation",
             )
             episodes, lost_here = self.runner.run(dialogues)
         lost = [{"step": step, "kind": kind, **row} for row in ranks.all_gather_list(lost_here)]
-        self.log_or_give_up(lost, len(people) * group_size, again)
+        self.log_or_give_up(lost, len(people) * group_size)
         unreadable = sum(row["unreadable"] for row in lost)
         return episodes, {"dropped": len(lost), "unreadable": unreadable}
-
-    def refill(self, episodes, counts, step):
-        """Replace zero-variance groups by dialogues with new users, up to --refill times (DAPO's
-        dynamic sampling). All dialogues of such a group earned the same, so GRPO learns nothing
-        from it (but with --reward delta and without the std it may: docs/rewarded.md).
-
-        episodes, counts: what `hold_dialogues` returned. Returns both, brought up to date, and
-        tokens_wasted: those sampled for replaced groups, over all ranks. counts["refilled"] is the
-        number of groups that were replaced.
-        """
-        cfg = self.cfg
-        counts = {**counts, "refilled": 0}
-        tokens_wasted = 0
-        for again in range(1, cfg.refill + 1):
-            # the numbers of the zero-variance groups, the same on all ranks
-            flat = flat_groups(ranks.gather_episodes(episodes))
-            if not flat:
-                break
-            # another seed, so as a rule other users than the step's own
-            profiles = profiles_of_step(
-                self.training_profiles, len(flat), f"{cfg.seed} {again}", step
-            )
-            new_people = dict(zip(flat, profiles))
-            new_episodes, new_counts = self.hold_dialogues(
-                new_people, cfg.group_size, "training", step, again=again
-            )
-            tokens_wasted += sum(e.tokens_sampled for e in episodes if e.group in flat)
-            kept = [e for e in episodes if e.group not in flat]
-            episodes = kept + new_episodes
-            counts["refilled"] += len(flat)
-            for key, count in new_counts.items():
-                counts[key] += count
-        return episodes, counts, sum_over_ranks([tokens_wasted])
 
     def update(self, episodes, step):
         """Step 3. Returns the update's metrics."""
@@ -409,7 +365,6 @@ class Trainer:
                 gamma=cfg.gamma,
                 lam=cfg.lam,
                 value_clip=cfg.value_clip,
-                frozen=step <= cfg.critic_warmup,
                 **self.loss_settings(),
             )
         metrics["logp_gap_max"] = max(ranks.all_gather_list([metrics["logp_gap_max"]]))
@@ -477,13 +432,10 @@ class Trainer:
 
     # ------------------------------------------------------------------------ the metrics of a step
 
-    def metrics_of_step(
-        self, step, episodes, episodes_of_all, counts, tokens_wasted, update_metrics
-    ):
+    def metrics_of_step(self, step, episodes, episodes_of_all, counts, update_metrics):
         """The step's line of metrics.jsonl, but for its seconds. episodes: of this rank, with their
-        tokens; counts, tokens_wasted: as `refill` returned them."""
+        tokens; counts: as `hold_dialogues` returned them."""
         batch = batch_metrics(episodes_of_all, self.cfg.think)
-        watched_emotion = self.watch(episodes, step)
         tokens_per_dialogue = update_metrics["tokens_trained"] / batch["episodes"]
         return {
             "step": step,
@@ -496,8 +448,7 @@ class Trainer:
             # where the KL has asked the reference anyway
             "ref_perplexity": self.models.take_perplexity(),
             "gap": self.gap_to_held_out(batch["emotion"]),
-            "watched": watched_emotion,
-            "tokens_sampled": tokens_wasted + sum_over_ranks(e.tokens_sampled for e in episodes),
+            "tokens_sampled": sum_over_ranks(e.tokens_sampled for e in episodes),
         }
 
     def share_of_cut_replies(self, episodes):
@@ -512,17 +463,6 @@ class Trainer:
         if not self.cfg.eval_every:
             return None
         return emotion - self.state["evaluations"][-1]["score"]
-
-    def watch(self, episodes, step):
-        """The mean final emotion of the second user, of --watch, who is told the same replies; None
-        in a step in which nobody watches."""
-        if not self.watcher or step % self.cfg.watch_every:
-            return None
-        return self.runner.run(
-            watched(self.watcher, episodes, self.training_profiles, ranks.all_gather_list)
-        )
-
-    # -------------------------------------------------------------------------- what the steps call
 
     def evaluation_is_due(self):
         """Is there an evaluation after the step that is done? Not the evaluation after the last
@@ -597,7 +537,7 @@ class Trainer:
     def warn_of_faults(self, metrics):
         """Warn, once of each, of faults of the training that its own numbers show."""
         self.rows.append(metrics)
-        for sentence in signs.training_faults(self.rows, self.cfg.critic_warmup):
+        for sentence in signs.training_faults(self.rows):
             text = f"warning, step {metrics['step']}: {sentence} (docs/troubleshooting.md)"
             self.warn_once(sentence, text)
 
@@ -617,14 +557,10 @@ class Trainer:
                 "and it will hardly learn to. Give it more tokens, or train without --think"
             )
 
-    def log_or_give_up(self, lost, n_dialogues, again):
+    def log_or_give_up(self, lost, n_dialogues):
         """Write `lost`, the rows of the dropped dialogues, to dropped.jsonl. If they are more than
         a fifth of the `n_dialogues` that were begun, save what is done and raise TooManyLost."""
-        # A round of refill (`again`) may be small: there a fifth of the whole batch is the limit.
-        limit = n_dialogues / 5
-        if again:
-            limit = max(n_dialogues, self.cfg.batch_size) / 5
-        too_many = len(lost) > limit
+        too_many = len(lost) > n_dialogues / 5
         if too_many:
             # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
             # before the save would survive the cut, and the repeated step would log them again.
@@ -659,6 +595,8 @@ class Trainer:
         """What is printed before the first dialogue."""
         users = len(self.training_profiles), len(self.heldout)
         terminal.print_head(self.cfg, self.run.path, *users, ranks.world(), self.state["step"])
+        if self.calls.path:
+            print(terminal.calls_text(self.cfg, self.state["step"], self.tokens_of_check))
 
     # --------------------------------------------------------------- how a run is set up and closed
 
@@ -699,35 +637,30 @@ class Trainer:
         self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
 
     def make_users(self, new):
-        """The user's model, the users to train on and those held out, and who watches."""
+        """The user's model, the users to train on and those held out."""
         cfg = self.cfg
-        self.calls = llm.CallLog(self.path_of_calls(), cfg.simulator_cache)
+        self.calls = llm.CallLog(self.path_of_calls())
         self.simulator = simulator_of_run(cfg, self.calls, self.clock)
         files = cfg.profiles if new else rundir.profile_files(self.run.path, cfg.profiles)
         self.training_profiles, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
         if not new:
             rundir.refuse_other_heldout(self.run.path, [p.id for p in self.heldout])
-        self.watcher = None
-        if cfg.watch:
-            self.watcher = watcher_of_run(cfg, self.training_profiles, self.calls, self.clock)
-        self.check_simulator(self.simulator)
-        if self.watcher:
-            self.check_simulator(self.watcher)
+        self.check_simulator()
 
     def path_of_calls(self):
-        """The file in which this rank logs its calls; None if only scripted models are asked."""
-        models = [self.cfg.simulator, self.cfg.watch or "toy"]
-        if all(model in settings.SCRIPTED for model in models):
+        """The file in which this rank logs its calls; None if a scripted user is asked."""
+        if self.cfg.simulator in settings.SCRIPTED:
             return None
         return self.run.path / (f"calls-{ranks.rank()}.jsonl" if ranks.rank() else "calls.jsonl")
 
-    def check_simulator(self, simulator):
-        """Let the first rank ask the model once. Raises BadInput or TooManyLost, on all ranks, if
-        that fails."""
-        if isinstance(simulator.model, llm.LocalModel):
-            self.tell(f"asking {simulator.model.name}, the user's model, one question")
-        ranks.broadcast(lambda: self.runner.run(simulator.check()))
-        simulator.checked = True  # on all ranks
+    def check_simulator(self):
+        """Let the first rank ask the user's model once. Sets `tokens_of_check`, what question and
+        answer had. Raises BadInput or TooManyLost, on all ranks, if that fails."""
+        model = self.simulator.model
+        if isinstance(model, llm.LocalModel):
+            self.tell(f"asking {model.name}, the user's model, one question")
+        self.tokens_of_check = ranks.broadcast(lambda: self.runner.run(self.simulator.check()))
+        self.simulator.checked = True  # on all ranks
 
     def enter_directory(self, new):
         """Lock the run's directory, and empty it if the run is `new`. Returns the checkpoint to go
@@ -784,9 +717,6 @@ def main(argv=None):
     trainer, out = None, None
     code, message = 0, ""
     try:
-        if given["plan"]:
-            print(plan.report(rundir.open_run(given)[0], given))
-            return 0
         ranks.join_ranks(cuda=settings.gpu_is_there() and rundir.model_of(given) != "toy")
         cfg, out, finished = ranks.broadcast(lambda: rundir.open_run(given))
         if finished:
@@ -796,8 +726,6 @@ def main(argv=None):
         trainer = Trainer(cfg, out, new=given["resume"] is None)
         if trainer.first:
             trainer.print_head()
-            if trainer.calls.path:
-                print(plan.calls_of(cfg, given["price"]))
         trainer.train()
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())

@@ -21,7 +21,7 @@ prevent that:
 * The change is clamped to +-10 (`clamp_change`).
 
 Behind the user stand the people of a run (who is trained on, who is held out, which simulator can
-play whom), and a recorded dialogue that is heard again (--watch).
+play whom), and a recorded dialogue that is heard again.
 
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
@@ -457,18 +457,20 @@ class Simulator:
     async def check(self):
         """Ask one question before anything is paid for, as in a dialogue. So a wrong key or address
         shows at once, and so does a model that cannot play a user because it cannot copy the mark.
+        Returns the tokens of question and answer (Answer.tokens), None if they are not known.
         Raises what `pass_check` raises."""
 
         async def hear_a_reply(simulator):
             user = User(simulator, toy_profiles("train", 1)[0])
-            await user.feel(CHECK_REPLY)
+            analysis, _, _ = await user.feel(CHECK_REPLY)
+            return getattr(analysis, "tokens", None)
 
-        await self.pass_check(hear_a_reply)
+        return await self.pass_check(hear_a_reply)
 
     async def pass_check(self, ask_one_question):
-        """Await `ask_one_question(simulator)`, which asks one question of a copy of this simulator.
-        The copy has an empty log: an old answer says nothing about the server of today. A scripted
-        model needs no check.
+        """Return what `ask_one_question(simulator)` returns, which asks one question of a copy of
+        this simulator. The copy has an empty log: an old answer says nothing about the server of
+        today. A scripted model needs no check, and gives None.
 
         This is a method of its own because a judge (tools/judge.py) is checked with another
         question than a user.
@@ -476,7 +478,7 @@ class Simulator:
         Raises BadInput if no answer can be read, and TooManyLost if there is none. Not caught here:
         a refusal of every prompt (a wrong key) or of this one (PromptRefused)."""
         if getattr(self.model, "is_scripted", False):
-            return
+            return None
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries_unreadable = 2  # a model that can keep the form has done so by then
@@ -487,7 +489,7 @@ class Simulator:
             unlogged.asks_for_more = False
         try:
             # `checked` is still False, so a PromptRefused is passed on
-            await ask_one_question(unlogged)
+            answer = await ask_one_question(unlogged)
         except UnreadableAnswers as error:
             raise BadInput(
                 f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
@@ -496,6 +498,7 @@ class Simulator:
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.checked = True
+        return answer
 
 
 # ------------------------------------------------------------------------------------------ a user
@@ -652,16 +655,14 @@ def load_local(path, temperature, flag="--simulator"):
     )
 
 
-def simulator_of_run(cfg, log, clock, name=None):
-    """The Simulator that a run's Settings `cfg` ask for. name: the model behind it, if it is not
-    cfg.simulator."""
+def simulator_of_run(cfg, log, clock):
+    """The Simulator that a run's Settings `cfg` ask for."""
     return make_simulator(
-        name or cfg.simulator,
+        cfg.simulator,
         cfg.lang,
         cfg.difficulty,
         concurrency=cfg.simulator_concurrency or cfg.batch_size,
         timeout=cfg.simulator_timeout,
-        retries=cfg.simulator_retries,
         temperature=cfg.simulator_temperature,
         log=log,
         clock=clock,
@@ -811,35 +812,3 @@ async def replay(first_line, turns, user):
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
-
-
-def watcher_of_run(cfg, people, log, clock):
-    """The Simulator of --watch: it plays the same users a second time, and its score is shown but
-    never trained on. Raises BadInput if it cannot play `people`."""
-    try:
-        refuse_foreign(cfg.watch, people)
-    except BadInput as error:
-        raise BadInput(f"--watch {cfg.watch}: {error}") from None
-    return simulator_of_run(cfg, log, clock, cfg.watch)
-
-
-async def watched(watcher, episodes, people, gather):
-    """The mean final emotion of `watcher`, a Simulator, when it hears the replies of `episodes`. A
-    malformed episode counts 0, as its reward does. A dialogue in which the watcher fails is left
-    out; None if it fails in all. gather(list): the lists of all ranks as one."""
-    profiles = {profile.id: profile for profile in people}
-
-    async def final_emotion(episode):
-        if episode.ended == "malformed":
-            return 0
-        profile = profiles[episode.profile_id]
-        user = User(watcher, profile, episode.start, f"watch {episode.number}")
-        try:
-            emotions = await replay(episode.first_line, episode.turns, user)
-        except SimulatorFailed:
-            return None
-        return emotions[-1]
-
-    finals_of_rank = await asyncio.gather(*map(final_emotion, episodes))
-    finals = [final for final in gather(finals_of_rank) if final is not None]
-    return sum(finals) / len(finals) if finals else None

@@ -287,15 +287,6 @@ class ChatFormat:
                 f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
             )
 
-    def check_that_thoughts_are_kept(self):
-        """Raise BadModel if the template drops or changes earlier thoughts: with --history-thoughts
-        keep, the policy would learn from a history that nobody else gives it."""
-        if "<think>@</think>@@" not in self.render("a", "<think>@</think>@@", "b"):
-            raise BadModel(
-                "--history-thoughts keep: the chat template does not show an earlier "
-                "<think>...</think> as it was; leave it out"
-            )
-
     # --------------------------------------------------------------- speaking, for every message
 
     def first_prompt(self, line):

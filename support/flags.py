@@ -51,12 +51,6 @@ above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
 not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
 fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-price = checked(
-    lambda text: tuple(float(part) for part in text.split(",")),
-    lambda pair: len(pair) == 2 and all(0 <= x < float("inf") for x in pair),
-    "a pair of prices",
-    ", as 0.27,1.10",
-)
 json_object = checked(
     json.loads,
     lambda value: isinstance(value, dict),

@@ -14,7 +14,7 @@ behind each header of its answer, so that the policy cannot forge one (support/a
 """
 
 from support.answers import LONGEST_ANSWER
-from support.errors import BadInput, SimulatorFailed, SimulatorRefused, UnreadableAnswers
+from support.errors import SimulatorFailed, SimulatorRefused, UnreadableAnswers
 from support.files import read_jsonl
 
 import asyncio
@@ -154,15 +154,10 @@ class CallLog:
     A line that a killed run left half-written is skipped, and the next line begins after a
     newline."""
 
-    def __init__(self, path=None, cache=None):
-        """path: the file to append to, or None. cache: another run's log, which is read first."""
+    def __init__(self, path=None):
+        """path: the file to append to, or None."""
         self.path = path
         self.answers = {}  # {key: Answer}, see Simulator.key
-        if cache:
-            try:
-                self.read(cache)
-            except OSError as error:
-                raise BadInput(f"--simulator-cache {cache}: {error.strerror}") from None
 
     def read(self, path, start=0):
         """Read the answers of an earlier log, from byte `start` on."""

@@ -64,7 +64,7 @@ def draw_run(out, state, heldout):
     rows = metrics_of(out)
     evaluations = state["evaluations"]
     config = read_json(out / "config.json")
-    warnings = training_warnings(rows, config.get("critic_warmup", 0))
+    warnings = training_warnings(rows)
     learning_curve(out, rows, evaluations, scale_of_run(config))
     report_of_run(out, heldout, rows, evaluations, warnings)
     return warnings

@@ -220,7 +220,7 @@ class RunDir:
 
     def save_checkpoint(self, state, write, settings):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. Then remove all but the newest `settings.keep`.
+        one. Then remove all but the newest two.
 
         state: what state.json will hold; write(directory): a function that writes everything else.
         The settings are a part of it (rlver.json), so that a copy elsewhere says what it is. Raises
@@ -242,7 +242,7 @@ class RunDir:
                 f"the disk is full; {remaining}"
             ) from None
         os.rename(scratch, self.path / name)
-        for old in checkpoints(self.path)[: -settings.keep]:
+        for old in checkpoints(self.path)[:-2]:
             shutil.rmtree(old)
 
 

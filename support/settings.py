@@ -9,13 +9,11 @@ from support.errors import BadInput
 from support.flags import (
     Parser,
     above_zero,
-    checked,
     fraction,
     json_object,
     natural,
     not_negative,
     positive,
-    price,
 )
 
 import argparse
@@ -31,11 +29,8 @@ from pathlib import Path
 
 SMALL = "smollm2"  # a --model with defaults of its own: a real one that a laptop trains
 
-# Seconds that a rank waits for another one. A rollout must end long before that.
+# Seconds that a rank waits for another one. A rollout ends long before that (ROLLOUT_TIMEOUT).
 GROUP_TIMEOUT = 7200
-rollout_seconds = checked(
-    float, lambda x: 0 < x <= GROUP_TIMEOUT / 2, f"a number of seconds up to {GROUP_TIMEOUT // 2}"
-)
 
 
 def flag(
@@ -130,12 +125,6 @@ class Settings:
         metavar="FILE",
     )
     lang: str = flag("language of all prompts", "en", choices=["en", "zh"])
-    history_thoughts: str = flag(
-        "with --think: keep thoughts in the history that later turns see, if the model's chat "
-        "template does, or strip them",
-        "strip",
-        choices=["strip", "keep"],
-    )
 
     # ---- the run. The toy runs until its learning curve is nearly flat. A step without thoughts is
     # cheaper, so there it makes more of them. smollm2 makes as many steps as two cores can make in
@@ -165,7 +154,6 @@ class Settings:
         const=True,
         resumable=True,
     )
-    keep: int = flag("keep this many of the newest checkpoints", 2, type=positive, resumable=True)
 
     # ---- rollout. The paper's batch is 32 dialogues for PPO and 32 groups of 4 for GRPO. The toy's
     # --max-tokens is enough for one whole reply and not for two. smollm2 has what fits into a
@@ -204,12 +192,6 @@ class Settings:
         type=fraction,
         resumable=True,
     )
-    rollout_timeout: float = flag(
-        "seconds after which dialogues that have not ended are dropped",
-        1800.0,
-        type=rollout_seconds,
-        resumable=True,
-    )
 
     # ---- the user's model, where it is a server
     simulator_concurrency: int = flag(
@@ -221,17 +203,8 @@ class Settings:
     simulator_timeout: float = flag(
         "seconds after which a call has failed", 60.0, type=above_zero, resumable=True
     )
-    simulator_retries: int = flag(
-        "attempts after the first at a call that fails or has an unreadable answer",
-        8,
-        type=natural,
-        resumable=True,
-    )
     simulator_temperature: float = flag(
         "sampling temperature of the user's model", 0.0, type=not_negative
-    )
-    simulator_cache: str = flag(
-        "calls.jsonl of another run: calls with an answer there are not made again", metavar="FILE"
     )
 
     # ---- what is rewarded
@@ -249,18 +222,6 @@ class Settings:
         choices=["grpo", "dr-grpo", "rloo"],
         algo="grpo",
     )
-    refill: int = flag(
-        "resample zero-variance groups with new users, up to this many times a step (DAPO)",
-        0,
-        type=natural,
-        algo="grpo",
-    )
-    watch: str = flag(
-        "a second model that plays the users, named as for --simulator: it scores the same "
-        "replies, its scores are logged and never trained on",
-        metavar="NAME",
-    )
-    watch_every: int = flag("steps from one score of --watch to the next", 1, type=positive)
 
     # ---- update. The toy's learning rate is the largest that was safe: at 6e-4 one thinking run of
     # three garbled its thoughts halfway ("lost, father, father, father"). Adapters want ten times
@@ -327,9 +288,6 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag("weight of the entropy bonus", 0.001, type=not_negative)
-    critic_warmup: int = flag(
-        "train only the critic in this many first steps", 0, type=natural, algo="ppo"
-    )
     tokens_per_gpu: int = flag(
         "tokens of a micro-batch with its padding; changes the memory, not the result",
         toy=8192,
@@ -449,31 +407,6 @@ def add_run_flags(group):
         help="continue the run in DIR with its settings; only flags that change no result may be "
         "given: --steps, the simulator's address, and those about memory, saving and waiting",
     )
-    group.add_argument(
-        "--plan",
-        action="store_true",
-        help="print what the run would need (memory, tokens, calls) by the model's config; nothing "
-        "is loaded or run",
-    )
-    group.add_argument(
-        "--price",
-        metavar="IN,OUT",
-        type=price,
-        help="prices of the simulator's server, per million tokens to it and from it: --plan and a "
-        "run that starts print the cost",
-    )
-    group.add_argument(
-        "--card",
-        metavar="GB",
-        type=above_zero,
-        help="for --plan: memory of a GPU (default: 80)",
-    )
-    group.add_argument(
-        "--latency",
-        metavar="S",
-        type=above_zero,
-        help="for --plan: seconds of a call to the user's model (default: 6)",
-    )
 
 
 def read_flags(argv, quiet=False):
@@ -502,7 +435,6 @@ def resolve_settings(given):
     refuse_flags_without_effect(cfg, given)
     refuse_contradictions(cfg)
     refuse_missing_tensorboard(cfg)
-    refuse_price(cfg, given.get("price"))
     if cfg.algo == "ppo":
         cfg.group_size = 1
     refuse_missing_vllm(cfg.engine)
@@ -570,7 +502,7 @@ def refuse_flags_of_the_other_algorithm(cfg, given):
 
 
 def as_typed(given, names):
-    """Those of the flags `names` that were given, as one types them: "--refill 1 --gamma 0.9"."""
+    """Those of the flags `names` that were given, as one types them: "--gamma 0.9 --lam 1"."""
     flags = []
     for name in names:
         value = given.get(name)
@@ -608,11 +540,6 @@ def refuse_flags_without_effect(cfg, given):
     """Raise BadInput for a flag that does nothing without another one, which was not given."""
     if given.get("lora_alpha") and not cfg.lora_rank:
         raise BadInput("--lora-alpha has no effect without adapters; give --lora-rank, too")
-    watcher_flags = as_typed(given, ["watch_every"])
-    if watcher_flags and not cfg.watch:
-        raise BadInput(f"{watcher_flags} has no effect without --watch NAME; give that, too")
-    if cfg.history_thoughts == "keep" and not cfg.think:
-        raise BadInput("--history-thoughts keep has no effect without --think")
 
 
 def refuse_contradictions(cfg):
@@ -626,16 +553,6 @@ def refuse_contradictions(cfg):
         raise BadInput(
             f"--minibatches {cfg.minibatches}: more than the dialogues of a step (--batch-size "
             f"{cfg.batch_size}); give fewer"
-        )
-
-
-def refuse_price(cfg, price):
-    """Raise BadInput if --price is given although the run calls no server."""
-    names = [cfg.simulator, cfg.watch or ""]
-    if price and not any(name.startswith("openai:") for name in names):
-        raise BadInput(
-            f"--price {price[0]:g},{price[1]:g}: neither --simulator nor --watch is a "
-            "server, so nothing is paid; name one by openai:MODEL@URL, or leave it out"
         )
 
 
@@ -693,9 +610,7 @@ def resumed_settings(config, given):
     }
     refuse_other_results(config, changes)
     refuse_missing_vllm(config["engine"])
-    cfg = Settings(**{**config, **changes})
-    refuse_price(cfg, given.get("price"))
-    return cfg
+    return Settings(**{**config, **changes})
 
 
 def refuse_other_results(config, changes):

@@ -136,10 +136,10 @@ def distinct(replies, n):
 # -------------------------------------------------------------------------- faults of the training
 
 
-def training_warnings(rows, critic_warmup=0):
+def training_warnings(rows):
     """The faults of the training in `rows`, lines of metrics.jsonl, as sentences; and what
     `unreadable_warning` says of them."""
-    faults = training_faults(rows, critic_warmup)
+    faults = training_faults(rows)
     warnings = [
         f"{sentence} ({len(steps)} of {len(rows)} steps, the first is step {steps[0]})"
         for sentence, steps in faults.items()
@@ -162,11 +162,9 @@ def unreadable_warning(rows):
     )
 
 
-def training_faults(rows, critic_warmup=0):
+def training_faults(rows):
     """{what is wrong: the numbers of the steps in which it is}, for the FAULTS that are in as many
-    steps of `rows` as it takes. In the first `critic_warmup` steps the policy is not trained, so
-    these do not count."""
-    rows = [row for row in rows if row["step"] > critic_warmup]
+    steps of `rows` as it takes."""
     faults = {}
     for is_in, least_steps, sentence in FAULTS:
         steps = [row["step"] for row in rows if is_in(row)]

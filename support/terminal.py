@@ -68,6 +68,30 @@ def scale_of_run(settings):
     return scale_in_words(INITIAL_EMOTION["training"], settings["max_turns"])
 
 
+def calls_text(cfg, step, tokens):
+    """How many calls the user's server gets at most in the steps after `step`, and how many tokens.
+    tokens: of the question that was asked before the run, {"prompt", "completion"}, or None.
+
+    At most: as if no user said goodbye. A dialogue of T turns is T calls of f_emo and T - 1 of
+    f_reply, because the last reply gets no answer; a group is one call more, for its first line. An
+    evaluation is one dialogue with each held-out user."""
+    steps = range(max(step, 0) + 1, cfg.steps + 1)
+    of_step = cfg.batch_size // cfg.group_size + cfg.batch_size * (2 * cfg.max_turns - 1)
+    # before (unless that is done), after, and every --eval-every steps between
+    evaluations = (step < 0) + (cfg.steps > 0)
+    if cfg.eval_every:
+        evaluations += sum(n % cfg.eval_every == 0 for n in steps[:-1])
+    calls = len(steps) * of_step + evaluations * cfg.eval_size * 2 * cfg.max_turns
+    text = f"Calls to the user's model, at most: {of_step:,} a step, {calls:,} in all"
+    if tokens and None not in tokens.values():
+        sent, received = (calls * tokens[kind] / 1e6 for kind in ("prompt", "completion"))
+        text += (
+            f"; about {sent:,.1f} million tokens to it and {received:,.1f} from it, if all calls "
+            "were as long as the first (later ones are longer)"
+        )
+    return text + "."
+
+
 # --------------------------------------------------------------------------------- while it goes on
 
 

@@ -1,7 +1,10 @@
 """over_server.py - what the tests of a simulated user over a model server share: a user there, an
 agent that says what it is told, and a small run."""
 
+import functools
+
 import rlver
+import simulator
 from runs import rows
 from scripted import Agent
 from server import toy_people
@@ -26,8 +29,6 @@ SMALL = [
     "2e-3",
     "--save-every",
     "1",
-    "--simulator-retries",
-    "6",
 ]
 
 
@@ -40,6 +41,12 @@ def user_at(server, retries=8, timeout=5.0, **more):
         make_simulator(f"openai:scripted@{server.url}", retries=retries, timeout=timeout, **more),
         ANN,
     )
+
+
+def retry(monkeypatch, times):
+    """Let runs try so often again, and not eight times."""
+    few = functools.partial(simulator.make_simulator, retries=times)
+    monkeypatch.setattr(simulator, "make_simulator", few)
 
 
 def run(model, url, out, *flags):

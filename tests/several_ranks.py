@@ -12,8 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
     "--steps 3 --batch-size 8 --group-size 4 --minibatches 2 --max-turns 3 --max-tokens 6 "
-    "--lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --save-every 1 --tokens-per-gpu 300 "
-    "--keep 9"
+    "--lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --save-every 1 --tokens-per-gpu 300"
 ).split()
 
 

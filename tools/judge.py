@@ -188,7 +188,10 @@ def open_call_log(name):
     """The log of calls in results/, read again: nothing is paid for twice."""
     path = Path("results") / f"{name}-calls.jsonl"
     path.parent.mkdir(exist_ok=True)
-    return CallLog(path, path if path.exists() else None)
+    log = CallLog(path)
+    if path.exists():
+        log.read(path)
+    return log
 
 
 # ------------------------------------------------------------------------------- the scripted judge

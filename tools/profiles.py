@@ -161,13 +161,16 @@ def open_writer(args, calls):
     if args.writer == "toy":
         return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"))
     calls.parent.mkdir(parents=True, exist_ok=True)
+    log = CallLog(calls)
+    if calls.exists():
+        log.read(calls)
     return make_simulator(
         args.writer,
         args.lang,
         timeout=180.0,
         flag="--writer",
         temperature=args.temperature,
-        log=CallLog(calls, calls if calls.exists() else None),
+        log=log,
     )
 
 

@@ -1,12 +1,8 @@
-"""What shows before anything is paid for: a wrong key, a server that is not there, and the plan,
-which counts calls, tokens and money."""
+"""What shows before anything is paid for: a wrong key, a server that is not there, and how many
+calls and tokens a run takes at most."""
 
-from support import plan
+from support import terminal
 from support.settings import resolve_settings
-
-import re
-
-import pytest
 
 import rlver
 from runs import output_of
@@ -55,9 +51,9 @@ def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd
     assert "nothing is saved yet: start the run again when the simulator works" in text
 
 
-def test_the_plan_counts_calls_tokens_and_money():
+def test_a_run_says_how_many_calls_it_makes_at_most():
     """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
-    4 dialogues of 4 calls each."""
+    4 dialogues of 4 calls each. A resumed run says what is left."""
     cfg = resolve_settings(
         dict(
             algo="grpo",
@@ -69,24 +65,9 @@ def test_the_plan_counts_calls_tokens_and_money():
             simulator="openai:m@http://h/v1",
         )
     )
-    text = plan.calls_of(cfg, (1.0, 2.0))
-    calls = 10 * (2 + 4 * 3) + 2 * 4 * 4
-    assert f"14 a step, {calls} in all" in text
-    tokens_in, tokens_out = map(
-        float, re.search(r"about ([\d.]+) million tokens to it and ([\d.]+)", text).groups()
-    )
-    cost = float(re.search(r"price ([\d.]+)", text).group(1))
-    assert cost == pytest.approx(tokens_in + 2 * tokens_out, abs=0.2)
-    assert plan.calls_of(resolve_settings({})) == ""
-    # smollm2's users are played by rule, whichever is named; for another model a server may come
-    for simulator in (None, "toy", "toy-weak"):
-        small = resolve_settings({"model": "smollm2", "engine": "torch", "simulator": simulator})
-        assert plan.calls_of(small) == ""
-    assert plan.calls_of(resolve_settings({"model": "some/dir", "engine": "torch"}))
-
-
-@pytest.mark.parametrize("price", ["1", "a,b", "-1,2", "1,2,3", "nan,1", "inf,1"])
-def test_a_price_is_two_numbers(price, capfd):
-    with pytest.raises(SystemExit) as stop:
-        rlver.main(["--price", price])
-    assert stop.value.code == 2 and capfd.readouterr().err.count("\n") == 1
+    tokens = {"prompt": 10_000, "completion": 5_000}  # of the question before the run
+    text = terminal.calls_text(cfg, -1, tokens)
+    assert f"14 a step, {10 * 14 + 2 * 16} in all; about 1.7 million tokens to it and 0.9" in text
+    assert f", {3 * 14 + 16} in all." in terminal.calls_text(cfg, 7, None)
+    cfg.eval_every = 3  # after steps 3, 6 and 9, too
+    assert f", {10 * 14 + 5 * 16} in all." in terminal.calls_text(cfg, -1, None)

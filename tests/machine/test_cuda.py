@@ -7,7 +7,6 @@ from support.ranks import iter_full_weights, make_masters
 
 import asyncio
 import copy
-import json
 import subprocess
 import sys
 
@@ -285,41 +284,3 @@ def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     assert torch.cuda.memory_allocated() > empty
     engine.sleep()
     assert torch.cuda.memory_allocated() == empty
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
-    """On whatever is here, with a model of no size: what it would print on a GPU."""
-    import bench_gpu
-
-    found = {}
-    for rank in (0, 4):
-        config = load_model(tiny_dir)[0].config
-        config.max_position_embeddings, config.vocab_size = 4096, 1024
-        bench_gpu.make_model("tiny", tmp_path / "model", config)
-        code, said, _ = bench_gpu.child(
-            bench_gpu.__file__,
-            "measure",
-            tmp_path / "model",
-            rank,
-            [48, 96],
-            192,
-            [3, 8, 4],
-            limit=120,
-        )
-        assert code == 0, said
-        found["tiny", rank] = json.loads(said)
-    found["7B", 16] = "CUDA out of memory"
-    lines = bench_gpu.table(found).split("\n")
-    assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
-    assert all(u["tokens"] > 0 for r in list(found.values())[:2] for u in r["updates"])
-    code, said, _ = bench_gpu.child(
-        bench_gpu.__file__, "steps", tmp_path / "model", tmp_path / "run", limit=120
-    )
-    assert code == 0, said
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
-    assert bench_gpu.child("-c", "1 / 0", limit=60)[:2] == (
-        1,
-        "ZeroDivisionError: division by zero",
-    )

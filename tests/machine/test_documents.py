@@ -127,7 +127,7 @@ def test_methods_and_bare_names_are_resolved():
         "tree_mask",
         "Trainer.evaluate",
         "support.signs.signs",
-        "support.plan",
+        "support.ranks",
     ]
     assert resolve_all(words, strict=True) == len(words)
     assert resolve("Trainer.evaluate") == "rlver" and resolve("tree_mask", "policy") == "policy"

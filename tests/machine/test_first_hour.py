@@ -42,7 +42,7 @@ def go(model, out, *flags):
 def run(tiny_dir, tmp_path_factory, no_pictures):
     """A finished run of two steps, with settings that are nobody's default."""
     out = tmp_path_factory.mktemp("first") / "run"
-    assert go(tiny_dir, out) == 0
+    assert go(tiny_dir, out, "--save-every", 1) == 0
     return out
 
 

@@ -79,9 +79,9 @@ def test_the_test_sees_imports_and_circles():
     """Or the next two would pass on anything."""
     text = (
         "import toy, sys\n"
-        "def f():\n    from support import plan\n    from support.llm import Clock\n"
+        "def f():\n    from support import ranks\n    from support.llm import Clock\n"
     )
-    assert imports_of(text) == {"toy", "support.plan", "support.llm"}
+    assert imports_of(text) == {"toy", "support.ranks", "support.llm"}
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
     assert {"models", "ppo", "support.ranks"} <= GRAPH["rlver"] and "toy" in GRAPH["simulator"]

@@ -80,19 +80,6 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         )
 
 
-@pytest.mark.soak
-def test_ranks_agree_on_refilled_groups_and_on_who_watches(tiny_dir, tmp_path):
-    """--refill and --watch on two ranks are what they are on one: the same groups replaced, the
-    same users in their places, the same opinion of the same replies. (A random policy is understood
-    by nobody, so all groups are flat.)"""
-    flags = ["--refill", 2, "--watch", "toy-weak", "--reward", "delta"]
-    for ranks, name in ((1, "one"), (2, "two")):
-        code, out, err = run(ranks, tiny_dir, tmp_path / name, *flags)
-        assert code == 0, err
-    alike(tmp_path / "one", tmp_path / "two")
-    assert all(row["refilled"] > 0 and row["watched"] is not None for row in rows(tmp_path / "one"))
-
-
 def two_nodes(places, *flags):
     """One rank on each of two "nodes": two agents of torchrun that meet on loopback, each started
     in a directory of its own. Returns [(exit code, stderr)] of both."""

@@ -304,13 +304,18 @@ def test_loading_needs_no_second_copy_in_fp32(tiny_tokenizer, tmp_path):
     """Policy and critic in the shape of Qwen2.5 0.5B, stored in bf16: the file is mapped, and block
     by block becomes fp32 and a shard. So a rank grows by its shard and the largest block (the
     embedding, which is the root's), and not by two whole models."""
-    from support.plan import config_of
+    from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_config(
-        config_of("Qwen/Qwen2.5-0.5B-Instruct"), dtype=torch.bfloat16
+    config = Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
     )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     del model

@@ -11,7 +11,7 @@ import itertools
 import pytest
 
 import rlver
-from over_server import SMALL, run, without_marks
+from over_server import SMALL, retry, run, without_marks
 from runs import rows
 from server import Loopback, toy_people
 from simulator import load_local, make_simulator
@@ -80,12 +80,13 @@ def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capfd):
+def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capfd, monkeypatch):
     """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was
     answered is not asked again."""
     whole, prompts = served
+    retry(monkeypatch, 1)
     with Loopback(outage=(len(prompts) * 2 // 3, 1e9)) as server:
-        assert run(tiny_dir, server.url, tmp_path / "out", "--simulator-retries", 1) == 75
+        assert run(tiny_dir, server.url, tmp_path / "out") == 75
         answered = len(rows(tmp_path / "out" / "calls.jsonl"))
     assert answered == len(prompts) * 2 // 3 - 1
     err = capfd.readouterr().err
@@ -111,39 +112,6 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
                 )
             }
         )
-
-
-@pytest.mark.slow
-def test_a_cache_of_another_run_pays_for_its_calls(served, tiny_dir, tmp_path):
-    with Loopback() as server:
-        assert (
-            run(
-                tiny_dir,
-                server.url,
-                tmp_path / "two",
-                "--simulator-cache",
-                served[0] / "calls.jsonl",
-            )
-            == 0
-        )
-        assert server.calls == 0
-    assert (tmp_path / "two" / "dialogues.jsonl").read_text() == (
-        served[0] / "dialogues.jsonl"
-    ).read_text()
-    assert (
-        rlver.main(
-            [
-                "--model",
-                str(tiny_dir),
-                *SMALL,
-                "--simulator-cache",
-                str(tmp_path / "none"),
-                "--out",
-                str(tmp_path / "three"),
-            ]
-        )
-        == 2
-    )
 
 
 @pytest.mark.slow
@@ -239,7 +207,9 @@ def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
 
 
 @pytest.mark.slow
-def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path, capfd):
+def test_unreadable_dialogues_are_counted_apart_and_warned_of(
+    tiny_dir, tmp_path, capfd, monkeypatch
+):
     """A model that goes astray at one reply of one user: that dialogue is dropped, stands under
     `unreadable`, and the run says what that may mean. Dialogues lost to a server do not."""
     calls = itertools.count(1)
@@ -249,8 +219,9 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path
             return "I would rather talk about something else."
         return asyncio.run(server.model(prompt))
 
+    retry(monkeypatch, 0)
     with Loopback(answer=answer) as server:
-        flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16, "--simulator-retries", 0]
+        flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16]
         assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
     (row,) = rows(tmp_path / "out" / "dropped.jsonl")
     assert (row["step"], row["kind"], row["unreadable"]) == (1, "training", True)
@@ -262,12 +233,13 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(tiny_dir, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_is_saved_where_there_is_a_checkpoint(served, tiny_dir, tmp_path, capfd):
+def test_a_run_is_saved_where_there_is_a_checkpoint(served, tiny_dir, tmp_path, capfd, monkeypatch):
     """ "The run is saved" was said as soon as there was a config.json."""
     _, prompts = served
+    retry(monkeypatch, 1)
     for calls, words in ((3, "nothing is saved yet"), (len(prompts) * 2 // 3, "the run is saved")):
         out = tmp_path / str(calls)
         with Loopback(outage=(calls, 1e9)) as server:
-            assert run(tiny_dir, server.url, out, "--simulator-retries", 1) == 75
+            assert run(tiny_dir, server.url, out) == 75
         said = capfd.readouterr().err
         assert words in said and ("--resume" in said) == bool(list(out.glob("checkpoint-*")))

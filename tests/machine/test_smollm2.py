@@ -6,7 +6,7 @@ GGUF and the RECORD that pip would have written. What is made of it is the tiny 
 the test wants; the real conversion, which takes 540 MB, is tested by test_smollm2_soak.py.
 """
 
-from support import plan, smollm2
+from support import smollm2
 from support.errors import BadModel
 from support.files import try_lock
 from support.loading import load_model, stop_ids
@@ -33,7 +33,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import evaluate
 import models
-import rlver
 import simulator
 from runs import files, output_of, refuse
 from tools import chat
@@ -117,12 +116,6 @@ def test_the_command_installs_what_is_needed():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert [pin.partition("==")[0] for pin in pins] == [smollm2.WHEEL, "gguf"]
     assert all(" --hash=sha256:" in pin for pin in pins)
-
-
-def test_a_plan_needs_no_wheel(monkeypatch, capfd):
-    """Who asks what a run would need has not decided to install anything yet."""
-    monkeypatch.setattr(smollm2, "WHEEL", "llm-that-nobody-has-installed")
-    assert "smollm2 runs on a laptop" in output_of(capfd, 0, rlver.main, "--plan", "--model", NAME)
 
 
 def test_the_wheel_without_the_package_that_reads_it(wheel, cache, monkeypatch):
@@ -548,16 +541,21 @@ SHAPE = dict(  # SmolLM2-135M's
     num_key_value_heads=3,
     vocab_size=49152,
 )
-LARGE = "Qwen/Qwen2.5-7B-Instruct"
+SHAPE_OF_7B = dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28)
 
 
-def test_activations_are_kept_where_there_is_room():
+def test_activations_are_kept_where_there_is_room(monkeypatch):
     """To make them again takes a quarter longer. A laptop has room for those of smollm2; a GPU
     of 24 GB has none for those of a 7B model, and would run out of memory."""
-    small = settings(model=NAME)
-    assert not plan.must_recompute(small, LlamaConfig(**SHAPE), 4, 16e9)
-    assert plan.must_recompute(small, LlamaConfig(**SHAPE), 4, 2e9)
-    assert plan.must_recompute(settings(model=LARGE), plan.config_of(LARGE), 2, 24e9)
+
+    def recomputes(name, shape, dtype, memory):
+        monkeypatch.setattr(models, "memory_of", lambda device: memory)
+        run = SimpleNamespace(cfg=settings(model=name), device=torch.device("cpu"), dtype=dtype)
+        return models.Models.is_short_of_memory(run, SimpleNamespace(config=LlamaConfig(**shape)))
+
+    assert not recomputes(NAME, SHAPE, torch.float32, 16e9)
+    assert recomputes(NAME, SHAPE, torch.float32, 2e9)
+    assert recomputes("some/dir", SHAPE_OF_7B, torch.bfloat16, 24e9)
 
 
 def test_ranks_on_one_machine_share_its_memory(monkeypatch):

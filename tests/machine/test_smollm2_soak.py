@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictu
 
 FLAGS = (
     "--model smollm2 --steps 1 --batch-size 4 --max-turns 2 --max-tokens 8 --eval-size 2 "
-    "--save-every 1 --keep 1"
+    "--save-every 1"
 ).split()
 GRPO = ["--group-size", 2]
 PEOPLE = [f"{ROOT}/prompts/profiles/en_{part}.jsonl" for part in ("train", "test")]

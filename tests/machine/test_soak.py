@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import bench
 from server import start, toy_people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -131,16 +130,31 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
 
 
 @pytest.mark.soak
-def test_a_run_over_a_server_with_every_fault():
+def test_a_run_over_a_server_with_every_fault(tmp_path):
     """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 %
     of the dialogues, and it learns as the run without does. Three combined standard errors, because
     those are of the evaluations alone: from the first lost dialogue on these are two runs, and two
-    runs differ by more. (BENCHMARKS.md has a difference as measured.)"""
-    result = bench.with_faults(steps=10)
-    print(json.dumps(result))
-    assert result["with"]["steps"] == result["without"]["steps"] == 10
-    assert result["with"]["dropped"] < 0.01 * 10 * 64
-    assert abs(result["difference"]) <= 1.5 * result["two_combined_errors"]
+    runs differ by more."""
+    faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02})]
+    without, usual = run_over_server(tmp_path / "without")
+    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 20]")
+    assert len(rows) == len(without) == 10
+    assert sum(row["dropped"] for row in rows) < 0.01 * 10 * 64
+    errors = usual["stderr"] ** 2 + score["stderr"] ** 2
+    assert abs(score["score"] - usual["score"]) <= 3 * errors**0.5
+
+
+def run_over_server(out, *server_flags):
+    """Ten steps over a server: its metrics, and its evaluation after them."""
+    process, url = start(*server_flags)
+    command = [sys.executable, "rlver.py", "--algo", "grpo", "--think", "--steps", "10"]
+    command += ["--simulator", f"openai:scripted@{url}", *toy_people(out.parent)]
+    command += ["--simulator-timeout", "2", "--out", str(out)]
+    try:
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    finally:
+        process.kill()
+    return lines(out / "metrics.jsonl"), json.loads((out / "summary.json").read_text())["after"]
 
 
 @pytest.mark.soak

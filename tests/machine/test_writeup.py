@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tables
+from benchmarks import tables
 from exercises import ALL
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -88,7 +88,7 @@ def test_the_six_weeks_have_every_exercise_once_and_none_too_early():
 def spread(tmp_path):
     """Runs the page's script in a directory with the project's support/ and docs/: spread(old=new)
     returns what it prints, after the lines that begin with `old =` were changed to `new`."""
-    for name in ("docs", "support"):
+    for name in ("benchmarks", "support"):
         (tmp_path / name).symlink_to(ROOT / name)
     (script,) = re.findall(r"(?s)```python\n(.*?)```", WRITEUP)
 
@@ -161,7 +161,7 @@ def test_the_script_reads_a_students_runs(spread, tmp_path):
 def test_the_pages_numbers_about_seeds_follow_from_the_reference_runs():
     """How far runs differ that differ in the seed alone; how wide an interval is; how long a run
     takes."""
-    measured = tables.Results(ROOT / "docs" / "reference" / "runs.jsonl").read()
+    measured = tables.Results(ROOT / "benchmarks" / "runs.jsonl").read()
     scores = [tables.last(line) for line in tables.seeds_of(measured, "grpo-direct")]
     gaps = [abs(a - b) for a, b in itertools.combinations(scores, 2)]
     assert (
@@ -180,7 +180,7 @@ def test_the_pages_numbers_about_seeds_follow_from_the_reference_runs():
     )
     for variant, words in tables.NAMES.items():
         lines = [line for name, line in measured.items() if line["part"] == "rewards"]
-        seconds = [x["seconds"]["total"] for x in lines if x["name"].startswith(variant)]
+        seconds = [x["seconds"] for x in lines if x["name"].startswith(variant)]
         assert f"{min(seconds):.0f} to {max(seconds):.0f} s with `{words}`" in WORDS
 
 

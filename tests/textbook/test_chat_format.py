@@ -85,16 +85,3 @@ def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer
     tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
     with pytest.raises(BadModel, match=told):
         ChatFormat(tokenizer)
-
-
-def test_a_template_that_drops_thoughts_keeps_none(tiny_tokenizer):
-    """Qwen3's template cuts earlier thoughts out: what was trained with them would meet, wherever
-    else it is used, a history without."""
-    chat = ChatFormat(tiny_tokenizer, think=True)
-    chat.check_that_thoughts_are_kept()
-    drops = copy.deepcopy(tiny_tokenizer)
-    drops.chat_template = drops.chat_template.replace(
-        "{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"
-    )
-    with pytest.raises(BadModel, match="--history-thoughts keep"):
-        ChatFormat(drops, think=True).check_that_thoughts_are_kept()

@@ -229,71 +229,26 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
     )
 
 
-# ------------------------------------------------------------------------- thoughts that are kept
+# ------------------------------------------------------------------------------ thoughts in a run
 
 
-def remember(tokenizer, model, history, **more):
-    """A dialogue of three thoughtful turns. Returns (agent, what the engine drew)."""
-    chat = ChatFormat(tokenizer, think=True)
-    engine = Recorder(model, chat.stop_id)
-    agent = Agent(engine, chat, think=True, max_tokens=64, context=512, seed=0, history=history)
+def test_thoughts_are_trained_in_the_history_that_they_were_sampled_in(tiny_tokenizer, tiny_model):
+    """A tree: no turn sees an earlier thought. The trainer's log-prob of each token is the one that
+    it was drawn with: else a policy would be trained in a history that it never speaks in."""
+    chat = ChatFormat(tiny_tokenizer, think=True)
+    engine = Recorder(tiny_model, chat.stop_id)
+    agent = Agent(engine, chat, think=True, max_tokens=64, context=512, seed=0)
     agent.rng = LoadedDice(agent, [chat.text(t) + [chat.stop_id] for t in THOUGHTS])
 
     async def talk():
         return [await agent.reply(line) for line in LINES[:3]]
 
     assert [r.malformed for r in asyncio.run(talk())] == [False] * 3
-    return agent, engine.returned
-
-
-@pytest.mark.parametrize("history", ["strip", "keep"])
-def test_thoughts_are_trained_in_the_history_that_they_were_sampled_in(
-    history, tiny_tokenizer, tiny_model
-):
-    """--history-thoughts. Keep: one causal row without a branch, later turns see every thought;
-    strip: a tree, and they see none. Either way the trainer's log-prob of each token is the one
-    that it was drawn with: else a policy would be trained in a history that it never speaks in."""
-    agent, drawn = remember(tiny_tokenizer, tiny_model, history)
-    episode = Episode("p", 0, "", segments=agent.segments, reward=1.0)
-    batch = pack([episode])
+    batch = pack([Episode("p", 0, "", segments=agent.segments, reward=1.0)])
     with torch.no_grad():
         log_probs, _ = Policy(tiny_model)(batch)
-    sampled = torch.tensor([p for _, ps in drawn for p in ps])
+    sampled = torch.tensor([p for _, ps in engine.returned for p in ps])
     assert torch.allclose(log_probs[batch.action_mask], sampled, atol=1e-5)
     seen = agent.chat.decode(agent.trunk)
-    assert seen.count("<think>") == (3 if history == "keep" else 0) and seen.count("Why?") == 1
-    if history == "keep":
-        assert set(batch.branch[0].tolist()) == {0}
-        assert batch.positions[0].tolist() == list(range(batch.ids.shape[1]))
-        assert batch.ids[0].tolist() == agent.trunk  # the very ids, never encoded again
-        with torch.no_grad():  # the plainest way: one plain row
-            plain = (
-                tiny_model(batch.ids)
-                .logits.log_softmax(-1)[0, :-1]
-                .gather(-1, batch.ids[0, 1:, None])[:, 0]
-            )
-        assert torch.allclose(plain[batch.action_mask[0, 1:]], sampled, atol=1e-5)
-    else:
-        assert batch.branch.max() == 3
-
-
-def test_kept_thoughts_that_are_cut_or_malformed(tiny_tokenizer, tiny_model):
-    """A reply cut by the limit gets its stop token from us, untrained; a malformed one is the last
-    thing in the row. What the template opens a reply with stands in the history like the rest."""
-    chat = ChatFormat(tiny_tokenizer, think=True)
-    said = chat.text("<think>x</think>I am here")
-    for text, limit, malformed in ((said, len(said), False), (chat.text("<think>x"), 3, True)):
-        agent = Agent(
-            TorchEngine(tiny_model, chat.stop_id),
-            chat,
-            think=True,
-            max_tokens=limit,
-            context=512,
-            seed=0,
-            history="keep",
-        )
-        agent.rng = LoadedDice(agent, [text])
-        assert asyncio.run(agent.reply(LINES[0])).malformed == malformed
-        added = agent.segments[-1]
-        assert (added.log_probs is not None) == malformed
-        assert malformed or added.ids == [chat.stop_id]
+    assert "<think>" not in seen and seen.count("Why?") == 1
+    assert batch.branch.max() == 3

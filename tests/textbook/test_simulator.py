@@ -61,7 +61,9 @@ def test_an_unreadable_answer_is_taken_from_the_log_only_on_the_way_to_a_readabl
     def user_with(*answers):
         model = Model(list(answers))
         heard.append(model.prompts)
-        log = CallLog(path, path if path.exists() else None)
+        log = CallLog(path)
+        if path.exists():
+            log.read(path)
         return User(Simulator(model, retries=1, log=log), Profile(**LIN))
 
     with pytest.raises(UnreadableAnswers):

@@ -1,16 +1,11 @@
-"""bench.py - how much the packing and the engine save. Ratios, measured side by side in one
+"""speed.py - how much the packing and the engine save. Ratios, measured side by side in one
 process.
 
-    python tests/bench.py            a table
-    python tests/bench.py --json     the same as JSON
-    python tests/bench.py --server   a user over a model server that takes 200 ms a call (two
-                                     minutes)
-    python tests/bench.py --faults   twenty steps over a server with every fault, against none (ten
-                                     minutes)
-    python tests/bench.py --threads  two runs at once on the same cores (goes on where it was)
-    python tests/bench.py --trl      the same training by TRL, in turns (half an hour)
-    python tests/bench.py --small    a step of smollm2, by part (20 minutes; needs its package)
-    python tests/bench.py --gpu      all that is to be known on a GPU (nine minutes)
+    python benchmarks/speed.py            a table
+    python benchmarks/speed.py --json     the same as JSON
+    python benchmarks/speed.py --server   a user over a model server that takes 200 ms a call, as
+                                          JSON (two minutes)
+    python benchmarks/speed.py --small    a step of smollm2, by part (20 minutes; needs its package)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
@@ -20,19 +15,16 @@ engine/generate sampled tokens a second on the same prompts, turn after turn: th
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
-faults          30 % of calls 429, 5 % garbage, 2 % hang, and once the server is away for 20 s; a
-                deadline of 2 s and 8 retries.
-threads         five steps of `grpo --think` alone, and two such runs at once, each with a thread a
-                core: threads that spin for as long as libgomp has it while they wait, or for less;
-                and with one thread each.
-trl, small, gpu bench_trl.py, bench_small.py and bench_gpu.py say what is measured.
+small           four short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a
+                process of its own. "As it is" has three savings; each of the other runs has one
+                less (VARIANTS). Seconds are those of summary.json: of rollout and update per step,
+                of both evaluations together. The peak is of the process's whole memory. The table
+                has medians (of two rounds: means).
 """
 
 import argparse
 import asyncio
-import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -42,8 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from support.answers import mark_in
 from support.chat_format import ChatFormat
-from support.files import append_line, read_jsonl
 from support.loading import load_model
 from support.settings import resolve_settings
 
@@ -55,11 +47,21 @@ from engine import TorchEngine
 from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss
 from rlver import rollout
-from server import start, steady, toy_people
 from simulator import Simulator, make_simulator, toy_profiles
 
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu
+STEPS, ROUNDS = 2, 2
+SMALL = ["--algo", "grpo", "--model", "smollm2", "--steps", str(STEPS), "--eval-size", "8"]
+VARIANTS = {  # {run of the small model: what is changed before it begins}
+    "as it is": "",
+    # every prompt is computed in full, not the common beginning of new dialogues once
+    "nothing shared": "import engine; engine.MIN_SHARED = 10**9",
+    # keys and values are copied for every head of queries that shares them, as transformers does
+    "heads copied": "import engine; engine.share_heads = lambda model: None",
+    # the update makes the activations again in the backward pass, in place of keeping them
+    "recomputed": "import models; models.must_recompute = lambda *_: True",
+}
 
 
 def rows_per_turn(episode):
@@ -202,6 +204,19 @@ def bench(think, dialogues=64, repeats=5):
     }
 
 
+async def steady(prompt):
+    """A user who never leaves: a mild change, a plain line. So every dialogue takes all its
+    turns."""
+    mark = mark_in(prompt)
+    if "<emotion_level>" in prompt:
+        answers = {"Thinking": "t", "Origin": "o", "Change": "none", "Response": "Hm, go on."}
+    else:
+        answers = {"Content": "c", "TargetCompletion": "t", "Activity": "a", "Analyse": "x"}
+        answers["Change"] = "+1"
+    lines = [f"{header} {mark}: {text}" for header, text in answers.items()]
+    return "\n".join([*lines, f"End {mark}"])
+
+
 def over_a_server(dialogues=32, turns=8, latency=0.2):
     """Seconds of a rollout: with a user who answers at once, over the slow server, and over it with
     one call at a time."""
@@ -217,7 +232,9 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
         calls.append(sum(2 * len(e.turns) - (e.ended == "malformed") for e in episodes))
         return time.perf_counter() - began
 
-    process, url = start("--latency", latency, "--steady")
+    command = [sys.executable, "tests/server.py", "--latency", str(latency), "--steady"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    url = server.stdout.readline().strip()
 
     def over_the_server(concurrency):
         return make_simulator(f"openai:scripted@{url}", concurrency=concurrency)
@@ -228,7 +245,7 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
         together = seconds(over_the_server(64))
         serial = seconds(over_the_server(1))
     finally:
-        process.kill()
+        server.kill()
     path = turns * 2 * latency + alone
     return {
         "sampling_seconds": alone,
@@ -241,166 +258,68 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
     }
 
 
-def with_faults(steps=20, flags=("--algo", "grpo", "--think")):
-    """A toy run over a server with every fault, and the same run without: what was lost, and the
-    scores after."""
-    shares = {"429": 0.30, "garbage": 0.05, "hang": 0.02}
-    outage = f"[{300 * steps}, 20]"
-    faults = ["--faults", json.dumps(shares), "--outage", outage]
+def small_run(variant):
+    """What a run of the small model took: {"rollout", "update", "evaluate": seconds;
+    "tokens_per_s"; "peak_mib"}."""
+    code = f"{VARIANTS[variant]}\nimport sys, rlver\nsys.exit(rlver.main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as place:
-        without = run_over_server(Path(place) / "without", [], steps, flags)
-        with_them = run_over_server(Path(place) / "with", faults, steps, flags)
-    errors = without["stderr"] ** 2 + with_them["stderr"] ** 2
+        out = Path(place) / "run"
+        command = [sys.executable, "-c", code, *SMALL, "--out", str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"the run '{variant}' failed: {done.stderr.strip().splitlines()[-1:]}")
+        summary = json.loads((out / "summary.json").read_text())
+    seconds = summary["seconds"]
     return {
-        "without": without,
-        "with": with_them,
-        "difference": with_them["score"] - without["score"],
-        "two_combined_errors": 2 * errors**0.5,
+        "rollout": seconds["rollout"] / STEPS,
+        "update": seconds["update"] / STEPS,
+        "evaluate": seconds["evaluate"],
+        "tokens_per_s": summary["tokens"]["sampled"] / seconds["rollout"],
+        "peak_mib": summary["peak_rss_mb"],
     }
 
 
-def run_over_server(out, server_flags, steps, flags):
-    """One run over a server in the directory `out`: what came of it."""
-    process, url = start(*server_flags)
-    try:
-        command = [sys.executable, "rlver.py", *flags, "--steps", str(steps), "--out", str(out)]
-        command += ["--simulator", f"openai:scripted@{url}", *toy_people(out.parent)]
-        command += ["--simulator-timeout", "2", "--simulator-retries", "8"]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ)
-    finally:
-        process.kill()
-    rows = [row for _, row, _ in read_jsonl(out / "metrics.jsonl")]
-    summary = json.loads((out / "summary.json").read_text())
-    with open(out / "dialogues.jsonl", encoding="utf-8") as file:
-        dialogues = sum(1 for _ in file)
+def small_runs():
+    """{variant: {name: median over the rounds}}."""
+    rounds = [{variant: small_run(variant) for variant in VARIANTS} for _ in range(ROUNDS)]
     return {
-        "steps": len(rows),
-        "dropped": sum(row["dropped"] for row in rows),
-        "dialogues": dialogues,
-        "score": summary["after"]["score"],
-        "stderr": summary["after"]["stderr"],
-        "seconds": summary["seconds"]["total"],
+        variant: {
+            name: statistics.median(measured[variant][name] for measured in rounds)
+            for name in rounds[0][variant]
+        }
+        for variant in VARIANTS
     }
 
 
-# The first is libgomp's own; where nothing is said, support/__init__.py sets the second.
-THREADS = {
-    "GOMP_SPINCOUNT=300000": {"GOMP_SPINCOUNT": "300000"},
-    "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
-    "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
-    "OMP_NUM_THREADS=1": {"OMP_NUM_THREADS": "1"},
-}
-
-
-def beside_each_other(log, limit=1800, flags=("--steps", "5", "--eval-size", "8")):
-    """Seconds of one run alone and of two at once, for each of THREADS; what takes longer than
-    `limit` is ended. `log` keeps each as soon as it is known; what it holds is not measured again.
-    Returns a table."""
-    log.parent.mkdir(exist_ok=True)
-    known = {}  # (name in THREADS, runs at once): seconds, None if it was ended
-    for _, row, _ in read_jsonl(log) if log.exists() else ():
-        known[row["threads"], row["runs"]] = row["seconds"]
-    toy.base_policy(True)  # once, before two runs would make it twice
-    for name, runs in itertools.product(THREADS, (1, 2)):
-        if (name, runs) not in known:
-            seconds = seconds_of_runs(name, runs, limit, flags)
-            known[name, runs] = seconds
-            append_line(log, {"threads": name, "runs": runs, "seconds": seconds})
-    lines = [f"| seconds, on {os.cpu_count()} cores | alone | two at once |", "|---|---|---|"]
-    for name in THREADS:
-        cells = [known[name, 1], known[name, 2]]
-        texts = [f"more than {limit}" if cell is None else f"{cell:.0f}" for cell in cells]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+def table_of_small(result):
+    """The result as a table in Markdown."""
+    lines = [
+        "| | rollout, s a step | tokens/s | update, s a step | both evaluations, s | peak, GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, r in result.items():
+        cells = [f"{r['rollout']:.1f}", f"{r['tokens_per_s']:.0f}", f"{r['update']:.1f}"]
+        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mib'] / 1024:.1f}"]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def seconds_of_runs(name, runs, limit, flags):
-    """Seconds of so many runs at once, with the environment THREADS[name]; None if they take longer
-    than `limit`. Raises RuntimeError if one fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}
-    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        environment.pop(variable, None)
-    environment.update(THREADS[name])
-    command = [sys.executable, "rlver.py", "--algo", "grpo", "--think", *flags, "--out"]
-    codes = None
-    with tempfile.TemporaryDirectory() as place:
-        began = time.perf_counter()
-        processes = [
-            subprocess.Popen(
-                [*command, f"{place}/{number}"],
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-            for number in range(runs)
-        ]
-        end = began + limit
-        try:
-            codes = [process.wait(max(0, end - time.perf_counter())) for process in processes]
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            seconds = round(time.perf_counter() - began, 1)
-            for process in processes:
-                process.kill()
-                process.wait()
-    if codes is None:
-        return None
-    if any(codes):
-        raise RuntimeError(f"{name}: a run ended with exit code {max(codes)}")
-    return seconds
 
 
 def main():
     parser = argparse.ArgumentParser(
-        description="Packed update against one row a turn; torch "
-        "engine against generate; model servers."
+        description="Packed update against one row a turn; torch engine against generate."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--server", action="store_true", help="a user over a slow model server, instead"
     )
-    parser.add_argument(
-        "--faults", action="store_true", help="a run over a server with faults, instead"
-    )
-    parser.add_argument(
-        "--threads",
-        action="store_true",
-        help="two runs at once on the same cores, instead; what is known already "
-        "is in results/bench-threads.jsonl",
-    )
-    parser.add_argument(
-        "--trl",
-        action="store_true",
-        help="the toy's training by TRL's GRPOTrainer and here, instead",
-    )
     parser.add_argument("--small", action="store_true", help="a step of smollm2 by part, instead")
-    parser.add_argument("--gpu", action="store_true", help="speed and memory on a GPU, instead")
     args = parser.parse_args()
-    if args.gpu:
-        import bench_gpu
-
-        sys.exit(bench_gpu.main())
-    if args.trl:
-        import bench_trl
-
-        if not bench_trl.PYTHON.exists():
-            parser.exit(2, f"bench.py --trl: {bench_trl.MISSING}\n")
-        result = bench_trl.compare(seed=0, steps=DEFAULTS.steps)
-        print(json.dumps(result, indent=2) if args.json else bench_trl.table(result))
+    if args.server:
+        print(json.dumps(over_a_server(), indent=2))
         return
     if args.small:
-        import bench_small
-
-        result = bench_small.compare()
-        print(json.dumps(result, indent=2) if args.json else bench_small.table(result))
-        return
-    if args.threads:
-        print(beside_each_other(ROOT / "results" / "bench-threads.jsonl"))
-        return
-    if args.server or args.faults:
-        print(json.dumps(over_a_server() if args.server else with_faults(), indent=2))
+        result = small_runs()
+        print(json.dumps(result, indent=2) if args.json else table_of_small(result))
         return
     result = {"think": bench(True), "direct": bench(False), "threads": torch.get_num_threads()}
     if args.json:

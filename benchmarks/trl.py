@@ -1,4 +1,7 @@
-"""bench_trl.py - the same training by TRL's GRPOTrainer: `python tests/bench.py --trl`.
+"""trl.py - the same training by TRL's GRPOTrainer and here.
+
+    python benchmarks/trl.py             a table (half an hour)
+    python benchmarks/trl.py --json      the same as JSON
 
 The same toy policy, users, dialogues (`rlver.rollout`), batch, groups, optimizer steps and learning
 rates, direct mode. Each side is a process, TRL's with a Python of its own; they take turns, a cycle
@@ -9,6 +12,7 @@ loss is divided by the tokens of the batch, as here. Keys and values of earlier 
 which samples a fifth faster than reading the dialogues again.
 """
 
+import argparse
 import asyncio
 import json
 import statistics
@@ -19,17 +23,18 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+# Without the directory of this file, in which `import trl` would import this file.
+sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place) != ROOT / "benchmarks")]
 from support.settings import resolve_settings
 
 import numpy as np
 import torch
 from transformers import DynamicCache, TrainerCallback
 
+from benchmarks.tables import dialogues_until
 from engine import TorchEngine
 from rlver import Trainer
 from simulator import profiles_of_step
-from tables import dialogues_until
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
@@ -286,5 +291,20 @@ def table(result):
     return "\n".join([head, "|---" * len(columns) + "|", *rows])
 
 
+def main():
+    parser = argparse.ArgumentParser(
+        description="The toy's training by TRL's GRPOTrainer and here."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    if not PYTHON.exists():
+        parser.exit(2, f"trl.py: {MISSING}\n")
+    result = compare(seed=0, steps=resolve_settings({}).steps)
+    print(json.dumps(result, indent=2) if args.json else table(result))
+
+
 if __name__ == "__main__":
-    one_side(*sys.argv[1:])
+    if len(sys.argv) == 5:  # a process of `compare`
+        one_side(*sys.argv[1:])
+    else:
+        main()

@@ -1,5 +1,7 @@
-"""bench_gpu.py - python tests/bench.py --gpu: what is true on the GPU that is here, in at most nine
-minutes, as the Markdown of BENCHMARKS.md.
+"""gpu.py - what is true on the GPU that is here, in at most nine minutes, as the Markdown of
+BENCHMARKS.md.
+
+    python benchmarks/gpu.py
 
 Random models in the shapes of Qwen2.5: speed and memory need no trained weights. Each line is a
 process of its own, with a run's own Models, engine and update:
@@ -10,7 +12,7 @@ process of its own, with a run's own Models, engine and update:
     adapters (lora.py), of the policy and, with PPO, of the critic; it leaves out attention, what is
     computed a second time in the backward pass, and passes that only look. So the hardware does
     more than that, up to twice.
-  * memory: the largest that torch had allocated, beside `--plan`'s number
+  * memory: the largest that torch had allocated
   * end to end: three steps of PPO with adapters on 7B, against the toy's scripted user: that it
     runs, fits, and how long. No checkpoints: two of them are 57 GB
 
@@ -27,8 +29,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from support import plan
+sys.path.insert(0, str(ROOT))
 from support.ranks import join_ranks
 from support.settings import resolve_settings
 
@@ -43,6 +44,12 @@ from ppo import ppo_update
 
 # dense bf16, in 10^12 a second, from the makers' data sheets
 PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165, "3090": 71}
+# hidden size, that of the MLP, layers, heads, heads of keys, vocabulary, tied embeddings
+SHAPES = {
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False),
+}
 LINES = [("0.5B", 0), ("1.5B", 0), ("1.5B", 16), ("7B", 16)]  # (size, rank of adapters)
 LENGTHS = (1024, 4096, 8192)
 TOKENS = 16384
@@ -66,12 +73,27 @@ END_TO_END = [
 ]
 
 
+def config_of(hidden, mlp, layers, heads, key_heads, vocabulary, tied):
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+        max_position_embeddings=32768,
+    )
+
+
 def make_model(size, place, config=None):
     """A random model of a known shape in bf16, with the toy's tokenizer, in the directory
     `place`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    config = config or plan.config_of(f"Qwen/Qwen2.5-{size}-Instruct")
+    config = config or config_of(*SHAPES[size])
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None  # the template's last token is the stop
@@ -115,7 +137,7 @@ def wait_for_gpu():
 
 def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100)):
     """One line: {"sampled" (tokens/s), "updates": [{"algo", "length", "tokens" (a second),
-    "mfu"}], "memory", "planned" (bytes)}."""
+    "mfu"}], "memory" (bytes)}."""
     cfg = resolve_settings(
         {
             "model": str(place),
@@ -134,10 +156,7 @@ def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100))
     models.engine.sleep()
     for length in lengths:
         result["updates"] += update_speeds(models, rank, length, tokens)
-    config = models.engine.model.config
-    parts = plan.memory(cfg, config, plan.sizes_of(config, cfg.lora_rank), 1)
     result["memory"] = torch.cuda.max_memory_allocated() if cuda else None
-    result["planned"] = plan.peak(parts)[0]
     return result
 
 
@@ -209,7 +228,7 @@ def table(results):
     """The Markdown. results: {(size, rank): what `measure` returns, or why it failed}."""
     lines = [
         "| model | trained | sampled tokens/s | update | tokens/s at L = 1k, 4k, 8k | MFU | "
-        "GB at the peak, planned |",
+        "GB at the peak |",
         "|---|---|---|---|---|---|---|",
     ]
     for (size, rank), result in results.items():
@@ -219,12 +238,11 @@ def table(results):
             lines.append(f"{head} {result} | | | | |")
             continue
         memory = "-" if result["memory"] is None else f"{result['memory'] / 1e9:.1f}"
-        planned = f"{result['planned'] / 1e9:.1f}"
         for algo in ("GRPO", "PPO"):
             updates = [update for update in result["updates"] if update["algo"] == algo]
             speeds = ", ".join(f"{update['tokens']:,.0f}" for update in updates)
             shares = ", ".join(percent(update["mfu"]) for update in updates)
-            peak = f"{memory}, {planned}" if algo == "PPO" else "-"
+            peak = memory if algo == "PPO" else "-"
             lines.append(
                 f"{head} {result['sampled']:,.0f} | {algo} | {speeds} | {shares} | {peak} |"
             )
@@ -270,7 +288,7 @@ def steps(place, out):
 def main():
     """All of it. Returns the exit code."""
     if not torch.cuda.is_available():
-        print("bench.py --gpu: no GPU here", file=sys.stderr)
+        print("gpu.py: no GPU here", file=sys.stderr)
         return 2
     end = time.perf_counter() + 540
 
@@ -302,15 +320,20 @@ def main():
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("work", choices=("make", "measure", "steps"))
-    parser.add_argument("args", nargs="+")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    # a part of it, in a process of its own: see `child`
+    parser.add_argument(
+        "work", nargs="?", choices=("make", "measure", "steps"), help=argparse.SUPPRESS
+    )
+    parser.add_argument("args", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work == "make":
         make_model(*given.args)
     elif given.work == "steps":
         sys.exit(steps(*given.args))
-    else:
+    elif given.work == "measure":
         join_ranks(cuda=torch.cuda.is_available())
         place, rank, *more = given.args
         print(json.dumps(measure(place, int(rank), *map(json.loads, more))))
+    else:
+        sys.exit(main())

@@ -1,0 +1,128 @@
+"""The benchmarks: what they compare is alike, and the tables of the documents follow from the
+numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
+
+from support.loading import load_model
+
+import json
+import re
+import sys
+
+import pytest
+
+from benchmarks import gpu, speed, tables, trl
+from policy import Episode, Segment, pack
+
+# ---------------------------------------------------------------------------------- speed, gpu, trl
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_like_with_like():
+    """The ratio of packed to one row a turn means something only if both train the very same
+    tokens. What one row a turn costs is the history, again and again."""
+    episode = Episode("p", 0, "")
+    episode.segments = [
+        Segment([1, 2]),
+        Segment([3, 4], 1, [0.0, 0.0]),
+        Segment([5]),
+        Segment([6]),
+        Segment([7], 2, [0.0]),
+    ]
+    rows = speed.rows_per_turn(episode)
+    assert [[s.ids for s in row.segments] for row in rows] == [
+        [[1, 2], [3, 4]],
+        [[1, 2, 5, 6], [7]],
+    ]
+    trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(rows))]
+    assert trained == [[3, 4, 7], [3, 4, 7]]
+    result = speed.bench(False, dialogues=4, repeats=1)
+    assert 0 < 2 * result["packed_tokens"] < result["rows_tokens"]
+
+
+def test_a_comparison_with_trl_needs_trl(monkeypatch, tmp_path, capsys):
+    """One line that says how to get it."""
+    monkeypatch.setattr(trl, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(sys, "argv", ["trl.py"])
+    with pytest.raises(SystemExit) as end:
+        trl.main()
+    told = capsys.readouterr()
+    assert end.value.code == 2 and not told.out and told.err.count("\n") == 1
+    assert "python3 -m venv .venv-trl && .venv-trl/bin/pip install" in told.err
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
+    """On whatever is here, with a model of no size: what it would print on a GPU."""
+    results = {}
+    model, run = tmp_path / "model", tmp_path / "run"
+    for rank in (0, 4):
+        config = load_model(tiny_dir)[0].config
+        config.max_position_embeddings, config.vocab_size = 4096, 1024
+        gpu.make_model("tiny", model, config)
+        sizes = ([48, 96], 192, [3, 8, 4])
+        code, outcome, _ = gpu.child(gpu.__file__, "measure", model, rank, *sizes, limit=120)
+        assert code == 0, outcome
+        results["tiny", rank] = json.loads(outcome)
+    assert all(u["tokens"] > 0 for result in results.values() for u in result["updates"])
+    results["7B", 16] = "CUDA out of memory"
+    lines = gpu.table(results).split("\n")
+    assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
+    code, outcome, _ = gpu.child(gpu.__file__, "steps", model, run, limit=120)
+    assert code == 0, outcome
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not list(run.glob("checkpoint-*"))
+    assert gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
+    """A number in a table is one that was measured: `python benchmarks/tables.py --write`."""
+    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
+    assert set(measured) == {job.name for job in tables.jobs()}
+    shown = set()
+    for path in tables.documents():
+        text = path.read_text(encoding="utf-8")
+        assert tables.with_measured(text, measured) == text, path
+        comments = re.findall(r"<!-- tables: (\w+) -->", text)
+        assert comments[1::2] == ["end"] * (len(comments) // 2), f"{path}: an end is missing"
+        shown |= set(comments[::2])
+    assert shown == set(tables.TABLES)
+
+
+def test_each_job_is_made_once(tmp_path, monkeypatch):
+    """A job whose line is there is not made again; one that fails leaves no line. What one raises
+    in its thread is raised."""
+    made, results = [], tables.Results(tmp_path / "runs.jsonl")
+    jobs = [tables.Job("a", "one", "--algo grpo"), tables.Job("a", "bad", "--algo ppo")]
+    monkeypatch.setattr(
+        tables,
+        "train",
+        lambda job: made.append(job.name) or (tmp_path if job.name == "one" else None),
+    )
+    monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
+    for _ in range(2):
+        tables.do_jobs(jobs, results, at_once=1)
+    assert made == ["one", "bad", "bad"] and list(results.read()) == ["one"]
+    monkeypatch.setattr(tables, "train", lambda job: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tables.do_jobs(jobs, results, at_once=1)
+
+
+@pytest.mark.slow
+def test_a_line_holds_what_tables_need(learnt):
+    """Short numbers, of a whole run. Its own user is the strict one."""
+    line = tables.line_of_run(tables.Job("hackable", "a-run", "--algo grpo"), learnt)
+    assert len(line["evaluations"]) == 2 and len(line["metrics"]["emotion"]) == 20
+    assert line["metrics"]["strict"] == line["metrics"]["emotion"]
+    assert len(str(line["seconds"])) <= 6
+    assert len(tables.pairs_of_run(learnt)) == 2
+
+
+def test_the_tables_arithmetic():
+    """Dialogues until the goal by hand, between two evaluations; never is never; the interval of
+    three seeds is Student's."""
+    points = [(0, 20.0), (5, 70.0), (10, 80.0), (15, 60.0), (20, 90.0)]
+    assert tables.dialogues_until(points, 75) == 64 * 7.5
+    assert tables.dialogues_until(points, 95) is None
+    assert tables.interval([70.0, 80.0, 90.0]) == "80.0 ± 24.8"
