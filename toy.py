@@ -36,7 +36,6 @@ from support.toy_words import (
 )
 from support.users import emotion_level
 
-import difflib
 import hashlib
 import json
 import random
@@ -149,18 +148,6 @@ def act_of(sentence):
     ("You are right and your sister."); if the similarity of the whole reply is, they add a tail of
     junk."""
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
-
-
-def nearest_sentence(text, person, feeling):
-    """The sentence of the grammar, about this person and this feeling, that looks most like
-    `text`. It is for people who type; no reward depends on it."""
-    sentences = {}
-    for act in ACTS.values():
-        for parts in act.all_parts():
-            sentence = join_parts(parts, person, feeling)
-            sentences[sentence.lower()] = sentence
-    [nearest] = difflib.get_close_matches(text.lower(), sentences, n=1, cutoff=0)
-    return sentences[nearest]
 
 
 @cache

@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.judged import MACHINERY_ONLY, SCRIPTED_JUDGE
+# The name of the judge that is a script (tools/judge.py), and what must stand beside its scores.
+SCRIPTED_JUDGE = "scripted"
+MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
 
 class ItemScore(NamedTuple):

@@ -12,8 +12,6 @@ from support.terminal import fold
 
 import argparse
 
-from tools.judged import radar_of
-
 # ------------------------------------------------------------------------------------------- tables
 
 
@@ -55,13 +53,13 @@ def cell(value):
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def write_outputs(args, tool, result, tables):
+def write_outputs(args, tool, result, tables, radar=()):
     """What --json and --html ask for. result: what goes into the JSON file; tables: the Tables that
-    were shown."""
+    were shown; radar: as `write_report` takes it."""
     if args.json:
         write_json(args.json, {"command": tool, **result})
     if args.html:
-        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar_of(result))
+        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar)
 
 
 # ---------------------------------------------------------------------------------- flags and files

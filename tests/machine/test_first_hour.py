@@ -23,6 +23,7 @@ import rlver
 import simulator
 from runs import output_of, rows
 from server import people
+from tools import chat
 from tools import report as report_tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -163,7 +164,6 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     assert "--model ./none: no such" in output_of(
         capfd, 2, rlver.main, "--model", "./none", *server
     )
-    assert "from 0 to 127" in output_of(capfd, 2, simulator.main, "--profile", 99999)
 
 
 # ------------------------------------------------------------------------------- who are the users?
@@ -174,7 +174,7 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
     would look like any other."""
     for main, flags in (
         (rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
-        (simulator.main, []),
+        (chat.main, ["--as-policy"]),
         (evaluate.main, ["--policy", tiny_dir]),
     ):
         text = output_of(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
