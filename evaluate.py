@@ -24,9 +24,8 @@ from support.results import (
     differences_of_rows,
     read_results,
     starting_policy_in_words,
-    written_settings,
 )
-from support.rundir import checkpoints, profile_files
+from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
@@ -226,10 +225,7 @@ def find_policy(name, step=None):
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
         run_settings = read_json(directory / "rlver.json")
-        if not run_settings:
-            run_settings = read_json(directory.parent / "config.json")
-        home = directory.parent if run_settings else None
-        return FoundPolicy(str(directory), directory, run_settings, home)
+        return FoundPolicy(str(directory), directory, run_settings, home=directory.parent)
     if not directory.exists() and looks_like_a_path(name):
         runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
         raise BadInput(
@@ -492,7 +488,7 @@ def who_talks(args, name):
     )
     evaluation_settings = {
         "policy": policy.label,
-        **written_settings(policy.policy_settings),
+        **policy.policy_settings,
         "simulator": user_label(simulator_name),
         "difficulty": difficulty,
         "lang": lang,
@@ -564,12 +560,11 @@ def users_of_file(file, simulator_name, wants_chat):
 
 
 def heldout_of_run(home, run_settings, simulator_name):
-    """The users that the run in the directory `home` held out: by its heldout.json; of a run that
-    has none, by the run's own rule. Raises BadInput."""
+    """The users that the run in the directory `home` held out. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
     _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    ids = read_json(Path(home) / "heldout.json").get("ids")
-    return [profile for profile in people if ids is None or profile.id in ids]
+    refuse_other_heldout(home, [profile.id for profile in people])
+    return people
 
 
 # --------------------------------------------------------------------------------- where results go

@@ -32,7 +32,6 @@ from support.ranks import (
 import dataclasses
 import json
 import math
-import time
 
 import numpy as np
 import torch
@@ -137,19 +136,10 @@ class Models:
     # -------------------------------------------------------------------------- parts of __init__
 
     def find_start(self):
-        """The name or directory of the model that the run began with. The toy's is made here if it
-        is not there yet, and if this run needs it."""
-        cfg = self.cfg
-        self.toy_seconds = 0.0
-        if not cfg.toy:
-            return first_rank_first(lambda: locate(cfg.model))
-        began = time.perf_counter()
-        start = cfg.model
-        # A run that goes on from a checkpoint needs it only as a reference, or under adapters.
-        if not self.checkpoint or cfg.kl_coef or cfg.lora_rank:
-            start = first_rank_first(lambda: toy.base_policy(cfg.think, quiet=rank() > 0))
-        self.toy_seconds = time.perf_counter() - began
-        return start
+        """The name or directory of the model that the run began with."""
+        if self.cfg.toy:
+            return toy.base_policy(self.cfg.think)
+        return first_rank_first(lambda: locate(self.cfg.model))
 
     def load(self, place):
         """(model, tokenizer) of `place`, a directory or a name on the hub.

@@ -19,7 +19,6 @@ may skip.
 from support import (
     STARTED,
     errors,
-    interrupts,
     llm,
     ranks,
     report,
@@ -31,7 +30,6 @@ from support import (
 from support.files import read_json
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import batch_metrics, cut_replies, summarise
-from support.smollm2 import sha256_of_smollm2
 from support.users import INITIAL_EMOTION
 
 import asyncio
@@ -43,7 +41,6 @@ import time
 import torch
 from tqdm import tqdm
 
-import toy
 from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
@@ -244,8 +241,6 @@ class Trainer:
         )
         for step in bar:
             metrics = self.train_step(step)
-            # A Ctrl-C that came inside a destructor: Python has swallowed the exception.
-            interrupts.raise_pending_interrupt()
             bar.set_postfix_str(terminal.progress(metrics))
             if self.evaluation_is_due():
                 self.evaluate(step)
@@ -259,7 +254,7 @@ class Trainer:
             self.show_dialogue("after training", episodes)
         self.set_total_seconds()
         if self.first:
-            report.finish(self.run.path, self.state, self.heldout, toy if cfg.toy else None)
+            report.finish(self.run.path, self.state, self.heldout)
 
     def train_step(self, step):
         """Steps 1 to 5, once. Returns the step's metrics."""
@@ -602,8 +597,6 @@ class Trainer:
         terminal.print_head(self.cfg, self.run.path, *users, ranks.world(), self.state["step"])
         if self.calls.path:
             print(terminal.calls_text(self.cfg, self.state["step"], self.tokens_of_check))
-        if self.models.device.type == "cpu":
-            terminal.print_if_busy(torch.get_num_threads() * ranks.world())
 
     # --------------------------------------------------------------- how a run is set up and closed
 
@@ -627,15 +620,9 @@ class Trainer:
         self.warned_of = set()  # the subjects of `warn_once`
         self.make_users(new)
         checkpoint = self.enter_directory(new)
-        self.record_weights()
-        # A Ctrl-C while the toy's policy is made must leave a run that can be resumed. For other
-        # models config.json is written later: a bad --model must leave nothing behind.
-        if cfg.toy and not checkpoint:
-            self.run.write_config(cfg)
         self.models = Models(cfg, checkpoint, self.clock, self.runner)
         if checkpoint:
             self.state = read_json(checkpoint / "state.json")
-        self.add_seconds("toy_policy", self.models.toy_seconds)
         self.seconds_before = self.state["seconds"]["total"]
         if cfg.steps < self.state["step"]:
             raise errors.BadInput(
@@ -649,20 +636,6 @@ class Trainer:
         ranks.wait_for_all()
         self.run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
 
-    def record_weights(self):
-        """Set the setting model_sha256, which says what weights smollm2 has: the hub has others
-        under its name. Raises BadInput if a resumed run began with others than are there now."""
-        cfg = self.cfg
-        if cfg.model != settings.SMALL:
-            return
-        sha256 = ranks.broadcast(sha256_of_smollm2)
-        if cfg.model_sha256 not in (None, sha256):
-            raise errors.BadInput(
-                f"--resume: this run began with other weights of {settings.SMALL} (SHA-256 "
-                f"{cfg.model_sha256[:16]}..., installed are {sha256[:16]}...); install those again"
-            )
-        cfg.model_sha256 = sha256
-
     def make_users(self, new):
         """The user's model, the users to train on and those held out."""
         cfg = self.cfg
@@ -670,6 +643,8 @@ class Trainer:
         self.simulator = simulator_of_run(cfg, self.calls, self.clock)
         files = cfg.profiles if new else rundir.profile_files(self.run.path, cfg.profiles)
         self.training_profiles, self.heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
+        if not new:
+            rundir.refuse_other_heldout(self.run.path, [p.id for p in self.heldout])
         self.check_simulator()
 
     def path_of_calls(self):
@@ -693,10 +668,7 @@ class Trainer:
         self.run.lock()
         if new:
             self.run.clear()
-        checkpoint = self.run.agree_on_checkpoint(ranks.broadcast, ranks.all_gather_list)
-        if checkpoint:
-            rundir.refuse_edited(checkpoint, self.cfg)
-        return checkpoint
+        return self.run.agree_on_checkpoint(ranks.broadcast, ranks.all_gather_list)
 
     def open_logs(self):
         """Cut off what was logged after the checkpoint, because it will be done again. Calls that
@@ -742,8 +714,6 @@ def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     rank_here = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = settings.read_flags(argv, quiet=rank_here > 0)
-    # From here on Ctrl-C raises KeyboardInterrupt at once, also inside asyncio.
-    usual_handler = interrupts.interrupt_at_once()
     trainer, out = None, None
     code, message = 0, ""
     try:
@@ -760,7 +730,6 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
-        interrupts.put_back(usual_handler)
         if trainer:
             trainer.close()
     if message:

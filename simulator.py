@@ -21,14 +21,13 @@ prevent that:
 * The change is clamped to +-10 (`clamp_change`).
 
 Behind the user stand the people of a run (who is trained on, who is held out, which simulator can
-play whom), a recorded dialogue that is heard again, and the talk in the terminal.
+play whom), and a recorded dialogue that is heard again.
 
-Be the assistant yourself, and see the emotion and the analysis behind it:  python simulator.py
+Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
 from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
 from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
-from support.flags import Parser, natural, positive
 from support.llm import (
     CallLog,
     Clock,
@@ -40,17 +39,13 @@ from support.llm import (
 )
 from support.results import intention_of
 from support.server import ServerModel
-from support.settings import SCRIPTED, made_by_rule, split_name
-from support.terminal import WIDTH, fold
+from support.settings import SCRIPTED, split_name
 from support.toy_words import NEEDS
 from support.users import (
     INITIAL_EMOTION,
-    UNHAPPY,
-    emotion_in_words,
     emotion_level,
     profile_of_row,
     read_profiles,
-    scale_in_words,
 )
 
 import asyncio
@@ -58,8 +53,6 @@ import copy
 import json
 import random
 import re
-import sys
-import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -97,6 +90,13 @@ class Profile:
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
     need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
     target: str = "eq"  # what the talk is for: one of PURPOSES
+
+
+def hidden_need(profile):
+    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
+    name, _ = intention_of(profile.task, profile.need)
+    in_brackets = "" if name == "other" else f" ({name})"
+    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
 
 
 # ------------------------------------------------------------------------------------------ emotion
@@ -812,215 +812,3 @@ async def replay(first_line, turns, user):
         if turn["user"]:
             user.dialogue.append({"speaker": "me", "text": turn["user"]})
     return emotions
-
-
-# ------------------------------------------------------------------------------------- run it alone
-
-
-def play(user, max_turns, rng, raw=False):
-    """Let the person at the terminal be the assistant of `user`. rng: draws the sentences that
-    `print_grammar` shows; raw: print each analysis as the model wrote it, too. Returns the exit
-    code."""
-    start = user.emotion
-    is_toy = isinstance(user.simulator.model, toy.ScriptedModel)
-    code = 0
-    with asyncio.Runner() as runner:
-        runner.run(user.simulator.check())
-        print(f"\n{user.profile.player}\n")
-        print(fold(rules_of_the_talk(max_turns)) + "\n")
-        if is_toy and not user.simulator.model.weak:  # the weak one hears words only
-            print_grammar(user.profile, rng)
-        try:
-            take_turns(user, max_turns, runner, raw)
-        except EOFError:  # Ctrl-D, or the end of a file: the talk is over as after an empty line
-            print()
-        except KeyboardInterrupt:
-            print()
-            code = 130
-    scale = scale_in_words(start, max_turns)
-    print(f"\nFinal emotion {user.emotion} ({scale}), reward {user.emotion / 100:.2f}.")
-    print(fold(hidden_need(user.profile)))
-    return code
-
-
-def take_turns(user, max_turns, runner, raw=False):
-    """The talk itself: the user's lines and what the person types, in turn, until it ends. runner:
-    an asyncio.Runner; the rest as in `play`. Raises EOFError, KeyboardInterrupt."""
-    is_toy = isinstance(user.simulator.model, toy.ScriptedModel)
-    print_line(user, runner.run(user.open()))
-    for turn in range(max_turns):
-        # input() is called outside of the event loop, where Ctrl-C reaches it at once.
-        reply = input("you> ")
-        if ends_the_talk(reply):
-            return
-        if is_toy:
-            print_not_understood(reply, user)
-        analysis, change, mark = runner.run(user.feel(reply))
-        print(analysis_in_plain(analysis, change, mark, raw))
-        if user.emotion in (0, 100) or turn == max_turns - 1:
-            return
-        line = runner.run(user.answer())
-        print_line(user, line)
-        if says_goodbye(line):
-            return
-
-
-def print_line(user, line):
-    """Print a line of the user, and before it the emotion in which it is said."""
-    print(f"[emotion {emotion_in_words(user.emotion)}]  {line}")
-
-
-def rules_of_the_talk(max_turns):
-    """What one is told before a talk: the task, and all that ends it."""
-    replies = "1 reply" if max_turns == 1 else f"{max_turns} replies"
-    return (
-        f"You are their friend; comfort them. You have {replies} at most. The talk also ends at an "
-        f"emotion of 100 or 0, or when the user says goodbye, as it does below {UNHAPPY}. "
-        "An empty line, exit or quit ends it, too."
-    )
-
-
-def ends_the_talk(line):
-    """Does a line that was typed say that the talk is over?"""
-    return line.strip().lower() in ("", "exit", "quit")
-
-
-def analysis_in_plain(analysis, change, mark, raw=False, indent=4):
-    """An answer of f_emo for people to read: what it says of the reply and of the feeling, without
-    headers and mark, and the change. raw: the answer itself stands above. indent: blanks before
-    each line."""
-    sections, _ = parse_emotion(analysis, mark)
-    sentences = " ".join(sections[name] for name in ("Content", "Activity", "Analyse"))
-    text = fold(f"felt: {sentences} ({change:+d})", WIDTH - indent)
-    if raw:
-        text = f"{analysis}\n{text}"
-    return textwrap.indent(text, " " * indent)
-
-
-def hidden_need(profile):
-    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
-    name, _ = intention_of(profile.task, profile.need)
-    in_brackets = "" if name == "other" else f" ({name})"
-    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
-
-
-def print_grammar(profile, rng):
-    """Print what a scripted user understands: one sentence of each kind that helps somebody. Their
-    order is drawn with `rng`; the one that helps this user stands anywhere but first."""
-    print("This user understands only the sentences of a small grammar. One of each kind,")
-    print("of which one helps most:")
-    scene = toy.read_scene(profile.scene, profile.task)
-    acts = [act for act in NEEDS if act != scene.need]
-    rng.shuffle(acts)
-    acts.insert(rng.randint(1, len(acts)), scene.need)
-    for act in acts:
-        print(f"    {toy.random_sentence(act, scene.person, scene.feeling, rng)}")
-    print()
-
-
-def print_unknown_words(text):
-    """Print the words of a typed text that are not in the toy's world. Returns whether there are
-    any."""
-    unknown = toy.unknown_words(text)
-    if unknown:
-        print(f"    (words that the toy does not know: {', '.join(unknown)})")
-    return bool(unknown)
-
-
-def print_not_understood(reply, user):
-    """Print why a user of the toy cannot follow a typed reply: words that are not in the toy's
-    world, or a sentence that its grammar does not have."""
-    if print_unknown_words(reply) or user.simulator.model.weak:  # the weak one hears words only
-        return
-    sentences = toy.split_sentences(reply)
-    strange = [sentence for sentence in sentences if toy.act_of(sentence) is None]
-    if strange:
-        scene = toy.read_scene(user.profile.scene, user.profile.task)
-        nearest = toy.nearest_sentence(strange[0], scene.person, scene.feeling)
-        print("    (no sentence of the toy's grammar; the nearest one:")
-        print(f"    {nearest})")
-    elif len(sentences) > toy.MOST_SENTENCES:
-        print(f"    (more than {toy.MOST_SENTENCES} sentences)")
-
-
-def talk(args):
-    """Hold the talk that the flags ask for. Returns the exit code."""
-    simulator = make_simulator(args.simulator, args.lang, args.difficulty)
-    if args.profiles:
-        people = load_profiles(args.profiles)
-    else:
-        need_profiles(args.simulator)
-        people = toy_profiles("heldout")
-    refuse_foreign(args.simulator, people)
-    rng = random.Random(args.seed)  # without --seed another one each time
-    number = rng.randrange(len(people)) if args.profile is None else args.profile
-    if number >= len(people):
-        raise BadInput(
-            f"--profile {number}: there are {len(people)} users, from 0 to {len(people) - 1}"
-        )
-    print(f"User {number} of {len(people)}, counted from 0 (--profile {number}).")
-    if args.simulator in SCRIPTED:
-        print(fold(made_by_rule(args.simulator)))
-    try:
-        return play(User(simulator, people[number]), args.max_turns, rng, args.raw)
-    except KeyboardInterrupt:  # before the talk began: there is nothing to tell of it
-        print()
-        return 130
-
-
-def main(argv=None):
-    """Talk with a user in the terminal. Returns the exit code."""
-    parser = Parser(description="Talk with a simulated user: you are the assistant.")
-    parser.add_argument(
-        "--simulator",
-        default="toy",
-        metavar="NAME",
-        help="model that plays the user: toy, toy-weak or phrases (by rule), openai:MODEL@URL (a "
-        "server), local:DIR (a model in this process) (default: toy)",
-    )
-    parser.add_argument(
-        "--difficulty",
-        choices=["vanilla", "challenging"],
-        default="vanilla",
-        help="how much the user hides, and how easily replies please it (default: vanilla)",
-    )
-    parser.add_argument(
-        "--lang",
-        choices=["en", "zh"],
-        default="en",
-        help="language of the prompts (default: en)",
-    )
-    parser.add_argument(
-        "--profiles",
-        metavar="FILE",
-        help="users to choose from, a JSONL file (default: the toy's held-out users)",
-    )
-    parser.add_argument(
-        "--profile",
-        type=natural,
-        metavar="N",
-        help="talk with user number N of them, counted from 0 (default: a random one)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=natural,
-        metavar="N",
-        help="seed of the random user and of the example sentences (default: another each time)",
-    )
-    parser.add_argument(
-        "--max-turns",
-        type=positive,
-        default=8,
-        metavar="N",
-        help="your replies, at most (default: 8)",
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="print each analysis as the model wrote it, too: in sections, with their mark",
-    )
-    return parser.run(talk, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,6 @@ Run it alone to meet a few of these people:  python toy.py
 """
 
 from support.answers import mark_in
-from support.errors import BadModel
 from support.flags import Parser
 from support.toy_words import (
     ACTS,
@@ -37,15 +36,11 @@ from support.toy_words import (
 )
 from support.users import emotion_level
 
-import difflib
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -153,18 +148,6 @@ def act_of(sentence):
     ("You are right and your sister."); if the similarity of the whole reply is, they add a tail of
     junk."""
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
-
-
-def nearest_sentence(text, person, feeling):
-    """The sentence of the grammar, about this person and this feeling, that looks most like
-    `text`. It is for people who type; no reward depends on it."""
-    sentences = {}
-    for act in ACTS.values():
-        for parts in act.all_parts():
-            sentence = join_parts(parts, person, feeling)
-            sentences[sentence.lower()] = sentence
-    [nearest] = difflib.get_close_matches(text.lower(), sentences, n=1, cutoff=0)
-    return sentences[nearest]
 
 
 @cache
@@ -529,37 +512,16 @@ def mode_of(think):
     return "think" if think else "direct"
 
 
-def base_policy(think, quiet=False):
-    """The directory of the starting policy of a mode: the one in toy_policy/, which everybody has.
-
-    Where the recipe was edited since that one was made, a new one is made (a minute or two) and
-    kept in $RLVER_CACHE, else in .cache/ beside this file, under the recipe's digest."""
-    mode, digest = mode_of(think), digest_of_recipe(think)
-    shipped_digests = SHIPPED / "recipe.json"
-    if shipped_digests.is_file() and json.loads(shipped_digests.read_text()).get(mode) == digest:
-        return SHIPPED / mode
-    cache_directory = Path(os.environ.get("RLVER_CACHE") or Path(__file__).parent / ".cache")
-    directory = cache_directory / f"toy-{mode}-{digest}"
-    if not directory.is_dir():
-        if not quiet:
-            print(
-                f"toy_policy/{mode} is not of the recipe in toy.py, which has been edited: a "
-                f"starting policy of this recipe is made and kept in {directory}"
-            )
-        try:
-            make_policy(directory, think, quiet)
-        except OSError as error:
-            raise BadModel(
-                f"the toy policy is kept in {cache_directory} (RLVER_CACHE says where), which "
-                f"cannot be made: {error.strerror}"
-            ) from None
-    return directory
+def base_policy(think):
+    """The directory of the starting policy of a mode: the one in toy_policy/."""
+    return SHIPPED / mode_of(think)
 
 
 def digest_of_recipe(think):
     """A hash of what the recipe of a mode yields: 2,000 dialogues, drawn as the corpus is, the
-    model, the optimizers' settings, the chat template. Comments and layout are not in it. An edit
-    of `sft` or of the tokenizer is not noticed: make the policies again by --make-policy."""
+    model, the optimizers' settings, the chat template. Comments and layout are not in it. A
+    test compares it with the digest beside the shipped policy. An edit of `sft` or of the tokenizer
+    is not noticed: make the policies again by --make-policy."""
     recipe, rng = RECIPES[mode_of(think)], rng_of_corpus(think)
     dialogues = [corpus_dialogue(rng, recipe.good) for _ in range(2000)]
     yields = json.dumps([dialogues, MODEL, vars(recipe), CHAT_TEMPLATE])
@@ -572,16 +534,6 @@ def rng_of_corpus(think):
     return random.Random(f"school {think}")
 
 
-def make_policy(directory, think, quiet=False):
-    """Train the starting policy of a mode into `directory`: beside it first, then renamed, so that
-    nobody ever finds half a policy. Raises OSError."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-        sft(Path(scratch) / "policy", think, quiet)
-        with suppress(OSError):  # another process was faster, and its policy is the same
-            os.rename(Path(scratch) / "policy", directory)
-
-
 def ship():
     """Make both starting policies anew in toy_policy/, and note the digests of their recipes."""
     (SHIPPED / "recipe.json").unlink(missing_ok=True)
@@ -589,7 +541,7 @@ def ship():
     for think in (True, False):
         mode = mode_of(think)
         shutil.rmtree(SHIPPED / mode, ignore_errors=True)
-        make_policy(SHIPPED / mode, think)
+        sft(SHIPPED / mode, think)
         digests[mode] = digest_of_recipe(think)
     (SHIPPED / "recipe.json").write_text(json.dumps(digests, indent=2) + "\n")
 
@@ -600,7 +552,7 @@ def ship():
 # programs want only the scripted user, which needs neither.
 
 
-def sft(directory, think, quiet=False):
+def sft(directory, think):
     """Supervised training of a starting policy on the corpus, through the same chat format, packing
     and forward pass as RL, into `directory`. With one thread: the number of threads changes the
     order of sums, so their last bits, so what is learned."""
@@ -619,7 +571,7 @@ def sft(directory, think, quiet=False):
     model = new_model(tokenizer.pad_token_id, chat.stop_id)
     policy = Policy(model)
     optimizers = optimizers_of(model, recipe)
-    bar = tqdm(range(recipe.steps), desc="making the toy policy", unit="step", disable=quiet)
+    bar = tqdm(range(recipe.steps), desc="making the toy policy", unit="step")
     for step in bar:
         # The learning rates rise to their peak in the first steps, and fall to 2 % of it.
         warmup = min(1, (step + 1) / recipe.warmup)

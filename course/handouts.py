@@ -18,29 +18,15 @@ import textwrap
 import tomllib
 from pathlib import Path
 
-from predictions import template
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
-# What is copied of the project as it is. tests/ is cut. Of course/ only HANDED_OUT is copied; the
-# form of the predictions is written anew.
+# What is copied of the project as it is. tests/ is cut; of course/ only HANDED_OUT is copied.
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
-# What runs with the mistakes of the predictions have logged (docs/reference/).
-GIVES_AWAY = ["mistakes.jsonl"]
-# The lines of docs/reference/runs.jsonl with what the labs printed: a setting of the predictions is
-# a lab. The other lines are needed: reference runs, and those that the write-up's example reads.
-LINES_OF_LABS = '"part": "labs"'
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
     "writeup.md": "WRITEUP.md",
-    "board.md": "BOARD.md",
-    "pictures/writeup.png": "pictures/writeup.png",
-    # the derivations and what checks their formulas; the model answers and wrong ones stay here
     "derivations.md": "derivations/derivations.md",
-    "derive.py": "derivations/derive.py",
-    "enumerations.py": "derivations/enumerations.py",
-    "answer_process.py": "derivations/answer_process.py",
-    "patches.py": "derivations/patches.py",
 }
 
 
@@ -60,13 +46,11 @@ def handout(target, chosen):
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as scratch:
             place = Path(scratch) / "handout"
             copy_project(place, chosen, stubs_of(chosen))
-            leave_out_labs(place / "docs" / "reference" / "runs.jsonl")
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
             shutil.copy(ROOT / "README.md", place / "PROJECT.md")
             for file, name in HANDED_OUT.items():
                 (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(HERE / file, place / name)
-            (place / "predictions.toml").write_text(template(), encoding="utf-8")
             place.replace(target)
     except OSError as error:
         raise BadInput(f"handout {target}: cannot be written ({error.strerror})") from None
@@ -75,13 +59,6 @@ def handout(target, chosen):
     if len(chosen) < len(exercises()):
         command += f" --only {','.join(chosen)}"
     print(f"to grade a copy of it: {command}")
-
-
-def leave_out_labs(path):
-    """Remove the results of the labs from a copy of docs/reference/runs.jsonl."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if LINES_OF_LABS not in line]
-    path.write_text("".join(kept), encoding="utf-8")
 
 
 def stubs_of(chosen):
@@ -103,7 +80,7 @@ def copy_project(place, chosen, changed):
     for pattern in COPIED:
         for path in ROOT.glob(pattern):
             if path.is_dir():
-                left_out = shutil.ignore_patterns("__pycache__", ".*", *GIVES_AWAY)
+                left_out = shutil.ignore_patterns("__pycache__", ".*")
                 shutil.copytree(path, place / path.name, ignore=left_out)
             else:
                 shutil.copy(path, place / path.name)

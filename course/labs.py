@@ -10,17 +10,27 @@ labs.toml says what a lab is: flags for all arms, flags for each, and patches, w
 as it looks in code. A run is `python rlver.py FLAGS` in a copy of the project's scripts in which
 the patches of its arm are applied; the project is never edited. Everything is under runs/labs/. The
 name of a run ends in a digest of its scripts and flags, and one that is finished is not made again:
-a lab that was stopped goes on, and labs share their healthy runs. What a lab measures is in
-tell_tales.py, how it is drawn in pictures.py.
+a lab that was stopped goes on, and labs share their healthy runs. How a lab is drawn is in
+pictures.py.
+
+Some of the numbers that a lab looks at ask what a dialogue was really worth. A mistake may be in
+the simulated user itself, so the run's own emotions cannot answer that. The dialogue's replies are
+put again to the *healthy user*: the user of the same profile from the scripts of the healthy arm,
+simulator.py without the mistake. It hears the same replies in the same order and feels by the
+rules. In the lab weak-scorer this is the strict user, on whose score nothing was trained. (In
+labs.toml "own user" is this one, too: the user that the dialogue was meant for.)
 """
 
-from patches import ROOT, kill, read_toml, replaced, terminable  # first: it finds the project
+from patches import ROOT, read_toml, replaced  # first: it finds the project
 from support.errors import BadInput
-from support.flags import Parser, natural, positive
+from support.files import read_jsonl
+from support.results import read_dialogues
 
+import asyncio
 import difflib
-import fcntl
+import functools
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -28,21 +38,22 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+import toy
 from pictures import draw
-from tell_tales import series
+from simulator import Profile, replay
 
 RUNS = ROOT / "runs" / "labs"
 # Flags of every run. A lab looks at the training dialogues, step by step, and needs neither large
 # evaluations nor checkpoints.
-ALWAYS = "--eval-size 8 --save-every 1000 --keep 1"
+ALWAYS = "--eval-size 8 --save-every 1000"
 AT_ONCE = 2  # runs at a time, of one thread each
 LAST = 5  # steps: a table shows the mean of the last ones or, with `at = "start"`, the first ones
 SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe, where a lab names no others
+CACHED_RUNS = 12  # more than the runs of one lab
 
 
 # ------------------------------------------------------------------------------------ what a lab is
@@ -51,16 +62,6 @@ SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe, where a l
 def load_labs():
     """labs.toml as {name: lab}, in its order."""
     return {lab["name"]: lab for lab in read_toml("labs.toml")["lab"]}
-
-
-def seeds_of(lab):
-    """The seeds of the runs that a lab's text describes. One is enough for an exact effect."""
-    return lab.get("seeds", SEEDS)
-
-
-def kind(arm):
-    """The kind of an arm: "healthy" of healthy-300, "broken" of broken-300."""
-    return arm.split("-")[0]
 
 
 def project_scripts():
@@ -75,9 +76,10 @@ def scripts_of(lab, arm):
     """The project's scripts with the patches of an arm, {path: bytes}. Raises BadInput where a
     patch does not fit any more."""
     scripts = project_scripts()
+    kind = arm.split("-")[0]  # "broken" of broken-300
     for number, patch in enumerate(lab.get("patch", []), 1):
         file = patch["file"]
-        if patch["arm"] in (kind(arm), "both"):
+        if patch["arm"] in (kind, "both"):
             text = replaced(
                 scripts[file].decode(),
                 old=patch["old"],
@@ -85,7 +87,7 @@ def scripts_of(lab, arm):
                 change=f"{lab['name']}: patch {number}",
                 place=file,
                 advice="the project was edited: put that file back, or mend the patch in "
-                "course/labs.toml or course/settings.toml",
+                "course/labs.toml",
             )
             scripts[file] = text.encode()
     return scripts
@@ -142,9 +144,7 @@ def print_diff(old_scripts, old_name, new_scripts, new_name):
 
 
 class Run:
-    """One run of one arm: where it is, and what makes it. It need not be there yet.
-
-    out: its directory; log: the file of what it prints; process: while it runs."""
+    """One run of one arm: where it is, and what makes it. It need not be there yet."""
 
     def __init__(self, lab, arm, seed, steps=None):
         self.lab = lab
@@ -160,128 +160,106 @@ class Run:
         # another lab may have made the same run; then it bears that lab's name
         made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]
         self.out = made[0] if made else RUNS / f"{lab['name']}-{arm}-{seed}-{name}"
-        self.log = self.out.with_name(self.out.name + ".log")
-        self.process = None
-        self.began = None
-
-    def __str__(self):
-        return f"{self.arm}, seed {self.seed}"
 
     def healthy_twin(self):
         """The run of the healthy arm with the same seed."""
         return Run(self.lab, "healthy", self.seed, self.steps)
 
-    def copy_of_scripts(self):
-        """The directory that holds the scripts of this run."""
-        return copy_of(self.scripts)
-
     def done(self):
         """Whether the run is there, whole."""
         return (self.out / "summary.json").exists()
 
-    def start(self):
-        """Start the run, in a process group of its own, so that it can be ended together with all
-        that it started."""
+    def make(self):
+        """Make the run. Raises BadInput if it fails."""
         shutil.rmtree(self.out, ignore_errors=True)  # what a stopped run left
-        command = [
-            sys.executable,
-            str(self.copy_of_scripts() / "rlver.py"),
-            *self.flags,
-            "--out",
-            str(self.out),
-        ]
-        environment = {
-            "RLVER_CACHE": str(ROOT / ".cache"),
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
+        began = time.monotonic()
+        script = copy_of(self.scripts) / "rlver.py"
+        log = self.out.with_name(self.out.name + ".log")
+        settings = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        with open(log, "wb") as output:
+            done = subprocess.run(
+                [sys.executable, script, *self.flags, "--out", self.out],
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env={"RLVER_CACHE": str(ROOT / ".cache"), **os.environ, **settings},
                 cwd=ROOT,
-                start_new_session=True,
             )
-        self.began = time.monotonic()
+        if done.returncode or not self.done():
+            last_line = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())[-1]
+            raise BadInput(f"{self.out.name}: the run failed: {last_line} ({log})")
+        print(f"{self.out.name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
-@terminable()
 def make_runs(runs):
-    """Make the runs that are not there, AT_ONCE at a time. Raises BadInput if one fails. However
-    this ends, none is left running."""
+    """Make the runs that are not there, AT_ONCE at a time. Raises BadInput if one fails. After
+    Ctrl-C, which the runs hear too, no further one is started."""
     missing = [run for run in runs if not run.done()]
-    if len(missing) < len(runs):
-        print(f"{len(runs) - len(missing)} of {len(runs)} runs are there already")
-    running = []
+    print(f"\n{len(runs)} runs, {len(missing)} of them to be made")
+    for run in missing:
+        copy_of(run.scripts)  # here, because two runs would write one copy at once
+    pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        for number, run in enumerate(missing, 1):
-            while len(running) == AT_ONCE:
-                remove_finished(running)
-            running.append(run)
-            run.start()
-            print(f"[{number}/{len(missing)}] {run} -> {os.path.relpath(run.out)}", flush=True)
-        while running:
-            remove_finished(running)
+        list(pool.map(Run.make, missing))
     finally:
-        for run in running:
-            if run.process and run.process.poll() is None:
-                kill(run.process)
-                run.process.wait()
-
-
-def remove_finished(running):
-    """Wait a moment, and take the runs that are over out of the list `running`. Raises BadInput if
-    one has failed."""
-    time.sleep(0.2)
-    for run in [run for run in running if run.process.poll() is not None]:
-        running.remove(run)
-        if run.process.returncode or not run.done():
-            raise BadInput(
-                f"{run.lab['name']}, {run}: the run failed: {last_line(run.log)} ({run.log})"
-            )
-        print(f"      {run}: done in {time.monotonic() - run.began:.0f} s", flush=True)
-
-
-def last_line(log):
-    """The last line of a log that is not empty. (The lines of a progress bar end in a carriage
-    return.)"""
-    lines = re.split(r"[\r\n]+", log.read_text(errors="replace"))
-    lines = [line for line in lines if line.strip()]
-    return lines[-1] if lines else "without a word"
+        pool.shutdown(cancel_futures=True)
 
 
 # ------------------------------------------------------------------------------------ what one sees
 
 
-def perform(lab, seeds, steps, picture):
-    """Do one lab: make its runs, draw its picture, print its tables and its text. picture: the PNG
-    file."""
-    began = time.monotonic()
-    print(f"\n=== {lab['name']}: {lab['title']}\n")
-    with lock_of_runs():
-        runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds] for arm in lab["arms"]}
-        # all arms of the first seed come first
-        by_seed = zip(*runs.values())
-        make_runs([run for runs_of_seed in by_seed for run in runs_of_seed])
+def main(name, seeds, steps, only_show):
+    """`course.py lab`. seeds, steps: None for those of the lab; only_show: print the mistake and
+    run nothing. Raises BadInput."""
+    labs = load_labs()
+    if name is None:
+        for name, lab in labs.items():
+            defect = f" (defect {', '.join(map(str, lab['defect']))})" if "defect" in lab else ""
+            print(f"{name:<18} {lab['title']}{defect}")
+    elif name not in labs:
+        raise BadInput(f"lab {name}: unknown; choose from {', '.join(labs)}")
+    elif only_show:
+        show(labs[name])
+    else:
+        perform(labs[name], seeds, steps)
+
+
+def perform(lab, seeds, steps):
+    """Do one lab: ask for a prediction, make the runs, draw the picture, print tables and text."""
+    ask(lab)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    own_seeds = lab.get("seeds", SEEDS)
+    runs = {arm: [Run(lab, arm, seed, steps) for seed in seeds or own_seeds] for arm in lab["arms"]}
+    by_seed = zip(*runs.values())  # all arms of the first seed come first
+    make_runs([run for runs_of_seed in by_seed for run in runs_of_seed])
     curves = {}
     for panel in lab["panels"]:
         what = panel["show"]
         curves[what] = {arm: [series(run, what) for run in runs[arm]] for arm in runs}
+    picture = RUNS / f"{lab['name']}.png"
     draw(lab, curves, picture)
     for panel in lab["panels"]:
-        print_table(panel, curves[panel["show"]], seeds)
-    print(f"\n{warning_of_other_runs(lab, seeds, steps)}", end="")
+        print_table(panel, curves[panel["show"]], seeds or own_seeds)
+    if steps or seeds not in (None, own_seeds):
+        print("\n(The text below is about other seeds or steps: its numbers are not these.)")
     print_text(lab)
-    print(f"\nthe picture is {picture} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"\nthe picture is {picture}")
+
+
+def ask(lab):
+    """Ask what the lab will show, before it shows anything: what was not expected is learned from
+    only by those who expected something. Waits for a line in a terminal."""
+    print(f"\n=== {lab['name']}: {lab['title']}\n\nThe panels of the picture:")
+    for panel in lab["panels"]:
+        print(f"- {panel['title']} ({panel['unit']})")
+    print("In which of them will the broken arm differ, which way, and by how much?")
+    if sys.stdin.isatty():
+        input("> ")
 
 
 def print_text(lab):
     """Print what is to be seen in a lab, why, where it happened to others, and its questions."""
-    print(f"What to see\n{lab['see'].strip()}")
+    print(f"\nWhat to see\n{lab['see'].strip()}")
     print(f"\nWhy\n{lab['why'].strip()}")
     if "thread" in lab:
         print(f"\nWhere it happened\n{lab['thread'].strip()}")
@@ -304,114 +282,191 @@ def print_table(panel, arms, seeds):
         print(f"  {arm:<12}" + "".join(f"{cell:>10.3g}" for cell in cells))
 
 
-def warning_of_other_runs(lab, seeds, steps):
-    """The warning above a lab's text if the runs made now have other seeds or another length than
-    those that the text was written about, or "". seeds, steps: of the runs made now; steps None:
-    as many as the lab's flags say."""
-    words = lab["flags"].split()
-    measured = int(words[words.index("--steps") + 1])
-    if seeds == seeds_of(lab) and steps in (None, measured):
-        return ""
-    about = steps_and_seeds(measured, seeds_of(lab))
-    return (
-        f"(The text below was written about {about}. These runs have "
-        f"{steps_and_seeds(steps or measured, seeds)}:\nits numbers are not theirs, and what it "
-        "describes may not show in them.)\n\n"
-    )
+def series(run, name):
+    """One number for each step of a run: a tell-tale, or else a column of its metrics.jsonl."""
+    if name in TELL_TALES:
+        return np.array(TELL_TALES[name](run), dtype=float)
+    rows = read_jsonl(run.out / "metrics.jsonl")
+    return np.array([row[name] for _, row, _ in rows], dtype=float)
 
 
-def steps_and_seeds(steps, seeds):
-    """The length of runs, and their seeds, in words: "20 steps and seeds 0, 1, 2"."""
-    step_word = "step" if steps == 1 else "steps"
-    seed_word = "seeds" if len(seeds) > 1 else "seed"
-    return f"{steps} {step_word} and {seed_word} {', '.join(map(str, seeds))}"
+# -------------------------------------------------------------- the dialogues, and the healthy user
 
 
-@contextmanager
-def lock_of_runs():
-    """Hold the lock of the directory of runs within this block: two labs at a time would make, and
-    remove, the same healthy runs. Raises BadInput where another lab holds it."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    directory = os.open(RUNS, os.O_RDONLY)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(directory)
-        raise BadInput(
-            f"{RUNS}: another lab or prediction is at work here; wait for it, or stop it"
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(directory)
+def dialogues_of(run):
+    """The training dialogues of a run, a list for each step."""
+    return dialogues_by_step(run.out / "dialogues.jsonl")
 
 
-def main(argv):
-    """`course.py lab`. Returns the exit code. Raises BadInput, which course.py prints."""
-    labs = load_labs()
-    args = make_parser().parse_args(argv)
-    names = list(labs) if args.names == ["all"] else args.names
-    for name in names:
-        if name not in labs:
-            raise BadInput(f"lab {name}: unknown; choose from {', '.join(labs)}, or all")
-    if args.out and (len(names) != 1 or args.out.suffix != ".png"):
-        raise BadInput(
-            "--out is the picture of one lab: name one lab, and a file that ends in .png"
-        )
-    if not names:
-        print_list(labs)
-    try:
-        for name in names:
-            if args.show:
-                show(labs[name])
-            else:
-                lab, picture = labs[name], args.out or RUNS / f"{name}.png"
-                perform(lab, args.seeds or seeds_of(lab), args.steps, picture)
-    except OSError as error:
-        raise BadInput(str(error)) from None
-    return 0
+@functools.lru_cache(maxsize=CACHED_RUNS)
+def dialogues_by_step(path):
+    """The training dialogues in a log, a list for each step."""
+    steps = {}
+    for dialogue in read_dialogues(path):
+        if dialogue["split"] == "train":
+            steps.setdefault(dialogue["step"], []).append(dialogue)
+    return [steps[step] for step in sorted(steps)]
 
 
-def print_list(labs):
-    """Print a line for each lab."""
-    for name, lab in labs.items():
-        defect = f" (defect {', '.join(map(str, lab['defect']))})" if "defect" in lab else ""
-        print(f"{name:<18} {lab['title']}{defect}")
+def recorded_finals(run):
+    """The final emotions that the run was rewarded for, [step][dialogue]."""
+    return [[round(100 * d["reward"]) for d in dialogues] for dialogues in dialogues_of(run)]
 
 
-def make_parser():
-    """The command line of `course.py lab`."""
-    parser = Parser(
-        prog="course.py lab",
-        description="Mistakes on purpose: healthy runs beside broken ones, and one picture.",
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="labs, or all (default: list them)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=seed_list,
-        metavar="S,S",
-        help="seeds of the runs (default: the lab's own, mostly 0,1,2)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        metavar="N",
-        help="training steps of each run (default: the lab's own)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="PICTURE",
-        help="the picture of one lab (default: runs/labs/NAME.png)",
-    )
-    parser.add_argument(
-        "--show", action="store_true", help="print the mistake as a diff, and run nothing"
-    )
-    return parser
+@functools.lru_cache(maxsize=CACHED_RUNS)
+def healthy_finals(run):
+    """The final emotions of the healthy users when they hear the run's replies, [step][dialogue].
+    A malformed dialogue is worth 0."""
+    module = load_simulator(copy_of(run.healthy_twin().scripts))
+    simulator = module.make_simulator("toy")
+    profiles = {row["id"]: Profile(**row) for row in toy.profiles("train")}
+
+    async def final_emotion(dialogue):
+        user = module.User(simulator, profiles[dialogue["profile_id"]])
+        emotions = await replay(dialogue["first_line"], dialogue["turns"], user)
+        return emotions[-1] if emotions and dialogue["ended"] != "malformed" else 0
+
+    async def all_finals():
+        finals = []
+        for dialogues in dialogues_of(run):
+            finals.append([await final_emotion(dialogue) for dialogue in dialogues])
+        return finals
+
+    return asyncio.run(all_finals())
 
 
-def seed_list(text):
-    """The seeds in a text like "0,1,2", each once."""
-    return list(dict.fromkeys(natural(seed) for seed in text.split(",")))
+def load_simulator(place):
+    """The simulator.py of the copy of the scripts in `place`, as a module of another name than our
+    own simulator."""
+    name = f"healthy_simulator_{place.name}"
+    spec = importlib.util.spec_from_file_location(name, place / "simulator.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------- rewards, against those of the healthy user
+
+
+def healthy_user(run):
+    """The mean final emotion of the healthy users: what the run's replies were worth."""
+    return [np.mean(finals) for finals in healthy_finals(run)]
+
+
+def reported_minus_healthy(run):
+    """The recorded final emotion minus that of the healthy user, the mean over the dialogues: how
+    far the run's reward is from what its replies were worth; 0 for a healthy arm."""
+    steps = zip(recorded_finals(run), healthy_finals(run))
+    return [np.mean(np.subtract(recorded, healthy)) for recorded, healthy in steps]
+
+
+def wrong_reward(run):
+    """Dialogues, in percent, whose recorded reward is not the one that the healthy user gives."""
+    steps = zip(recorded_finals(run), healthy_finals(run))
+    return [100 * np.mean(np.not_equal(recorded, healthy)) for recorded, healthy in steps]
+
+
+# -------------------------------------------------------------------------------------- the replies
+
+
+def not_followed(run):
+    """Replies, in percent, that are no sentences of the toy's world, so that its user cannot follow
+    them."""
+    shares = []
+    for dialogues in dialogues_of(run):
+        turns = [turn for dialogue in dialogues for turn in dialogue["turns"]]
+        analyses = [turn["analysis"] for turn in turns if turn["analysis"]]
+        shares.append(100 * np.mean(["I cannot follow that" in text for text in analyses]))
+    return shares
+
+
+def thoughts_read(run):
+    """Dialogues, in percent, in which the user is sent a thought."""
+    return [
+        100 * np.mean([has_sent_thought(dialogue) for dialogue in dialogues])
+        for dialogues in dialogues_of(run)
+    ]
+
+
+def has_sent_thought(dialogue):
+    """Whether a reply with a <think> tag was sent to the user. (A reply after which no emotion
+    stands was never sent.)"""
+    sent = [turn["reply"] for turn in dialogue["turns"] if turn["emotion"] is not None]
+    return any("<think>" in reply for reply in sent)
+
+
+def copies(run):
+    """Dialogues, in percent, whose replies are word for word those of another one of their
+    group."""
+    shares = []
+    for dialogues in dialogues_of(run):
+        replies = [(d["group"], *[turn["reply"] for turn in d["turns"]]) for d in dialogues]
+        shares.append(100 * np.mean([replies.count(these) > 1 for these in replies]))
+    return shares
+
+
+def foreign_tokens(run):
+    """Tokens in the loss, in percent, that the policy did not sample."""
+    return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
+
+
+# ------------------------------------------------------------------------------------- the baseline
+
+
+def baseline_shift(run):
+    """How far GRPO's baseline is above the mean reward over the dialogues of a group, in stds of
+    the group; the mean over the groups of a step.
+
+    A healthy arm's baseline is that mean, so its shift is 0. The broken arm of the lab turn-rows
+    takes the mean over turns: a dialogue of n turns counts n times. Groups in which all rewards are
+    equal are left out.
+    """
+    over_turns = run.arm.startswith("broken")
+    means = []
+    for dialogues in dialogues_of(run):
+        groups = {}
+        for dialogue in dialogues:
+            groups.setdefault(dialogue["group"], []).append(dialogue)
+        shifts = []
+        for group in groups.values():
+            rewards = np.array([dialogue["reward"] for dialogue in group], dtype=float)
+            turns = [len(dialogue["turns"]) for dialogue in group]
+            if rewards.std() > 0:
+                baseline = np.average(rewards, weights=turns if over_turns else None)
+                shifts.append((baseline - rewards.mean()) / rewards.std(ddof=1))
+        means.append(np.mean(shifts or [0]))
+    return means
+
+
+# ------------------------------------------------------- against the healthy run with the same seed
+
+
+def grad_norm_apart(run):
+    """How far the gradient's norm is from that of the healthy twin, as a share of it."""
+    healthy_norm = series(run.healthy_twin(), "grad_norm")
+    return abs(series(run, "grad_norm") / healthy_norm - 1)
+
+
+def same_dialogues(run):
+    """Dialogues, in percent, that are word for word those of the healthy twin."""
+    shares = []
+    for dialogues, healthy in zip(dialogues_of(run), dialogues_of(run.healthy_twin())):
+        same = [ours["turns"] == theirs["turns"] for ours, theirs in zip(dialogues, healthy)]
+        shares.append(100 * np.mean(same))
+    return shares
+
+
+# By the names under which the panels of labs.toml show them.
+TELL_TALES = {
+    "healthy_user": healthy_user,
+    "reported_minus_healthy": reported_minus_healthy,
+    "wrong_reward": wrong_reward,
+    "not_followed": not_followed,
+    "thoughts_read": thoughts_read,
+    "copies": copies,
+    "foreign_tokens": foreign_tokens,
+    "baseline_shift": baseline_shift,
+    "grad_norm_apart": grad_norm_apart,
+    "same_dialogues": same_dialogues,
+}

@@ -10,8 +10,6 @@ COLOURS = {
     "broken": "tab:red",
     "broken-300": "tab:red",
     "no-kl": "dimgray",
-    "base": "tab:blue",
-    "changed": "tab:red",
 }
 
 

@@ -85,20 +85,19 @@ def transplant(source, theirs, names):
 
     Nothing else of the file is taken: what a student did to another function, or at the top level,
     must not count in this exercise. Returns the new source. Raises BadInput where a function is
-    missing or does not parse.
+    missing, and SyntaxError where the file does not parse.
     """
     our_tree = ast.parse(source)
-    text = readable(theirs)
-    their_tree = ast.parse(text)
+    their_tree = ast.parse(theirs)
     function_texts = {}
     for name in names:
         node = find(their_tree, name)
         if node is None:
-            raise BadInput(f"{name} {why_missing(theirs, name)}")
-        function_texts[name] = text_of(text, node)
+            raise BadInput(f"{name} is not there")
+        function_texts[name] = text_of(theirs, node)
 
     our_names = set().union(*map(names_bound, our_tree.body))
-    helpers = needed(additions(their_tree, text, our_names), function_texts.values())
+    helpers = needed(additions(their_tree, theirs, our_names), function_texts.values())
     # helpers stand above the function, or the class, that uses them
     top_name = names[0].split(".")[0]
     top_node = next(node for node in our_tree.body if getattr(node, "name", None) == top_name)
@@ -114,13 +113,6 @@ def insert_before(source, node, texts):
     first = lines_of(node).start
     lines[first:first] = [text + "\n\n" for text in texts]
     return "\n".join(lines)
-
-
-def why_missing(theirs, name):
-    """Why the function was not read from a student's file, for the message."""
-    if re.search(rf"def {name.split('.')[-1]} *[(]", theirs):
-        return "does not parse, or is not at the top level"
-    return "is not there"
 
 
 class Addition(NamedTuple):
@@ -200,57 +192,3 @@ def globals_read(text):
             if symbol.is_declared_global() or (symbol.is_referenced() and from_module):
                 names.add(symbol.get_name())
     return names
-
-
-# -------------------------------------------------------------------------- files that do not parse
-
-# The first line of a top-level statement: column 0 holds neither a space, nor a comment, nor the
-# bracket that closes a call of several lines. Example: "def gae(rewards):".
-TOP_LEVEL = r"[^\s#)\]}]"
-# The first line of a method, or of its decorators. Example: "    async def reply(self):".
-METHOD = r"    (?:@|async def |def )"
-# A line that begins a function, a method or a class.
-DEFINITION = r"(?m)^\s*(async def|def|class) "
-
-
-def parses(text):
-    """Whether Python can parse a text."""
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def readable(text):
-    """A student's file without the functions and methods that do not parse. A bracket that is never
-    closed costs the function that it is in, though for Python the whole file is lost."""
-    if parses(text):
-        return text
-    kept = []
-    for block in split_before(TOP_LEVEL, text):
-        if not parses(block) and block.startswith(("class ", "@")):
-            head, *methods = split_before(METHOD, block)
-            whole_methods = [method for method in methods if parses("class _:\n" + method)]
-            block = head + "".join(whole_methods)
-        if parses(block):
-            kept.append(block)
-    return "".join(kept)
-
-
-def split_before(line_start, text):
-    """`text`, cut before every line that matches the pattern `line_start`; decorators stay with
-    what they decorate. "import a\\n@b\\ndef c(): 1\\n" is cut at TOP_LEVEL into "import a\\n" and
-    "@b\\ndef c(): 1\\n"."""
-    pieces = []
-    for piece in re.split(rf"(?m)^(?={line_start})", text):
-        if pieces and is_decorator_alone(pieces[-1]):
-            pieces[-1] += piece
-        else:
-            pieces.append(piece)
-    return pieces
-
-
-def is_decorator_alone(piece):
-    """Whether a piece begins with a decorator and does not hold what that decorates: "@b\\n"."""
-    return piece.lstrip().startswith("@") and not re.search(DEFINITION, piece)

@@ -356,4 +356,4 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
 # * `ppo.py` and `grpo.py`: the functions that you called, each beside its equation.
 # * `docs/math.md`: from the objective to these lines.
 # * `docs/small.md`: the same loop with a real language model.
-# * `course/README.md`: exercises, derivations, predictions and labs.
+# * `course/README.md`: exercises, derivations and labs.

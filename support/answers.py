@@ -60,11 +60,6 @@ def mark_of(template, values, unreadable=0):
     return mark
 
 
-def is_mark(value):
-    """Can this value be a mark? (A result file that somebody else made may hold anything.)"""
-    return isinstance(value, str) and re.fullmatch(MARK_PATTERN, value) is not None
-
-
 def mark_in(prompt):
     """The mark that a rendered prompt asks for, which stands in the last line of its form. "" if
     the prompt asks for none."""

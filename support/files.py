@@ -1,11 +1,10 @@
-"""support/files.py - files that are written whole or not at all; JSON and JSONL; locks; digests."""
+"""support/files.py - files that are written whole or not at all; JSON and JSONL; locks."""
 
 from support.errors import BadInput
 
 import fcntl
 import json
 import os
-from hashlib import file_digest
 from pathlib import Path
 
 # ------------------------------------------------------------------------------------------ writing
@@ -72,12 +71,6 @@ def read_line(line):
         return None, f"not a whole JSON object ({where}); is the file half-written?"
     except RecursionError:
         return None, "brackets within brackets, too deep for a line of this kind"
-
-
-def sha256_of(path):
-    """The SHA-256 of a file, as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def size_of(path):

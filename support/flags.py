@@ -2,12 +2,10 @@
 numbers that have bounds.
 """
 
-import support
 from support.errors import RunError
 
 import argparse
 import json
-import signal
 import sys
 
 
@@ -21,9 +19,6 @@ class Parser(argparse.ArgumentParser):
         """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
         in one line, without a traceback."""
         args = self.parse_intermixed_args(argv)
-        # The imports are over: from here on a Ctrl-C raises KeyboardInterrupt as usual.
-        if signal.getsignal(signal.SIGINT) is support.exit_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return work(args)
         except (RunError, OSError) as error:

@@ -15,7 +15,6 @@ The texts of models and users are hostile until shown to be harmless: a policy t
 
 from support.files import write_file
 from support.metrics import stderr_of
-from support.reference import SHOWN_WIDTH, SMOOTH, smoothed
 from support.settings import made_by_rule
 
 import base64
@@ -24,7 +23,7 @@ import json
 import math
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,6 @@ class Series:
     label: str
     colour: str
     spread: str | None = None  # the column of its standard deviation, drawn as a shade
-    interpolate: bool = False  # it is measured every few steps: draw straight lines between them
     hide_if_zero: bool = False  # leave it out where all its values are 0
     reading: str = ""  # what the panel's reading says further where this curve is drawn
 
@@ -64,8 +62,7 @@ class Panel:
     unit: str  # "{scale}" in it stands for the scale of the scores
     series: list  # of Series
     reading: str  # how to read it
-    # What it says further about some runs: {"grpo", "ppo" or "think", replies with thoughts: text}.
-    reading_if: dict = field(default_factory=dict)
+    reading_if_think: str = ""  # what it says further about runs with thoughts
     span: list | None = None  # the usual range of the y-axis, [low, high]
     # The range that the quantity can have; shades are cut there, because nothing lies beyond.
     bounds: tuple = (-math.inf, math.inf)
@@ -100,7 +97,6 @@ def write_report(
     radar=(),
     never_trained_on=True,
     scale=None,
-    bands=None,
     changed=None,
 ):
     """Write the report of a run, or of an evaluation, to `path`: beside, then renamed. Numbers that
@@ -121,13 +117,12 @@ def write_report(
     never_trained_on  whether training is known to have left the evaluations' users out (of a
                  foreign model nobody knows)
     scale        of the scores, as users.scale_in_words has it; None: not known, or no scores
-    bands        of `reference.read_bands`, of the runs that the curves are compared with
     changed      the settings that differ from the defaults, as one types them: "--steps 10"; "" if
                  none does, None if it is not known"""
     settings = settings or {}
     users = choose(dialogues, limit)
     all_tables = [evaluation_table(evaluations, never_trained_on), *tables]
-    views = panels(curves, evaluations, scale, settings, bands)
+    views = panels(curves, evaluations, scale, settings)
     page = {
         "title": title,
         "headline": headline(curves, evaluations, settings.get("steps")),
@@ -135,7 +130,6 @@ def write_report(
         "user": made_by_rule(settings.get("simulator")),
         "changed": changed,
         "notes": list(notes),
-        "steps": len(curves),
         "mean": MEAN_LABEL,
         "radar": list(radar),
         "panels": [view for view in views if is_worth_drawing(view)],
@@ -293,17 +287,17 @@ def latest_numbers(row, step):
 # ------------------------------------------------------------------------------------------- curves
 
 
-def panels(curves, evaluations, scale=None, settings=None, bands=None):
+def panels(curves, evaluations, scale=None, settings=None):
     """The panels that have something to show, as dicts for the page and for the picture. Numbers
     have five digits: no screen shows more, and long runs stay small.
 
     scale: of the scores, as users.scale_in_words has it, None where it is not known. settings: of
-    the run. bands: of `reference.read_bands`, each drawn behind the curve of its metric."""
+    the run."""
     settings = settings or {}
     steps = [row.get("step", number) for number, row in enumerate(curves, 1)]
     views = []
     for panel in PANELS:
-        lines = curves_of(panel, curves, steps, bands or {})
+        lines = curves_of(panel, curves, steps)
         points = evaluation_points(evaluations) if panel.shows_evaluations else []
         if not lines and not points:
             continue
@@ -327,10 +321,9 @@ def reading_of(panel, lines, settings):
     lines: as `curves_of` has them; settings: of the run."""
     drawn = {line["key"] for line in lines}
     sentences = [panel.reading, *(s.reading for s in panel.series if s.key in drawn)]
-    sentences.append(panel.reading_if.get(settings.get("algo")))
     if settings.get("think"):
-        sentences.append(panel.reading_if.get("think"))
-    if any(line.get("shade", {}).get("label") == SPREAD_LABEL for line in lines):
+        sentences.append(panel.reading_if_think)
+    if any("shade" in line for line in lines):
         sentences.append("The shade shows how much the dialogues differ, and no uncertainty.")
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -356,7 +349,7 @@ def is_worth_drawing(panel_view):
     return bool(panel_view["lines"]) or len(panel_view["points"]) > 1
 
 
-def curves_of(panel, curves, steps, bands):
+def curves_of(panel, curves, steps):
     """The curves of a panel that are drawn: those that have a number and, if they are hidden where
     they are 0, another one than 0.
 
@@ -367,8 +360,6 @@ def curves_of(panel, curves, steps, bands):
         return lines
     for series in panel.series:
         values = column(curves, series.key)
-        if series.interpolate:
-            values = interpolate_missing(values)
         if not has_numbers(values) or (series.hide_if_zero and not any(values)):
             continue
         line = {
@@ -377,49 +368,40 @@ def curves_of(panel, curves, steps, bands):
             "colour": series.colour,
             "values": values,
         }
-        if len(values) > 1 and not series.interpolate:
+        if len(values) > 1:
             line["mean"] = moving_average(values)
         spread = column(curves, series.spread) if series.spread else []
-        if series.key in bands:
-            line["shade"] = band_shade(*bands[series.key], panel.bounds)
-        elif has_numbers(spread):
+        if has_numbers(spread):
             line["shade"] = spread_shade(steps, values, spread, panel.bounds)
         lines.append(line)
     return lines
 
 
+SMOOTH = 5  # steps of the moving average: a single step says little
 MEAN_LABEL = f"mean of the last {SMOOTH} steps"
-BAND_LABEL = f"ten reference runs, mean ± {SHOWN_WIDTH} standard deviations"
 SPREAD_LABEL = "± 1 standard deviation of the dialogues"
 
 
 def moving_average(values):
-    """The average of `reference.smoothed`, which the bands are made of, at each step that has a
-    value; else None."""
-    averages = five_digits(smoothed(values))
-    return [None if v is None else average for v, average in zip(values, averages)]
-
-
-def band_shade(mean, s, bounds):
-    """The band of the reference runs as a shade. mean, s: [steps], of their smoothed curves."""
-    steps = list(range(1, len(mean) + 1))
-    return shade(steps, mean - SHOWN_WIDTH * s, mean + SHOWN_WIDTH * s, bounds, BAND_LABEL)
+    """At each step that has a value the mean over the last five, or over as many as there have
+    been; else None. Values that are missing are left out."""
+    means = []
+    for end, value in enumerate(values, 1):
+        measured = [v for v in values[max(0, end - SMOOTH) : end] if v is not None]
+        means.append(None if value is None else np.mean(measured))
+    return five_digits(means)
 
 
 def spread_shade(steps, values, spread, bounds):
-    """The standard deviation of the dialogues as a shade, at the steps that have one."""
+    """The standard deviation of the dialogues as an area behind a curve, at the steps that have
+    one, cut at the bounds of what is measured."""
     rows = [row for row in zip(steps, values, spread) if None not in row]
     there, means, stds = np.array(rows, dtype=float).reshape(-1, 3).T
-    return shade(there.tolist(), means - stds, means + stds, bounds, SPREAD_LABEL)
-
-
-def shade(steps, low, high, bounds, label):
-    """An area behind a curve, cut at the bounds of what is measured."""
     return {
-        "steps": steps,
-        "low": five_digits(np.clip(low, *bounds)),
-        "high": five_digits(np.clip(high, *bounds)),
-        "label": label,
+        "steps": there.tolist(),
+        "low": five_digits(np.clip(means - stds, *bounds)),
+        "high": five_digits(np.clip(means + stds, *bounds)),
+        "label": SPREAD_LABEL,
     }
 
 
@@ -436,18 +418,6 @@ def five_digits(values):
 
 def has_numbers(values):
     return any(value is not None for value in values)
-
-
-def interpolate_missing(values):
-    """Values of every K-th step, with straight lines between them; None before the first of them
-    and after the last."""
-    measured = [i for i, value in enumerate(values) if value is not None]
-    if not measured:
-        return values
-    numbers = [values[i] for i in measured]
-    steps = range(len(values))
-    values = np.interp(steps, measured, numbers, left=math.nan, right=math.nan).round(3)
-    return [number_or_none(value) for value in values]
 
 
 def evaluation_points(evaluations):

@@ -24,18 +24,17 @@ COLOURS = {
 DASHES = ("-", "--", ":")
 
 
-def learning_curve(out, rows, evaluations, bands=None, scale=None):
+def learning_curve(out, rows, evaluations, scale=None):
     """Draw learning_curve.png of the run in `out`.
 
-    rows: the lines of metrics.jsonl. evaluations: those on held-out users. bands: of
-    `reference.read_bands`, each drawn behind the curve of its metric. scale: of the scores, as
+    rows: the lines of metrics.jsonl. evaluations: those on held-out users. scale: of the scores, as
     users.scale_in_words has it, if it is known.
 
     The Figure is made without pyplot, which would keep it in memory; its margins are set by hand,
     because an automatic layout draws everything twice."""
     from matplotlib.figure import Figure
 
-    views = panels(rows, evaluations, scale, bands=bands)
+    views = panels(rows, evaluations, scale)
     views = [view for view in views if view["section"] == "Learning"]
     columns = min(MOST_COLUMNS, len(views))
     lines = -(-len(views) // MOST_COLUMNS)  # rounded up
@@ -76,7 +75,7 @@ def draw_panel(axis, view):
         draw_evaluations(axis, view["points"])
     set_axes(axis, view)
     handles, labels = axis.get_legend_handles_labels()
-    by_label = dict(zip(labels, handles))  # several shades have one label
+    by_label = dict(zip(labels, handles))  # the thin lines have one label
     axis.legend(
         by_label.values(),
         by_label.keys(),
@@ -89,8 +88,8 @@ def draw_panel(axis, view):
 
 
 def draw_line(axis, steps, line, dashes):
-    """One curve on its shade: the moving average, of which the reference bands are made too, and
-    behind it, thin, the values of the single steps."""
+    """One curve on its shade: the moving average and behind it, thin, the values of the single
+    steps."""
     colour = COLOURS[line["colour"]]
     if "shade" in line:
         draw_shade(axis, line["shade"], colour)

@@ -2,16 +2,8 @@
 and its picture (support/picture.py). What is printed stands in support/terminal.py.
 """
 
-from support import reference
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_json
-from support.judged import (
-    capabilities_table,
-    radar_of_run,
-    strategies_by_step,
-    strategy_tables,
-    with_strategies,
-)
 from support.metrics import score_summary
 from support.page import TEXTS, write_report
 from support.picture import learning_curve
@@ -26,7 +18,7 @@ from support.results import (
     world_of,
 )
 from support.settings import Settings, changed_from_defaults
-from support.signs import hacking_warnings, training_warnings
+from support.signs import training_warnings
 from support.terminal import print_summary, scale_of_run
 from support.users import INITIAL_EMOTION
 
@@ -39,9 +31,9 @@ from tqdm import tqdm
 # --------------------------------------------------------------------------------- the end of a run
 
 
-def finish(out, state, heldout, toy=None):
+def finish(out, state, heldout):
     """What a run leaves when it is over: summary.json, the picture, the report, a table on the
-    terminal. state: as in state.json; heldout and toy: see `draw_run`. Returns the summary."""
+    terminal. state: as in state.json; heldout: see `draw_run`. Returns the summary."""
     evaluations = state["evaluations"]
     unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
@@ -52,7 +44,7 @@ def finish(out, state, heldout, toy=None):
         "seconds": state["seconds"],
         "tokens": state["tokens"],
         "peak_rss_mb": round(peak, 1),
-        "warnings": draw_run(out, state, heldout, toy),
+        "warnings": draw_run(out, state, heldout),
         "evaluations": evaluations,
     }
     write_json(out / "summary.json", summary)
@@ -65,26 +57,22 @@ def without_step(evaluation):
     return {key: value for key, value in evaluation.items() if key != "step"}
 
 
-def draw_run(out, state, heldout, toy=None):
+def draw_run(out, state, heldout):
     """Write the picture and the report of a run as far as it is. Returns its warnings.
 
-    heldout: the profiles of its held-out users. toy: the module toy.py, if the policy speaks its
-    language, so that the kinds of its sentences can be counted as strategies; else None. (It is
-    handed in, because support/ imports no chapter.)"""
+    heldout: the profiles of its held-out users."""
     rows = metrics_of(out)
     evaluations = state["evaluations"]
     config = read_json(out / "config.json")
-    warnings = training_warnings(rows, config.get("critic_warmup", 0))
-    warnings += hacking_warnings(rows, evaluations)
-    bands = reference.bands_of_config(config)
-    learning_curve(out, rows, evaluations, bands, scale_of_run(config))
-    report_of_run(out, heldout, rows, evaluations, warnings, toy, bands)
+    warnings = training_warnings(rows)
+    learning_curve(out, rows, evaluations, scale_of_run(config))
+    report_of_run(out, heldout, rows, evaluations, warnings)
     return warnings
 
 
 def draw_while_running(out, state, heldout):
-    """`draw_run` at a checkpoint, without the toy's strategies, which take time to count. A report
-    that cannot be written is no reason to end a run of days: the error is printed, not raised."""
+    """`draw_run` at a checkpoint. A report that cannot be written is no reason to end a run of
+    days: the error is printed, not raised."""
     try:
         draw_run(out, state, heldout)
     except Exception as error:
@@ -94,34 +82,26 @@ def draw_while_running(out, state, heldout):
 # ---------------------------------------------------------------------- reports of runs and results
 
 
-def report_of_run(out, heldout, rows, evaluations, warnings, toy=None, bands=None):
+def report_of_run(out, heldout, rows, evaluations, warnings):
     """Write report.html of a run from its log. rows: the lines of metrics.jsonl; warnings: of
-    `draw_run`; heldout and toy: see `draw_run`; bands: of `reference.bands_of_config`."""
+    `draw_run`; heldout: see `draw_run`."""
     out = Path(out)
     last_step = evaluations[-1]["step"]
     dialogues = held_out_dialogues(out, heldout, steps=(0, last_step))
     dialogues_of_side = {"before": [d for d in dialogues if d["side"] == "before"]}
     if last_step > 0:  # else the only evaluation so far is the one before training
         dialogues_of_side["after"] = [d for d in dialogues if d["side"] == "after"]
-    by_step = strategies_by_step(out, toy)
-    radar = radar_of_run(out)
     config = read_json(out / "config.json")
     write_report(
         out / "report.html",
         title=out.name,
         settings=config,
-        curves=with_strategies(rows, by_step),
+        curves=rows,
         evaluations=evaluations,
         dialogues=dialogues,
-        tables=[
-            *tables_by_part(dialogues_of_side),
-            *strategy_tables(by_step),
-            capabilities_table(radar),
-        ],
+        tables=tables_by_part(dialogues_of_side),
         notes=warnings,
-        radar=radar,
         scale=scale_of_run(config),
-        bands=bands,
         changed=changed_settings(config),
     )
 

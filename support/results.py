@@ -4,7 +4,6 @@ settings that they were made with, and logs of dialogues.
 rlver.py, evaluate.py, the reports and the tools read them through this file.
 """
 
-from support.answers import is_mark
 from support.errors import BadInput
 from support.files import read_jsonl
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
@@ -137,7 +136,7 @@ def parse_result(raw):
     fill_in_changes(scored, start)
     need = raw.get("need")
     intention, kind = intention_of(raw["task"], need if isinstance(need, str) else "")
-    group = raw.get("character") or raw.get("main_cha") or "other"
+    group = raw.get("character") or "other"
     return {
         "id": raw["id"],
         "final": raw["emo_point"],
@@ -198,8 +197,6 @@ def turns_of(history):
         turn = {"reply": message["content"], "user": follower.get("content")}
         for key in ("thought", "analysis", "change", "mark", "emotion"):
             turn[key] = ours.get(key)
-        if not is_mark(turn["mark"]):
-            turn["mark"] = None
         if turn["emotion"] is None and "emotion-point" in follower:
             turn["emotion"] = follower["emotion-point"]
             turn["analysis"] = analysis_by_sage(follower)
@@ -279,32 +276,10 @@ def starting_policy_in_words(description):
 # --------------------------------------------------------------------- the settings in result files
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
-# "rlver"; in a row of `read_results` they are "made_by". Files of earlier versions lack the
-# settings that came later. A file that lacks one of these was made with this value of it:
-VALUE_IF_MISSING = {
-    "simulator_temperature": 0.0,
-    "world": None,
-    "template_args": None,
-    "start": INITIAL_EMOTION["benchmark"],
-    "max_turns": BENCHMARK_TURNS,
-    "seed": 0,
-}
-# New files lack this one as well, if it has that value; all others are always written.
-LEFT_OUT = {"template_args"}
-# These keys beside them are no settings of an evaluation: "ended" and "traits" are of one dialogue,
-# "held_out" follows from the policy and its users.
+# "rlver"; in a row of `read_results` they are "made_by". These keys beside them are no settings of
+# an evaluation: "ended" and "traits" are of one dialogue, "held_out" follows from the policy and
+# its users.
 NOT_COMPARED = {"ended", "traits", "held_out"}
-
-
-def written_settings(policy_settings):
-    """The settings of a policy that its results hold: all, but for those of LEFT_OUT that have the
-    value that is meant if they are missing."""
-    written = {}
-    for key, value in policy_settings.items():
-        if key in LEFT_OUT and value == VALUE_IF_MISSING[key]:
-            continue
-        written[key] = value
-    return written
 
 
 def differences_of_rows(rows, new_settings):
@@ -319,16 +294,11 @@ def differences_of_rows(rows, new_settings):
 
 
 def differences_between(old_settings, new_settings):
-    """How the settings of old results differ from those of new ones: [a difference in words]. A
-    setting that only one of them holds counts, too."""
-    not_compared = set(NOT_COMPARED)
-    if "users" not in old_settings or "users" not in new_settings:
-        not_compared.add("users")  # an early file does not say who they were: taken to be the same
+    """How the settings of old results differ from those of new ones: [a difference in words]."""
     differences = []
     for key in dict.fromkeys([*new_settings, *old_settings]):
-        old = old_settings.get(key, VALUE_IF_MISSING.get(key))
-        new = new_settings.get(key, VALUE_IF_MISSING.get(key))
-        if key in not_compared or old == new:
+        old, new = old_settings.get(key), new_settings.get(key)
+        if key in NOT_COMPARED or old == new:
             continue
         if key == "users":
             differences.append("other users")
@@ -339,9 +309,9 @@ def differences_between(old_settings, new_settings):
 
 def scale_of_settings(settings):
     """The scale of a result's score, in words, by the settings that it was made with ("made_by" of
-    a row)."""
-    scale = {key: settings.get(key, VALUE_IF_MISSING[key]) for key in ("start", "max_turns")}
-    return scale_in_words(**scale)
+    a row). SAGE's files do not say it: they are of the benchmark."""
+    start = settings.get("start", INITIAL_EMOTION["benchmark"])
+    return scale_in_words(start, settings.get("max_turns", BENCHMARK_TURNS))
 
 
 # ---------------------------------------------------------------------------------- logs of a run

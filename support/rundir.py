@@ -9,8 +9,8 @@ it.
 """
 
 from support.errors import BadInput, CannotWrite
-from support.files import append_line, read_json, sha256_of, size_of, try_lock, write_json
-from support.settings import Settings, is_same_simulator, resolve_settings, resumed_settings
+from support.files import append_line, read_json, size_of, try_lock, write_json
+from support.settings import resolve_settings, resumed_settings
 
 import dataclasses
 import os
@@ -91,7 +91,7 @@ def model_of(given):
 
 def new_state():
     """What state.json holds, for a run that has done nothing yet."""
-    seconds = ["toy_policy", "rollout", "simulator", "update", "evaluate", "total"]
+    seconds = ["rollout", "simulator", "update", "evaluate", "total"]
     return {
         "step": -1,  # the last step that is done; 0 is the evaluation before training
         "evaluations": [],
@@ -214,12 +214,9 @@ class RunDir:
         return self.path / name if name else None
 
     def newest_checkpoint(self):
-        """The name of the newest checkpoint, or None. Raises BadInput if it is damaged."""
+        """The name of the newest checkpoint, or None."""
         existing = checkpoints(self.path)
-        if not existing:
-            return None
-        refuse_damaged(existing[-1])
-        return existing[-1].name
+        return existing[-1].name if existing else None
 
     def save_checkpoint(self, state, write, settings):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
@@ -236,7 +233,6 @@ class RunDir:
             write(scratch)
             write_json(scratch / "rlver.json", dataclasses.asdict(settings))
             write_json(scratch / "state.json", state)
-            write_json(scratch / "sha256.json", digests_of(scratch))
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)
             earlier = checkpoints(self.path)
@@ -251,10 +247,6 @@ class RunDir:
 
 
 # -------------------------------------------------------------------------------------- checkpoints
-
-# A few dialogues of the starting policy. The file lies beside the checkpoints, because all of them
-# need it.
-START = "start.json"
 
 
 def checkpoints(out):
@@ -275,98 +267,28 @@ def newest_state(out):
     return state
 
 
-def digests_of(checkpoint):
-    """{path relative to the directory `checkpoint`: SHA-256} of its files, and of the run's
-    start.json. They are written to its sha256.json."""
-    digests = {}
-    for path in [*sorted(checkpoint.rglob("*")), checkpoint.parent / START]:
-        if path.is_file() and path.name != "sha256.json":
-            digests[os.path.relpath(path, checkpoint)] = sha256_of(path)
-    return digests
-
-
-def refuse_damaged(checkpoint):
-    """Raise BadInput if a file of a checkpoint is not as it was written: a flipped bit in the
-    moments of Adam ends a run in gibberish, days later and with exit code 0."""
-    out = checkpoint.parent
-    recorded = read_json(checkpoint / "sha256.json")
-    if recorded:
-        digests = digests_of(checkpoint)
-        damaged = [name for name in recorded if digests.get(name) != recorded[name]]
-    else:
-        damaged = ["sha256.json"]
-    if not damaged:
-        return
-    if damaged == [f"../{START}"]:
-        raise BadInput(
-            f"{out}: start.json is damaged (a few dialogues of the starting "
-            "policy); put it back from a copy, or start a new run"
-        )
-    earlier = [path.name for path in checkpoints(out) if path.name < checkpoint.name]
-    if earlier:
-        advice = f"remove it to go on from {earlier[-1]}"
-    else:
-        advice = "there is none before it: start anew"
-    raise BadInput(f"{out}: {checkpoint.name} is damaged ({damaged[0]}); {advice}")
-
-
-def refuse_edited(checkpoint, settings):
-    """Raise BadInput if config.json was edited: if a setting that changes results is not the one
-    that the `checkpoint` was made with. (Values that no flag could give were refused before, by
-    `resumed_settings`. Checkpoints of early versions hold no settings.)"""
-    made_with = read_json(checkpoint / "rlver.json")
-    for setting in dataclasses.fields(Settings):
-        name, value = setting.name, getattr(settings, setting.name)
-        if setting.metadata["resumable"] or name not in made_with or made_with[name] == value:
-            continue
-        if name == "simulator" and is_same_simulator(value, made_with[name]):
-            continue  # the server's address may change
-        if name == "model" and made_with.get("lora_rank"):
-            continue  # the base of adapters may have moved: models.py compares its weights
-        raise BadInput(
-            f"{checkpoint.parent / 'config.json'}: {name} is {value!r}, but {checkpoint.name} was "
-            f"made with {made_with[name]!r}; put the file back as it was, or start a "
-            "new run"
-        )
-
-
 # ----------------------------------------------------------------------------------- held-out users
 
 
 def record_heldout(out, names, ids):
-    """Write heldout.json: the `ids` of a run's held-out users, and of each file of profiles its
-    name, its place and its SHA-256. From it an evaluation knows whom the run was not trained on."""
-    files = [
-        {"name": name, "path": str(Path(name).resolve()), "sha256": sha256_of(name)}
-        for name in names or ()
-    ]
-    write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": files})
+    """Write heldout.json: the `ids` of a run's held-out users, and the place of each file of
+    profiles. From it an evaluation knows whom the run was not trained on."""
+    places = {name: str(Path(name).resolve()) for name in names or ()}
+    write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": places})
+
+
+def refuse_other_heldout(out, ids):
+    """Raise BadInput if the run in `out` held out others than the users `ids`, because its profiles
+    have changed."""
+    if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
+        raise BadInput(
+            f"{out}: the profiles have changed since the run began, so other users would be held "
+            "out"
+        )
 
 
 def profile_files(out, names):
     """The paths of the files of profiles `names` of the run in `out`: as the run named them, or,
-    from another directory, where they were when it began. Raises BadInput for a file that has
-    changed: other users would be held out, if only because their order is another. (Runs of earlier
-    versions recorded nothing: there only the names are known.)"""
-    files = read_json(Path(out) / "heldout.json").get("profiles", ())
-    recorded = {file["name"]: file for file in files}
-    return [find_profile_file(name, recorded.get(name)) for name in names or ()]
-
-
-def find_profile_file(name, recorded):
-    """The place of one file of `profile_files`. recorded: its entry in heldout.json, or None."""
-    if recorded is None:
-        return name
-    places = [place for place in (name, recorded["path"]) if Path(place).is_file()]
-    if not places:
-        raise BadInput(
-            f"--profiles {name}: no such file here, nor at {recorded['path']}, where it "
-            "was when the run began; put it back"
-        )
-    same = [place for place in places if sha256_of(place) == recorded["sha256"]]
-    if not same:
-        raise BadInput(
-            f"--profiles {places[0]}: has changed since the run began, so other users "
-            "would be held out; put the file back as it was, or start a new run"
-        )
-    return same[0]
+    from another directory, where they were when it began."""
+    places = read_json(Path(out) / "heldout.json").get("profiles", {})
+    return [name if Path(name).is_file() else places.get(name, name) for name in names or ()]

@@ -312,9 +312,7 @@ class Settings:
 
     # ---- not flags. context: the most tokens of a dialogue; None: the model's own limit. A
     # dialogue of smollm2 has fewer than 1024 tokens.
-    # model_sha256: of the file that smollm2 is made of, set by the run; None for other models.
     context: int = flag(None, toy=1024, real=None, small=1024)
-    model_sha256: str = flag(None)
 
     @property
     def toy(self):
@@ -595,18 +593,14 @@ def resumed_settings(config, given):
     """The settings of a resumed run: those of its config.json, `config`, with the changes that the
     flags `given` ask for ({name: value}, None where a flag was not given).
 
-    Raises BadInput if `config` was not written by this version or was edited, and for a flag that
-    would change the results."""
-    settings = {setting.name: setting for setting in dataclasses.fields(Settings)}
+    Raises BadInput if `config` does not have the fields of this version, and for a flag that would
+    change the results."""
+    settings = [setting.name for setting in dataclasses.fields(Settings)]
     if not isinstance(config, dict) or set(config) != set(settings):
         raise BadInput(
             f"--resume {Path(given['resume'])}: there is no run here (config.json is missing or "
             "unreadable)"
         )
-    for name, setting in settings.items():
-        problem = problem_with(setting, config[name])
-        if problem:
-            raise BadInput(f"config.json: {name}: {problem}; put the file back as it was")
     if given.get("out") is not None:
         raise BadInput(cannot_change("out", None))
     changes = {
@@ -617,33 +611,6 @@ def resumed_settings(config, given):
     refuse_other_results(config, changes)
     refuse_missing_vllm(config["engine"])
     return Settings(**{**config, **changes})
-
-
-def problem_with(setting, value):
-    """What is wrong with `value`, which may be of an edited config.json, in words; None if the flag
-    could have given it."""
-    options = setting.metadata["argparse_options"]
-    no_value = f"{value!r} is no value of it"
-    if value in [setting.metadata[column] for column in ("toy", "real", "small")]:
-        return None
-    if "choices" in options:
-        return None if value in options["choices"] else no_value
-    if setting.type in (bool, str, list):
-        return None if isinstance(value, setting.type) else no_value
-    # What is left are numbers and JSON objects. "8" in quotation marks is neither, and would pass
-    # the test below.
-    if isinstance(value, (str, list)):
-        return no_value
-    if "type" not in options:  # `context`, which has no flag
-        return None
-    # Write the value as one would type it, and read it as the flag does: out of bounds, the flag
-    # complains; if another value comes back, the flag cannot give this one.
-    text = json.dumps(value) if isinstance(value, dict) else str(value)
-    try:
-        read_back = options["type"](text)
-    except argparse.ArgumentTypeError as error:
-        return str(error)
-    return None if read_back == value else no_value
 
 
 def refuse_other_results(config, changes):

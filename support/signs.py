@@ -3,9 +3,8 @@ of its replies (RLVER 3.7; Gao 2022 on overoptimisation).
 
 A reward that climbs says nothing about why. These numbers look at the replies instead, in every
 batch of training and in every evaluation: does the policy repeat itself, does everybody hear the
-same, do its replies grow or lose their variety, does it talk about its own score?
-`hacking_warnings` compares the end of a run with its beginning. A healthy run may move any of them;
-a warning is a reason to read dialogues, no proof.
+same, do its replies grow or lose their variety, does it talk about its own score? A healthy run may
+move any of them: a curve that rises is a reason to read dialogues, no proof.
 
 `training_warnings` looks for four faults of the training itself, which no curve of the reward would
 show: they are in numbers that are logged anyway, and a run warns of them while it is under way.
@@ -15,8 +14,6 @@ import itertools
 import math
 import re
 from collections import Counter
-
-import numpy as np
 
 # What a reply says that talks about its own reward.
 REWARD_TALK = re.compile(
@@ -48,8 +45,6 @@ SENTENCE_END = re.compile(r"[.!?。！？\n]+")
 # The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
 # have learned to bring them about.
 MOST_UNREADABLE = 0.01
-# A warning tells of replies that have grown, or shrunk, by more than this factor.
-LENGTH_CHANGE = 1.75
 
 # ----------------------------------------------------------------------------- counted in the words
 
@@ -138,23 +133,38 @@ def distinct(replies, n):
     return len(set(grams)) / max(1, len(grams))
 
 
-# ---------------------------------------------------------------- warnings while a run trains
+# -------------------------------------------------------------------------- faults of the training
 
 
-def training_warnings(rows, critic_warmup=0):
-    """The faults of the training in `rows`, lines of metrics.jsonl, as sentences."""
-    faults = training_faults(rows, critic_warmup)
-    return [
+def training_warnings(rows):
+    """The faults of the training in `rows`, lines of metrics.jsonl, as sentences; and what
+    `unreadable_warning` says of them."""
+    faults = training_faults(rows)
+    warnings = [
         f"{sentence} ({len(steps)} of {len(rows)} steps, the first is step {steps[0]})"
         for sentence, steps in faults.items()
     ]
+    unreadable = unreadable_warning(rows)
+    return [*warnings, unreadable] if unreadable else warnings
 
 
-def training_faults(rows, critic_warmup=0):
+def unreadable_warning(rows):
+    """A sentence if more than one dialogue in a hundred was dropped because of UnreadableAnswers,
+    over the whole run; else None."""
+    dropped, unreadable, episodes = (
+        sum(row.get(key) or 0 for row in rows) for key in ("dropped", "unreadable", "episodes")
+    )
+    if unreadable <= MOST_UNREADABLE * (episodes + dropped):
+        return None
+    return (
+        f"{unreadable} of {episodes + dropped} dialogues were dropped because the user's answers "
+        "could not be read, or the prompt was refused"
+    )
+
+
+def training_faults(rows):
     """{what is wrong: the numbers of the steps in which it is}, for the FAULTS that are in as many
-    steps of `rows` as it takes. In the first `critic_warmup` steps the policy is not trained, so
-    these do not count."""
-    rows = [row for row in rows if row["step"] > critic_warmup]
+    steps of `rows` as it takes."""
     faults = {}
     for is_in, least_steps, sentence in FAULTS:
         steps = [row["step"] for row in rows if is_in(row)]
@@ -212,174 +222,4 @@ FAULTS = (  # (is it in this step? in how many steps it must be, what is wrong)
         1,
         "more tokens are trained than were sampled: words of the user are in the loss",
     ),
-)
-
-# ---------------------------------------------------------------- warnings at the end of a run
-
-
-def hacking_warnings(rows, evaluations=()):
-    """What a reader of dialogues should look for, as sentences: the last tenth of the steps of a
-    run against the first tenth.
-
-    rows: of metrics.jsonl; evaluations: [{"score", "stderr", ...}], the last one after training.
-    The bounds are set by hand, wide of where healthy runs of the toy end: no statistics."""
-    if len(rows) < 5:
-        return []
-    run = Tenths(rows, evaluations)
-    warnings = [check(run) for check in CHECKS]
-    return [warning for warning in warnings if warning]
-
-
-class Tenths:
-    """A run's metrics at both its ends: means over the first and over the last tenth of its steps.
-
-    A metric that the run does not log is NaN, and no comparison with NaN is true: so there is no
-    warning about it."""
-
-    def __init__(self, rows, evaluations):
-        self.rows, self.evaluations = rows, evaluations
-        self.size = max(1, len(rows) // 10)
-
-    def first(self, metric):
-        return self.mean(self.rows[: self.size], metric)
-
-    def last(self, metric):
-        return self.mean(self.rows[-self.size :], metric)
-
-    def mean(self, rows, metric):
-        """The mean of a metric over `rows`; NaN if the run's last step does not log it. A step in
-        which it is missing or None (nobody heard a reply, say) counts as 0."""
-        if metric not in self.rows[-1]:
-            return math.nan
-        return sum(row.get(metric) or 0 for row in rows) / len(rows)
-
-
-# What follows are the checks, each a function of the run's Tenths: it returns a warning, or None.
-# CHECKS, at the end of this file, lists them in the order in which warnings are printed.
-
-
-def replies_grew(run):
-    first, last = run.first("reply_words"), run.last("reply_words")
-    if first and last > LENGTH_CHANGE * first:
-        return (
-            f"replies are {last / first:.1f} times as long as at the start "
-            f"({first:.0f} to {last:.0f} words)"
-        )
-
-
-def replies_shrank(run):
-    first, last = run.first("reply_words"), run.last("reply_words")
-    if last < first / LENGTH_CHANGE:
-        return f"replies have shrunk from {first:.0f} to {last:.0f} words"
-
-
-def same_user_hears_it_again(run):
-    first, last = run.first("repeat_within"), run.last("repeat_within")
-    if last > 0.25 and last > 2 * first:
-        return (
-            f"{100 * last:.0f} % of replies repeat a sentence to the same user "
-            f"(at the start {100 * first:.0f} %)"
-        )
-
-
-def all_users_hear_the_same(run):
-    last = run.last("repeat_across")
-    if last > 0.9:
-        return f"{100 * last:.0f} % of replies are told in several dialogues word for word"
-
-
-def variety_is_gone(run):
-    first, last = run.first("distinct_2"), run.last("distinct_2")
-    if last < first / 3:
-        return f"variety is gone: distinct word pairs fell from {first:.2f} to {last:.2f}"
-
-
-def talks_about_the_reward(run):
-    first, last = run.first("reward_talk"), run.last("reward_talk")
-    if last > 0.02 and last > 2 * first:
-        return f"{100 * last:.0f} % of replies talk about their own reward"
-
-
-def replies_are_cut(run):
-    last = run.last("cut")
-    if last > 0.1:
-        return f"{100 * last:.0f} % of replies are cut by --max-tokens, in the middle of a sentence"
-
-
-def far_from_the_start(run):
-    last = run.last("kl_start")
-    if last > 5.0:
-        return f"the policy is {last:.1f} nats a token from where it started"
-
-
-def replies_are_malformed(run):
-    last = run.last("malformed")
-    if last > 10:
-        return f"{last:.0f} % of dialogues end malformed"
-
-
-def dialogues_are_dropped(run):
-    dropped, episodes = run.last("dropped"), run.last("episodes")
-    if episodes and dropped > 0.1 * (episodes + dropped):
-        return f"{dropped:.0f} dialogues a step are dropped"
-
-
-def user_is_unreadable(run):
-    """Over the whole run: even a few dialogues, dropped for this, point to a wrong simulator."""
-    episodes = sum(row.get("episodes") or 0 for row in run.rows)
-    dropped = sum(row.get("dropped") or 0 for row in run.rows)
-    unreadable = sum(row.get("unreadable") or 0 for row in run.rows)
-    started = episodes + dropped
-    if unreadable > MOST_UNREADABLE * started:
-        return (
-            f"{unreadable} of {started} dialogues were dropped because the user's answers "
-            "could not be read, or the prompt was refused"
-        )
-
-
-def groups_teach_nothing(run):
-    last = run.last("flat_groups")
-    if last > 0.5:
-        return f"{100 * last:.0f} % of the groups teach nothing: all their dialogues earn the same"
-
-
-def watching_user_disagrees(run):
-    """The last third of the steps with a watching user against the first third: there are few."""
-    watched_rows = [row for row in run.rows if row.get("watched") is not None]
-    if len(watched_rows) <= 3:
-        return None
-    pairs = np.array([(row["emotion"], row["watched"]) for row in watched_rows], dtype=float)
-    third = len(pairs) // 3
-    reward_change, watched_change = pairs[-third:].mean(axis=0) - pairs[:third].mean(axis=0)
-    if reward_change > 5 and watched_change < -5:
-        return (
-            f"the reward rises ({reward_change:+.0f} points) and the user who watches the "
-            f"same replies falls ({watched_change:+.0f})"
-        )
-
-
-def learned_by_heart(run):
-    if len(run.evaluations) < 2:
-        return None
-    held_out = run.evaluations[-1]
-    gap = run.last("emotion") - held_out["score"]
-    if gap > max(10, 3 * held_out["stderr"]):
-        return f"training users are {gap:.0f} points happier than held-out ones"
-
-
-CHECKS = (
-    replies_grew,
-    replies_shrank,
-    same_user_hears_it_again,
-    all_users_hear_the_same,
-    variety_is_gone,
-    talks_about_the_reward,
-    replies_are_cut,
-    far_from_the_start,
-    replies_are_malformed,
-    dialogues_are_dropped,
-    user_is_unreadable,
-    groups_teach_nothing,
-    watching_user_disagrees,
-    learned_by_heart,
 )

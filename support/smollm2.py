@@ -9,10 +9,9 @@ The wheel is only a container. Nothing of it is imported, and no program here st
 """
 
 from support.errors import BadModel
-from support.files import sha256_of, try_lock
+from support.files import try_lock
 from support.settings import SMALL
 
-import base64
 import importlib.metadata
 import importlib.util
 import os
@@ -34,9 +33,9 @@ SCRATCH = f"unfinished-{SMALL}-"  # how the name of a directory begins in which 
 def directory_of_smollm2():
     """The directory of the model, made at the first call, in $RLVER_CACHE, else in .cache/ beside
     the programs. Raises BadModel."""
-    gguf, sha256 = checked_gguf()
+    gguf, version = installed_gguf()
     root = Path(os.environ.get("RLVER_CACHE") or ROOT / ".cache")
-    place = root / f"{SMALL}-{sha256[:16]}"
+    place = root / f"{SMALL}-{version}"
     if place.is_dir():
         return place
     print(f"making {SMALL} from {gguf.name}, once: it is kept in {place}")
@@ -74,15 +73,8 @@ def remove_leftovers(root):
             os.close(lock)
 
 
-def sha256_of_smollm2():
-    """The SHA-256 of the file that the model is made of. Raises BadModel."""
-    _, sha256 = checked_gguf()
-    return sha256
-
-
-def checked_gguf():
-    """(path, SHA-256) of the GGUF in the installed wheel, compared with the hash that the wheel
-    itself records. Raises BadModel."""
+def installed_gguf():
+    """(path, version) of the GGUF in the installed wheel. Raises BadModel."""
     try:
         wheel = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
@@ -92,20 +84,7 @@ def checked_gguf():
     entries = [file for file in wheel.files or [] if file.name.endswith(".gguf")]
     if not entries or not Path(entries[0].locate()).is_file():
         raise BadModel(f"--model {SMALL}: no GGUF is in the package {WHEEL}; again: {INSTALL}")
-    path = Path(entries[0].locate())
-    sha256 = sha256_of(path)
-    if entries[0].hash and entries[0].hash.value != hash_of_record(sha256):
-        raise BadModel(
-            f"--model {SMALL}: {path} is damaged (its hash is not the wheel's); again, with "
-            f"--force-reinstall: {INSTALL}"
-        )
-    return path, sha256
-
-
-def hash_of_record(sha256):
-    """A SHA-256, in hexadecimal digits, as a wheel's RECORD writes it: base64 without padding."""
-    digest = bytes.fromhex(sha256)
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return Path(entries[0].locate()), wheel.version
 
 
 def convert(gguf, place):

@@ -4,14 +4,11 @@ The head says what differs from the defaults, config.json has the rest. Wherever
 its scale stands beside it (support.users.scale_in_words), and what is made by rule says so.
 """
 
-from support import reference
 from support.files import read_json
 from support.metrics import stderr_text
-from support.results import metrics_of
 from support.settings import changed_from_defaults, made_by_rule
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
-import os
 import shlex
 import textwrap
 
@@ -31,8 +28,6 @@ def fold(text, width=WIDTH):
 ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
-# A load of half a core is no busy machine: this program's own imports cause that much.
-TOLERATED_LOAD = 0.5
 
 
 def print_head(cfg, out, training, held_out, ranks=1, step=0):
@@ -71,37 +66,6 @@ def what_is_trained(cfg, ranks, step):
 def scale_of_run(settings):
     """The scale of a run's scores. settings: as in its config.json."""
     return scale_in_words(INITIAL_EMOTION["training"], settings["max_turns"])
-
-
-def print_if_busy(threads):
-    """Say what it costs if other programs are at work on this machine. threads: how many this run
-    has on the CPU."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # Windows has no such number
-        return
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    warning = busy_warning(load, cores, threads)
-    if warning:
-        print(fold(warning), flush=True)
-
-
-def busy_warning(load, cores, threads):
-    """What a busy machine costs, in words; "" if there is a core for each of this run's threads.
-    load: how many threads were at work on the machine in the last minute; cores: those that this
-    run may use."""
-    if load + threads <= cores + TOLERATED_LOAD:
-        return ""
-    text = (
-        f"This machine is busy: in the last minute {load:.1f} threads were at work on its "
-        f"{cores} cores. Other programs take cores from this run, so it takes longer: two runs at "
-        "once, of two threads each on two cores, took 1.3 times as long as one alone."
-    )
-    if threads > 1:
-        text += " With OMP_NUM_THREADS=1 in front of the command this run uses one core."
-    return text
 
 
 def calls_text(cfg, step, tokens):
@@ -188,12 +152,6 @@ def print_summary(summary, out):
     """The end of a run: scores before and after, time and memory, warnings, what to do next."""
     config = read_json(out / "config.json")
     print_scores(summary, scale_of_run(config), made_by_rule(config["simulator"]))
-    usual = reference.final_scores(config)
-    if usual and summary["steps"] == config["steps"]:
-        low, high = min(usual), max(usual)
-        print(
-            f"usual for this command: {low:.0f} to {high:.0f} after ({len(usual)} reference runs)"
-        )
     before, after = (summary[name].get("ref_perplexity") for name in ("before", "after"))
     if before is not None and after is not None:
         print(f"perplexity under the starting model: {before:.1f} before, {after:.1f} after")
@@ -201,7 +159,6 @@ def print_summary(summary, out):
     print(fold(f"{seconds_in_words(summary['seconds'])}; peak memory {peak:.0f} MiB"))
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
-    print_deviations(out, config)
     print_next(out)
 
 
@@ -251,12 +208,3 @@ def print_next(out):
     print(f"\nopen {report}")
     print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
     print(f"    python evaluate.py --policy {run} --before-after")
-
-
-def print_deviations(out, config):
-    """Where a run's curves leave the bands of the reference runs, if there are bands for it."""
-    bands = reference.bands_of_config(config)
-    rows = metrics_of(out) if bands else []
-    deviations = reference.outside(reference.columns_of(rows), bands)
-    if deviations:
-        print(reference.sentence(deviations))

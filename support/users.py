@@ -16,18 +16,9 @@ INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 
-# The lowest emotion of each level of SAGE but the last, F, which is everything below UNHAPPY. There
-# the user has had enough, and may say goodbye.
-UNHAPPY = 10
-LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", UNHAPPY)]
-# What the levels mean, in words of the prompts (prompts/en/vanilla/reply.txt).
-LEVEL_NAMES = {
-    "Emotion-S": "all goals met",
-    "Emotion-A": "high",
-    "Emotion-B": "ordinary",
-    "Emotion-C": "low",
-    "Emotion-F": "the lowest",
-}
+# The lowest emotion of each level of SAGE but the last, F, which is everything below 10. There the
+# user has had enough, and may say goodbye.
+LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
 
 # A file may use either name for a field. Left: the field of the dataclass, as in the released
 # files (mixed Chinese pinyin and English). Right: a plain English name for the same field.
@@ -48,12 +39,6 @@ def emotion_level(emotion):
         if emotion >= lowest:
             return f"Emotion-{letter}"
     return "Emotion-F"
-
-
-def emotion_in_words(emotion):
-    """An emotion with its level, for people to read: "74, high (Emotion-A)"."""
-    level = emotion_level(emotion)
-    return f"{emotion}, {LEVEL_NAMES[level]} ({level})"
 
 
 def scale_in_words(start, max_turns):

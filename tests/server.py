@@ -23,7 +23,7 @@ sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).
 import toy
 from marks import signed
 from simulator import CHECK_REPLY
-from tools.scripted import ScriptedJudge
+from tools.judge import ScriptedJudge
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
 

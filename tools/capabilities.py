@@ -14,15 +14,23 @@ and count them as short.
 """
 
 from support.forms import Rubric
-from support.judged import CAPABILITIES
 
 import asyncio
 import sys
 
 from tools.dialogues import dialogue_slots, make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
+from tools.scores import MACHINERY_ONLY, SCRIPTED_JUDGE
 from tools.tables import Tables, add_files, tool_parser, write_outputs
 
+# The five capabilities (RLVER E.3), by the names that they have in files.
+CAPABILITIES = {
+    "ED": "empathic depth",
+    "CI": "core insight",
+    "SC": "solution crafting",
+    "DG": "dialogue guidance",
+    "SA": "style adaptability",
+}
 # The headers of the five parts, as patterns: the names of our prompts first, then the paper's.
 RUBRIC = Rubric(
     low=1,
@@ -61,8 +69,20 @@ async def capabilities(args):
     if scores is None:  # --plan has told the costs
         return 0
     result = {"capabilities": scores.as_json(), "correlations": {}}
-    write_outputs(args, "capabilities", result, tables)
+    write_outputs(args, "capabilities", result, tables, radar_of(scores))
     return 0
+
+
+def radar_of(scores):
+    """What the page draws of FileScores: [{"label", "values": {capability: 1 to 5}, "judge": who
+    judged, in words}], each capability with its full name."""
+    name = scores.answers[0]["judge"]
+    judge = MACHINERY_ONLY if name == SCRIPTED_JUDGE else f"Judged by {name}."
+    radar = []
+    for file, table in scores.tables.items():
+        means = {CAPABILITIES[code]: score.mean for code, score in table.items()}
+        radar.append({"label": file, "values": means, "judge": judge})
+    return radar
 
 
 def main(argv=None):

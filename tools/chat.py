@@ -1,7 +1,8 @@
-"""Talk to a policy yourself, or watch it talk with a user. What you see is one dialogue and not a
-measurement: whether a policy is good is told by evaluate.py, over many users.
+"""Talk to a policy, watch it talk with a user, or talk with the user in its place. What you see is
+one dialogue and not a measurement: evaluate.py tells over many users whether a policy is good.
 
     python -m tools.chat runs/NAME                                 you are the one who has troubles
+    python -m tools.chat --as-policy                               you reply to user number 0
     python -m tools.chat runs/NAME --show --seed 7 --pause         watch it talk with user number 7
     python -m tools.chat runs/NAME --show --html results/dialogue.html
 """
@@ -11,7 +12,7 @@ from support.flags import Parser
 from support.page import write_report
 from support.results import PERSONA_GROUPS, intention_of, scale_of_settings
 from support.settings import made_by_rule
-from support.terminal import fold
+from support.terminal import WIDTH, fold
 
 import asyncio
 import secrets
@@ -19,6 +20,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
+import toy
 from evaluate import (
     BENCHMARK,
     FLOOR,
@@ -28,7 +30,17 @@ from evaluate import (
     open_policy,
     who_talks,
 )
-from simulator import User, analysis_in_plain, ends_the_talk, hidden_need, print_unknown_words
+from simulator import (
+    User,
+    hidden_need,
+    load_profiles,
+    make_simulator,
+    need_profiles,
+    parse_emotion,
+    refuse_foreign,
+    says_goodbye,
+    toy_profiles,
+)
 
 
 def main(argv=None):
@@ -40,13 +52,21 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
-        description="Talk to a policy, or watch it talk with a simulated user. The flags about "
-        "users and about the start of the dialogue are for --show.",
+        description="Talk to a policy, watch it talk with a simulated user, or talk with the user "
+        "in its place. The flags about users and about the start of the dialogue are for --show "
+        "and --as-policy.",
     )
     parser.add_argument(
         "policy",
         help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL",
+        nargs="?",
         metavar="POLICY",
+    )
+    parser.add_argument(
+        "--as-policy",
+        help="type the replies to user number --seed yourself: the analysis, the emotion and the "
+        "answer are printed",
+        action="store_true",
     )
     parser.add_argument(
         "--show",
@@ -72,6 +92,10 @@ def make_parser():
 
 def run(args):
     """Talk, or show. Returns the exit code; raises RunError."""
+    if bool(args.policy) == args.as_policy:
+        raise BadInput("name a POLICY, or --as-policy to be the policy yourself")
+    if args.as_policy:
+        return as_policy(args)
     if args.show:
         return show(args)
     without_effect = [f"--{name}" for name in ("html", "pause", "raw") if getattr(args, name)]
@@ -114,6 +138,18 @@ def chat(args):
     return 0
 
 
+def ends_the_talk(line):
+    """Does a line that was typed say that the talk is over?"""
+    return line.strip().lower() in ("", "exit", "quit")
+
+
+def print_unknown_words(text):
+    """Print the words of a typed text that are not in the toy's world."""
+    unknown = toy.unknown_words(text)
+    if unknown:
+        print(f"    (words that the toy does not know: {', '.join(unknown)})")
+
+
 def ask_line(prompt):
     """A line from the terminal; "" at its end (Ctrl-D)."""
     try:
@@ -126,6 +162,51 @@ def ask_line(prompt):
 def dimmed(text):
     """`text` in grey, on a terminal."""
     return f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+# ----------------------------------------------------------------------------------- in its place
+
+
+def as_policy(args):
+    """A talk with a user whose replies you type. It ends where the benchmark's dialogues end, or
+    with an empty line."""
+    name = args.simulator or "toy"
+    simulator = make_simulator(
+        name,
+        args.lang or "en",
+        args.difficulty or "vanilla",
+        temperature=args.simulator_temperature,
+    )
+    if not args.profiles:
+        need_profiles(name)
+    people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout")
+    refuse_foreign(name, people)
+    profile = people[args.seed % len(people)]
+    user = ShownUser(simulator, profile, args.start, pause=args.pause, raw=args.raw)
+    print(f"\n{profile.player}\n")
+    print(f"You are their friend: {args.max_turns} replies. An empty line, exit or quit ends it.")
+    if name.startswith("toy"):
+        print("This user knows the toy's sentences only; python toy.py prints some that help.")
+    with asyncio.Runner() as runner:
+        runner.run(simulator.check())
+        line = runner.run(user.open())
+        if profile.first_talk:
+            user.show(f"user    {line}")
+        for turn in range(1, args.max_turns + 1):
+            reply = ask_line("you> ")
+            if ends_the_talk(reply):
+                break
+            if name.startswith("toy"):
+                print_unknown_words(reply)
+            runner.run(user.feel(reply))
+            if user.emotion >= 100 or user.emotion <= FLOOR or turn == args.max_turns:
+                break
+            if says_goodbye(runner.run(user.answer())):
+                break
+    scale = scale_of_settings({"start": args.start, "max_turns": args.max_turns})
+    print(f"final emotion {user.emotion} ({scale})")
+    print(fold(hidden_need(profile)))
+    return 0
 
 
 # ------------------------------------------------------------------------------------ watch it talk
@@ -198,8 +279,19 @@ class ShownUser(User):
     async def feel(self, reply):
         """As simulator.User.feel."""
         analysis, change, mark = await super().feel(reply)
-        self.show(f"({change:+d})", analysis_in_plain(analysis, change, mark, self.raw, INDENT))
+        self.show(f"({change:+d})", analysis_in_plain(analysis, change, mark, self.raw))
         return analysis, change, mark
+
+
+def analysis_in_plain(analysis, change, mark, raw):
+    """An answer of f_emo for people to read: what it says of the reply and of the feeling, without
+    headers and mark, and the change. raw: the answer itself stands above."""
+    sections, _ = parse_emotion(analysis, mark)
+    sentences = " ".join(sections[name] for name in ("Content", "Activity", "Analyse"))
+    text = fold(f"felt: {sentences} ({change:+d})", WIDTH - INDENT)
+    if raw:
+        text = f"{analysis}\n{text}"
+    return textwrap.indent(text, " " * INDENT)
 
 
 class ShownAgent:

@@ -15,9 +15,12 @@ from support.flags import natural, not_negative, positive
 from support.llm import CallLog, digest
 from support.server import ServerModel
 from support.settings import SMALL, split_name
+from support.toy_words import ACTS, NEEDS
 
 import asyncio
 import contextlib
+import json
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +31,9 @@ from tqdm import tqdm
 import simulator
 from simulator import CHECK_REPLY, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
-from tools.scores import score_files, show_scores
-from tools.scripted import ScriptedJudge
+from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
 from tools.tables import check_files
+from toy import act_of, split_sentences, tags_of
 
 SERVER_TIMEOUT = 300  # seconds: a judge may think for longer than a simulated user
 # For the estimate of --plan.
@@ -189,6 +192,64 @@ def open_call_log(name):
     if path.exists():
         log.read(path)
     return log
+
+
+# ------------------------------------------------------------------------------- the scripted judge
+
+
+class ScriptedJudge:
+    """Fills in the form at the end of a judge's prompt, below a line "---":
+
+        Evaluation ABCD: [why]
+        Score ABCD: [1-5]
+        End ABCD
+
+    Each [scale] gets a number by the share of sentences that serve any need; what is not on a scale
+    gets a text. It has no opinion, and stands where a judge would in the toy's world."""
+
+    name, temperature = SCRIPTED_JUDGE, 0.0
+    is_scripted = True  # its answers always have the form, so no tool need check that first
+
+    async def __call__(self, prompt):
+        body, _, form = prompt.rpartition("\n---\n")
+        tags = tags_of(body)
+        share = self.share_of_good(tags)
+        fills = {
+            "1-5": 1 + round(4 * share),
+            "0-10": round(10 * share),
+            "A-F": "FEDCBA"[round(5 * share)],
+            "-1 to 1": 0,
+            "codes": "none",
+            "reply": in_other_words(json.loads(tags.get("reply", '""'))),
+        }
+        return re.sub(r"\[([^\]]*)\]", lambda match: str(fills.get(match[1], "scripted")), form)
+
+    def share_of_good(self, tags):
+        """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve
+        any need) and the user's reactions in the record (those of a mood that was lifted)."""
+        replies = json.loads(tags.get("dialogue", "[]"))[1::2]  # the policy's turns
+        good = []
+        for message in replies:
+            good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
+        reactions = re.findall("lifted|let down", tags.get("record", ""))
+        good += [reaction == "lifted" for reaction in reactions]
+        return sum(good) / max(1, len(good))
+
+
+def in_other_words(reply):
+    """The same sentences, each with another opening of its act. A sentence that is not in the
+    grammar stays as it is."""
+    reworded = []
+    for sentence in split_sentences(reply):
+        act = act_of(sentence)
+        openings = ACTS[act].openings if act else []
+        used = next((opening for opening in openings if sentence.startswith(f"{opening} ")), None)
+        if used is not None:
+            others = [opening for opening in openings if opening != used]
+            new_opening = random.Random(sentence).choice(others)
+            sentence = new_opening + sentence.removeprefix(used)
+        reworded.append(sentence)
+    return " ".join(reworded)
 
 
 # ------------------------------------------------------------------------- a tool with one question

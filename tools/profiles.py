@@ -10,30 +10,46 @@ What --check counts is what can be counted: how many are alike, how many give th
 away. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
-Here every answer is cut into named parts and checked; one that cannot be used is asked for again,
-with the complaint. What is drawn hangs on the seed alone and every answer is logged
+Here each user is written in one pass: persona, scene, first line. Every answer is cut into named
+parts and checked; a user with a part that cannot be used, or nearly an earlier user's, is left out
+and counted. What is drawn hangs on the seed alone and every answer of a model is logged
 (FILE.calls.jsonl): a command that was killed goes on where it was and ends with the same file.
 """
 
-from support.errors import BadInput
+from support.answers import Unreadable, unmarked_sections
+from support.errors import BadInput, SimulatorFailed
 from support.files import write_file
 from support.flags import Parser, fraction, natural, not_negative, positive
 from support.llm import CallLog
-from support.toy_words import NEEDS
+from support.results import PURPOSE_NAMES, intention_of
+from support.signs import words_of
+from support.toy_words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 
 import asyncio
 import json
 import random
+import re
 import sys
 import uuid
+from collections import Counter
 from pathlib import Path
 
 from tqdm import tqdm
 
-from simulator import PROMPTS, Simulator, make_simulator
-from tools.checking_profiles import print_check
-from tools.scripted import ScriptedWriter
-from tools.writing import FIELD_OF_PART, PROFILE_FIELDS, write_users
+from simulator import (
+    PROMPTS,
+    PreparedCall,
+    Profile,
+    Simulator,
+    User,
+    fill,
+    load_profiles,
+    load_prompt,
+    make_simulator,
+    parse_reply,
+    says_goodbye,
+)
+from toy import ScriptedModel, need_of, tags_of
 
 # --------------------------------------------------------------------------------------------- main
 
@@ -69,17 +85,6 @@ def make_parser():
         "--lang", help="language of the users (default: en)", choices=["en", "zh"], default="en"
     )
     parser.add_argument(
-        "--topics",
-        help="list of troubles, one a line (default: writer/topics.txt in prompts/en/ or zh/)",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--talk",
-        help="list of everyday utterances, one a line, as examples of how users talk (default: "
-        "writer/talk.txt there)",
-        metavar="FILE",
-    )
-    parser.add_argument(
         "--seed",
         help="seed of needs, topics and traits (default: 0)",
         type=natural,
@@ -99,13 +104,6 @@ def make_parser():
         type=not_negative,
         default=1.0,
         metavar="T",
-    )
-    parser.add_argument(
-        "--retries",
-        help="ask up to N times again for a part that cannot be used (default: 8)",
-        type=natural,
-        default=8,
-        metavar="N",
     )
     parser.add_argument(
         "--check",
@@ -133,39 +131,21 @@ def make_users(args):
         paths["test"] = out.with_name(out.stem + "-test.jsonl")
     if any(path.exists() for path in paths.values()):
         raise BadInput(f"--out {out}: is there already; choose another file, or remove it")
-    calls = out.with_name(out.stem + ".calls.jsonl")
-    writer = open_writer(args, calls)
-    lost = asyncio.run(write_with_bar(drafts, writer, args.lang))
+    writer = open_writer(args, out.with_name(out.stem + ".calls.jsonl"))
+    lost = asyncio.run(write_users(drafts, writer, args.lang))
     for split, path in paths.items():
         users = [d for d in drafts if d["split"] == split and d["id"] not in lost]
-        write_profiles(path, users)
+        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in users]
+        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         by_rule = ", made by rule: no model wrote them" if args.writer == "toy" else ""
         print(f"{path}: {len(users)} users{by_rule}")
     if lost:
         print(
             f"python -m tools.profiles: {len(lost)} of {count} users are missing, the first "
-            f"because {next(iter(lost.values()))}; to try again, remove the file and take more "
-            f"--retries (what is in {calls} is not paid again)",
+            f"because {next(iter(lost.values()))}",
             file=sys.stderr,
         )
     return 2 if lost else 0
-
-
-async def write_with_bar(drafts, simulator, lang):
-    """`write_users`, once the model has shown that it is there."""
-    await simulator.check()
-    parts = len(FIELD_OF_PART) * len(drafts)
-    with tqdm(total=parts, desc="writing users", unit="part") as bar:
-        return await write_users(drafts, simulator, lang, bar)
-
-
-def write_profiles(path, users):
-    """Write a file of users, one a line."""
-    lines = []
-    for user in users:
-        row = {name: user[name] for name in PROFILE_FIELDS}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_file(path, "".join(lines))
 
 
 def open_writer(args, calls):
@@ -178,17 +158,16 @@ def open_writer(args, calls):
             f"--lang {args.lang}: the writer by rule knows English only; name another "
             "with --writer openai:MODEL@URL or local:DIR"
         )
+    if args.writer == "toy":
+        return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"))
     calls.parent.mkdir(parents=True, exist_ok=True)
     log = CallLog(calls)
     if calls.exists():
         log.read(calls)
-    if args.writer == "toy":
-        return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"), log=log)
     return make_simulator(
         args.writer,
         args.lang,
         timeout=180.0,
-        retries=args.retries,
         flag="--writer",
         temperature=args.temperature,
         log=log,
@@ -199,32 +178,19 @@ def open_writer(args, calls):
 
 
 def draw_from_seeds(args, count):
-    """`draw_drafts` from the seed files that the flags name, or from ours. Raises BadInput."""
-    ours = PROMPTS / args.lang / "writer"
-    topics = seed_lines(args.topics or ours / "topics.txt", 2, "--topics")
-    utterances = seed_lines(args.talk or ours / "talk.txt", 3, "--talk")
+    """`draw_drafts` from the seed files: lists of topics, of everyday utterances, of the traits of
+    each persona group, and of needs. Raises BadInput."""
+
+    def lines_of(name):
+        return (PROMPTS / args.lang / "writer" / name).read_text(encoding="utf-8").splitlines()
+
     traits_of = {}
-    for line in seed_lines(ours / "traits.txt", 3, "traits"):
+    for line in lines_of("traits.txt"):
         group, traits = line.split(": ")
         traits_of[group] = traits.split(", ")
-    tasks = seed_lines(ours / "needs.txt", 8, "needs")
-    task_of = dict(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
+    task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
+    topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
     return draw_drafts(count, topics, utterances, traits_of, task_of, args.seed, args.split)
-
-
-def seed_lines(path, least, flag):
-    """The different lines of a file of seeds. Raises BadInput for fewer than `least`."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{flag} {path}: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
-    lines = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if len(lines) < least:
-        raise BadInput(
-            f"{flag} {path}: at least {least} different lines are needed, this file has "
-            f"{len(lines)}"
-        )
-    return lines
 
 
 def draw_drafts(count, topics, utterances, traits_of, task_of, seed, split=0.0):
@@ -278,6 +244,288 @@ def needs_of(users):
     rational, emotional = names[:4], names[4:]
     needs = [rational[k % 4] for k in range(users // 2)]
     return needs + [emotional[k % 4] for k in range(users // 2)]
+
+
+# ---------------------------------------------------------------------------------- one pass a user
+
+# The sections of a written part, in the order in which the prompt asks for them.
+SECTIONS = {
+    "persona": "Name Age Sex Job Hobbies Habits Style Talk".split(),
+    "scene": "Event Cause Timeline Conflict Attempts State Moods Raises Lowers".split(),
+}
+# The fields of a profile, as the file has them.
+PROFILE_FIELDS = (
+    "id",
+    "player",
+    "scene",
+    "main_cha",
+    "cha_group",
+    "topic",
+    "task",
+    "need",
+    "first_talk",
+)
+# {name of a prompt in prompts/*/writer/: its placeholders}
+PLACEHOLDERS = {
+    "persona": {"main_cha", "traits", "talk"},
+    "scene": {"player", "topic", "task"},
+    "persona_layout": {*SECTIONS["persona"]},
+    "scene_layout": {*SECTIONS["scene"], "task"},
+}
+
+
+async def write_users(drafts, simulator, lang):
+    """Write persona, scene and first line into `drafts`, one user beside the other. Returns {id of
+    a user that is missing: why}."""
+    prompts = {
+        name: load_prompt(name, lang, "writer", placeholders=placeholders)
+        for name, placeholders in PLACEHOLDERS.items()
+    }
+    lost = {}
+    await simulator.check()
+    with tqdm(total=len(drafts), desc="writing users", unit="user") as bar:
+
+        async def write(draft):
+            try:
+                await write_user(draft, simulator, prompts)
+            except SimulatorFailed as error:
+                lost[draft["id"]] = str(error)
+            bar.update(1)
+
+        await asyncio.gather(*map(write, drafts))
+    if isinstance(simulator.model, ScriptedWriter):  # all of the same lists of words: no copies
+        return lost
+    # in the users' order, and not in that of the answers: a slow server must not change the file
+    written = [draft for draft in drafts if draft["id"] not in lost]
+    for field in ("player", "scene"):
+        for i in near_duplicates([draft[field] for draft in written], most=len(written)):
+            lost[written[i]["id"]] = f"its {field} is nearly that of an earlier user"
+    return lost
+
+
+async def write_user(draft, simulator, prompts):
+    """One pass: the persona, the scene, and the first line by the user's own hop, as in a dialogue.
+    Raises SimulatorFailed."""
+    for part, field in (("persona", "player"), ("scene", "scene")):
+        sections = await ask_sections(draft, part, simulator, prompts[part])
+        draft[field] = fill(prompts[f"{part}_layout"], {**draft, **sections})
+    profile = Profile(**{name: draft.get(name, "") for name in PROFILE_FIELDS})
+    values = User(simulator, profile).values()
+
+    def parse(text, mark):
+        return read_first_line(text, mark, draft["task"])
+
+    answer = await simulator.ask("reply", values, parse, draft["id"] + "first line")
+    draft["first_talk"] = answer.parsed
+
+
+async def ask_sections(draft, part, simulator, template):
+    """A persona or a scene, {section: text}. Raises SimulatorFailed."""
+    prompt = fill(template, draft)
+
+    def prepare(errors):  # no mark: no policy speaks in a persona or a scene
+        return PreparedCall(prompt, "", simulator.key(prompt, draft["id"] + part, len(errors)))
+
+    def parse(text, mark):
+        return read_sections(text, part, draft["task"])
+
+    answer = await simulator.ask_until_readable(f"the {part}", prepare, parse)
+    return answer.parsed
+
+
+# ------------------------------------------------------------------------- what an answer has to be
+
+# A line in which somebody speaks. A scene with two of them is a dialogue, and no report of one.
+WRITTEN_DIALOGUE = re.compile(
+    r"""
+    ^[ *-]*                                   # in a list or in bold, perhaps:
+    (?:(?:[\w'.]{1,12}[ ]?){1,3}[:：][ ]*)?   # a name of up to three words and a colon, or none,
+    ["“「].*["”」]\s*$                         # and quotation marks around all the rest
+    |
+    ^[ *-]*(?:npc|player|friend|me|玩家|朋友|我)[ ]*[:：]  # or a speaker, as in a play
+    """,
+    re.MULTILINE | re.IGNORECASE | re.VERBOSE,
+)
+
+
+def read_sections(text, part, task):
+    """The sections of a persona or a scene, {name: text}. Raises ValueError. (A hidden theme in
+    other words is not noticed.)"""
+    if getattr(text, "cut", False):
+        raise ValueError("it was cut off at the limit of its length")
+    sections = unmarked_sections(text, {name: name for name in SECTIONS[part]})
+    for name, section in sections.items():
+        if not re.search(r"\w", section):
+            raise ValueError(f"section {name} is empty")
+    body = "\n".join(sections.values())
+    if squeeze(task) in squeeze(body):
+        raise ValueError("it says the hidden theme")
+    if part == "scene" and len(WRITTEN_DIALOGUE.findall(body)) > 1:
+        raise ValueError("dialogue is written out in it")
+    return sections
+
+
+def read_first_line(text, mark, task):
+    """The first line that the user's own hop has answered. Raises ValueError."""
+    line = parse_reply(text, mark)[1]
+    if squeeze(task) in squeeze(line):
+        raise Unreadable("opening", "it says the hidden theme")
+    if says_goodbye(line):
+        raise Unreadable("opening", "it says goodbye")
+    return line
+
+
+def squeeze(text):
+    """Letters and digits alone: neither a comma nor a line end may hide a theme."""
+    return re.sub(r"[\W_]+", "", text).casefold()
+
+
+# ---------------------------------------------------------------------------------- near-duplicates
+
+NGRAM = 6  # words, in Chinese characters
+
+
+def ngrams_of(text):
+    """The n-grams of a text: all sequences of NGRAM words that follow each other in it."""
+    words = words_of(text)
+    return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
+
+
+def near_duplicates(texts, most):
+    """The indices of the texts that are nearly one before them: that share over half of the n-grams
+    of the shorter text of the two. N-grams that stand in more than `most` of the texts are template
+    text, and make nobody alike."""
+    ngrams_of_texts = [ngrams_of(text) for text in texts]
+    texts_with = Counter(ngram for ngrams in ngrams_of_texts for ngram in ngrams)
+    before, duplicates = [], []
+    for i, ngrams in enumerate(ngrams_of_texts):
+        rare = {ngram for ngram in ngrams if texts_with[ngram] <= most}
+        if any(2 * len(rare & other) > min(len(rare), len(other)) for other in before):
+            duplicates.append(i)
+        before.append(rare)
+    return duplicates
+
+
+# --------------------------------------------------------------------------------- a writer by rule
+
+
+class ScriptedWriter:
+    """Writes users by rule, from a file of templates and lists of words:
+
+        [a persona]
+        Name: {{first name}}
+        [first name]
+        Agnes
+
+    The lines below a [heading] are a template, "a persona" or "a scene", or the list that fills the
+    placeholder of that name. What it writes is readable, can be played by the scripted user, and
+    resembles nobody."""
+
+    def __init__(self, path):
+        # the pieces: what stands before the first heading, then heading and text by turns
+        pieces = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
+        headings, texts = pieces[1::2], pieces[2::2]
+        self.blocks = dict(zip(headings, texts))
+        self.user = ScriptedModel()
+
+    async def __call__(self, prompt):
+        tags = tags_of(prompt)
+        if "hidden_theme" in tags:  # a first line is asked for: the user says it, not the writer
+            return await self.user(prompt)
+        rng = random.Random(prompt)
+        shuffled = {}
+        for name, choices in self.choices_for(tags).items():
+            shuffled[name] = rng.sample(choices, len(choices))
+        template = self.blocks["a persona" if "type" in tags else "a scene"]
+        text = template.replace("<P>", shuffled["person"][0])
+        # each {{name}} takes a line that no other {{name}} has taken
+        return re.sub(r"\{\{(.+?)\}\}", lambda match: shuffled[match.group(1)].pop(), text)
+
+    def choices_for(self, tags):
+        """{name of a placeholder: the lines that may fill it}, for the tags of a prompt."""
+        need = need_of(tags.get("theme")) or "side"
+        choices = {}
+        for name, text in {**self.blocks, **tags}.items():
+            choices[name] = text.strip().split("\n")
+        choices["person"] = PEOPLE["train"] + PEOPLE["heldout"]
+        choices["event"] = EVENTS["train"] + EVENTS["heldout"]
+        choices["feeling"] = FEELINGS["train"] + FEELINGS["heldout"]
+        choices["detail"] = DETAILS["train"] + DETAILS["heldout"]
+        choices["cue"] = NEEDS[need].cues["train"] + NEEDS[need].cues["heldout"]
+        choices["age"] = [str(age) for age in range(16, 76)]
+        choices["raises"] = choices[f"raises {need}"]
+        return choices
+
+
+# ------------------------------------------------------------------------ what is in files of users
+
+
+def print_check(paths):
+    """Print what is in one file of users, or in two and shared. Returns the exit code. Raises
+    BadInput."""
+    if len(paths) > 2:
+        raise BadInput("--check takes one file, or two: of training users and of test users")
+    counts_of_files = count_files([load_profiles(path, "--check") for path in paths])
+    titles = [*paths, f"of the users of {paths[-1]}"]
+    for title, counts in zip(titles, counts_of_files):
+        print(title)
+        for what, number in counts.items():
+            if isinstance(number, Counter):
+                number = ", ".join(
+                    f"{PURPOSE_NAMES.get(name, name)} {k}" for name, k in number.most_common()
+                )
+            print(f"    {what:<30}{number}")
+    return 0
+
+
+def count_files(files):
+    """What files of users hold, each by itself, and what a second one shares with the first:
+    [{what: number, or {value: number}}]. files: lists of Profile."""
+    counts_of_files = [count_users(people) for people in files]
+    if len(files) == 2:
+        counts_of_files.append(shared_fields(*files))
+    return counts_of_files
+
+
+def count_users(people):
+    """What a file of users holds: {what: number, or {value: number}}."""
+
+    def times_theme(field):
+        """How often each user's field says the hidden theme."""
+        return [squeeze(getattr(p, field)).count(squeeze(p.task)) for p in people]
+
+    def mean_length(field):
+        """The mean number of characters of a field."""
+        return round(sum(len(getattr(p, field)) for p in people) / len(people))
+
+    most = max(2, len(people) / 20)  # what stands in more scenes is template text
+    intentions = [intention_of(p.task, p.need) for p in people]
+    lines_of_dialogue = [len(WRITTEN_DIALOGUE.findall(p.scene)) for p in people]
+    return {
+        "users": len(people),
+        "different personas": len({p.player for p in people}),
+        "different scenes": len({p.scene for p in people}),
+        "near-duplicate scenes": len(near_duplicates([p.scene for p in people], most)),
+        "purposes": Counter(p.target for p in people),
+        "needs": Counter(need for need, _ in intentions),
+        "kinds": Counter(kind for _, kind in intentions),
+        "groups": Counter(p.main_cha for p in people),
+        "theme once in the scene": times_theme("scene").count(1),
+        "theme in the persona": sum(times > 0 for times in times_theme("player")),
+        "theme in the first line": sum(times > 0 for times in times_theme("first_talk")),
+        "dialogue in the scene": sum(lines > 1 for lines in lines_of_dialogue),
+        "characters, persona": mean_length("player"),
+        "characters, scene": mean_length("scene"),
+    }
+
+
+def shared_fields(first, second):
+    """How many users of the second file have a field in common with one of the first."""
+    counts = {}
+    for field in ("id", "player", "scene", "topic"):
+        known = {getattr(p, field) for p in first} - {""}
+        counts[f"{field} is in the first file"] = sum(getattr(p, field) in known for p in second)
+    return counts
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ rewards' variance that the dialogues explain; it depends on how different the di
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_json
 from support.flags import Parser, not_negative, positive
-from support.results import VALUE_IF_MISSING, recorded_dialogues, scale_of_settings
+from support.results import recorded_dialogues, scale_of_settings
 from support.rundir import profile_files
 from support.settings import made_by_rule
 from support.stats import reliability
 from support.terminal import fold
-from support.users import INITIAL_EMOTION
+from support.users import BENCHMARK_TURNS, INITIAL_EMOTION
 
 import asyncio
 import sys
@@ -140,8 +140,8 @@ def settings_of_log(log):
     of_run = read_json(log.parent / "config.json")
     first = next((row for _, row, _ in read_jsonl(log)), None)
     if isinstance(first, dict) and "history" in first:
-        of_results = {key: VALUE_IF_MISSING[key] for key in ("start", "max_turns")}
-        return {"profiles": of_run.get("profiles"), **of_results, **first.get("rlver", {})}
+        of_sage = {"start": INITIAL_EMOTION["benchmark"], "max_turns": BENCHMARK_TURNS}
+        return {"profiles": of_run.get("profiles"), **of_sage, **first.get("rlver", {})}
     return of_run
 
 

@@ -13,7 +13,6 @@ from support.rundir import newest_state
 import sys
 from pathlib import Path
 
-import toy
 from evaluate import heldout_of_run
 
 
@@ -38,8 +37,7 @@ def run(args):
     if "algo" not in config:
         raise BadInput(f"{place}: there is no run here (config.json is missing or unreadable)")
     people = heldout_of_run(place, config, config["simulator"])
-    world = toy if config["model"] == "toy" else None
-    draw_run(place, newest_state(place), people, world)
+    draw_run(place, newest_state(place), people)
     print(f"written: {place / 'report.html'}, {place / 'learning_curve.png'}")
     return 0
 

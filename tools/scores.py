@@ -13,12 +13,15 @@ is in no mean.
 """
 
 from support import stats
-from support.judged import MACHINERY_ONLY, SCRIPTED_JUDGE
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+# The name of the judge that is a script (tools/judge.py), and what must stand beside its scores.
+SCRIPTED_JUDGE = "scripted"
+MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
 
 class ItemScore(NamedTuple):

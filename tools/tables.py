@@ -7,7 +7,6 @@ A tool makes its parser with `tool_parser`, shows its numbers in `Tables`, and e
 from support.errors import BadInput
 from support.files import refuse_overwriting, write_json
 from support.flags import Parser
-from support.judged import radar_of
 from support.page import write_report
 from support.terminal import fold
 
@@ -54,13 +53,13 @@ def cell(value):
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def write_outputs(args, tool, result, tables):
+def write_outputs(args, tool, result, tables, radar=()):
     """What --json and --html ask for. result: what goes into the JSON file; tables: the Tables that
-    were shown."""
+    were shown; radar: as `write_report` takes it."""
     if args.json:
         write_json(args.json, {"command": tool, **result})
     if args.html:
-        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar_of(result))
+        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar)
 
 
 # ---------------------------------------------------------------------------------- flags and files

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from simulator import toy_profiles
 from tools import chat
 
 MARKED = re.compile("Change [a-z]{4}: ")  # a header of an analysis
@@ -14,18 +15,48 @@ def test_the_whole_analysis_is_for_those_who_ask(capsys):
     assert MARKED.search(capsys.readouterr().out)
 
 
-def test_a_chat_ends_at_exit(tiny_dir, monkeypatch, capsys):
-    typed = iter(["Hello.", " Exit "])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    assert chat.main([str(tiny_dir), "--max-tokens", "5"]) == 0
-    assert capsys.readouterr().out.count("it>") == 1
+def type_in(monkeypatch, *lines):
+    """These lines are typed; then it is Ctrl-D."""
+    typed = iter(lines)
+
+    def input_of(prompt):
+        for line in typed:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", input_of)
 
 
-def test_chat(tiny_dir, monkeypatch, capsys):
-    said = iter(["Hello.", "I feel hurt.", ""])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+@pytest.mark.parametrize("end", [[], [""], [" Exit "]])
+def test_a_chat_ends_at_an_empty_line_exit_or_ctrl_d(end, tiny_dir, monkeypatch, capsys):
+    type_in(monkeypatch, "Hello.", "I feel hurt.", *end)
     assert chat.main([str(tiny_dir), "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.count("it>") == 2
+
+
+def test_to_be_the_policy_oneself(monkeypatch, capsys):
+    """Typed replies are heard as any: analysis in plain words, emotion and answer are printed; the
+    hidden need is told at the end, and not before."""
+    profile = toy_profiles("heldout")[3]
+    type_in(monkeypatch, "I lost my spaceship.", "You did well.")
+    assert chat.main(["--as-policy", "--seed", "3"]) == 0
+    text = capsys.readouterr().out
+    dialogue, end = [" ".join(part.split()) for part in text.split("final emotion")]
+    assert profile.player.splitlines()[0] in dialogue and profile.task not in dialogue
+    assert "(words that the toy does not know: spaceship)" in dialogue
+    assert "I think: I cannot follow that." in dialogue and not MARKED.search(text)
+    assert len(re.findall(r"^[#-]{20} +26  user    Hm\.", text, re.M)) == 1
+    assert "26 (from 40, 10 replies)" in end and profile.task in end
+
+
+def test_such_a_talk_ends_where_the_benchmark_ends(monkeypatch, capsys):
+    """At the turn limit, and at the user's goodbye or an emotion below 10."""
+    type_in(monkeypatch, *["You did well."] * 8)
+    assert chat.main(["--as-policy", "--max-turns", "2"]) == 0
+    assert "final emotion 26 (from 40, 2 replies)" in capsys.readouterr().out
+    assert chat.main(["--as-policy"]) == 0
+    assert "final emotion 5 " in capsys.readouterr().out
+    assert chat.main([]) == 2 == chat.main(["toy", "--as-policy"])
 
 
 @pytest.mark.slow

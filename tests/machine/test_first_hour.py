@@ -7,7 +7,6 @@ from support.settings import resolve_settings
 from support.toy_words import NEEDS
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -22,9 +21,9 @@ import pytest
 import evaluate
 import rlver
 import simulator
-import toy
 from runs import output_of, rows
 from server import people
+from tools import chat
 from tools import report as report_tool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -165,20 +164,6 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     assert "--model ./none: no such" in output_of(
         capfd, 2, rlver.main, "--model", "./none", *server
     )
-    assert "from 0 to 127" in output_of(capfd, 2, simulator.main, "--profile", 99999)
-
-
-@pytest.mark.slow
-def test_a_chat_ends_politely(run):
-    """Ctrl-D is the end of a conversation, no interruption."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.chat", run],
-        input="",
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0 and "Ctrl-D" in done.stdout and not done.stderr
 
 
 # ------------------------------------------------------------------------------- who are the users?
@@ -189,7 +174,7 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
     would look like any other."""
     for main, flags in (
         (rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
-        (simulator.main, []),
+        (chat.main, ["--as-policy"]),
         (evaluate.main, ["--policy", tiny_dir]),
     ):
         text = output_of(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
@@ -208,12 +193,6 @@ def test_every_shipped_person_has_a_named_need():
             assert profile.need in NEEDS, profile.id
             assert intention_of(profile.task, profile.need)[0] == profile.need
             assert intention_of(profile.task)[0] in (profile.need, "other"), profile.id
-
-
-def test_an_unknown_need_is_refused(tmp_path, capfd):
-    path = tmp_path / "people.jsonl"
-    path.write_text(json.dumps({**toy.profiles("train", 1)[0], "need": "money"}) + "\n")
-    assert "need 'money' is unknown" in output_of(capfd, 2, simulator.main, "--profiles", path)
 
 
 def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import rlver
 import toy
-from runs import SMALL, alike, cut_at, go, go_on, rows, suited, summary
+from runs import SMALL, alike, cut_at, go, go_on, rows, suited
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -72,47 +71,6 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
     assert len(rows(tmp_path / "out" / "dialogues.jsonl")) == 4
     assert go_on(tmp_path / "out") == 0
     alike(tmp_path / "out", whole("grpo"))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_falls_into_a_destructor_is_not_lost(
-    tiny_dir, tmp_path, monkeypatch, capfd
-):
-    """Python prints an exception of a destructor and goes on: a run was told to stop, and trained
-    for another five minutes."""
-    calls, answer = iter(range(1000)), toy.ScriptedModel.__call__
-
-    class Falls:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    async def tired(self, prompt):
-        if next(calls) == 30:
-            Falls()
-        return await answer(self, prompt)
-
-    monkeypatch.setattr(toy.ScriptedModel, "__call__", tired)
-    assert go(tiny_dir, tmp_path / "out") == 130
-    assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
-    assert len(rows(tmp_path / "out" / "metrics.jsonl")) == 1
-
-
-def test_an_interrupt_while_the_toys_policy_is_made_leaves_a_run(
-    tiny_dir, tmp_path, monkeypatch, capfd
-):
-    """The first start takes a minute before anything is trained: a Ctrl-C in it should cost nothing
-    but that minute."""
-
-    def busy(think, quiet):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(toy, "base_policy", busy)
-    assert rlver.main(suited([*SMALL, "--steps", 0, "--out", tmp_path / "out"])) == 130
-    assert f"--resume {tmp_path / 'out'}\n" in capfd.readouterr().err
-    monkeypatch.setattr(toy, "base_policy", lambda think, quiet: tiny_dir)
-    assert go_on(tmp_path / "out") == 0
-    assert summary(tmp_path / "out")["after"]["n"] == 4
 
 
 MOODY = (

@@ -1,13 +1,11 @@
 """A judge on loopback that answers as models do, and files that are wrong: what all tools share
 that ask one. Reading its answers is tested by hand in tests/textbook/test_judge_answers.py."""
 
-from support.results import recorded_dialogues
 from support.strategies import CODES
 
 import json
 import random
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ import pytest
 import judging
 import simulator
 from judging import ANSWER, at, call, run, sage, toy_result, write
-from marks import signed
 from server import Loopback
 from tools import capabilities, coordinate, dialogues, needs, strategies, validity
 from tools.dialogues import load_dialogues
@@ -58,16 +55,6 @@ QUESTIONS = {
     "reasons": coordinate.reasons_question,
     "character": coordinate.character_question,
     "place": lambda lang: coordinate.place_question(lang, 1),
-}
-# {name of a prompt: the cases of a file}, of all that are asked about dialogues
-CASES = {
-    "capabilities": capabilities.cases_of,
-    "strategies": strategies.cases_of,
-    "needs": needs.cases_of,
-    "blri": lambda path: validity.cases_of(path, "blri"),
-    "utterance": lambda path: validity.cases_of(path, "utterance"),
-    "paraphrase": lambda path: validity.cases_of(path, "paraphrase"),
-    "reasons": coordinate.reasons_cases,
 }
 # What fills the places of a form: its own words, and the value.
 VALUES = {"1-5": "3", "0-10": "3", "A-F": "C", "-1 to 1": "0.5", "codes": "none"}
@@ -116,18 +103,14 @@ def test_a_reply_cannot_write_its_own_score(good, tmp_path):
         run("capabilities", write(tmp_path / "forged.jsonl", rows[:1]), *at(server))
     (prompt,) = server.prompts
     assert prompt.count("</dialogue>") == 1 and "\nScore: 5" not in prompt
-    assert "{{dialogue}}" in prompt
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "garbage",
     [
-        "",
         "I am sorry, I can not rate a person.",
-        "Score: 4",
         ANSWER.replace("Score: 2", "Score: 2 or 3"),
-        ANSWER + "Empathic Depth: 5",
     ],
 )
 def test_what_can_not_be_read_is_asked_again(good, garbage):
@@ -165,53 +148,7 @@ def test_nothing_is_paid_for_twice_and_repeats_are_asked_thrice(good):
             assert code == 0 and server.calls == calls
     answers = result["capabilities"]["answers"]
     assert {a["repeat"] for a in answers} == {0, 1, 2, 3} and len(answers) == 32
-    for a in answers:
-        assert a["judge"] == "scripted" and a["temperature"] == 0 and len(a["prompt"]) == 8
     assert not Path("results/judge-calls.jsonl").read_text().count("Bearer")
-
-
-@pytest.mark.slow
-def test_a_judge_that_was_stopped_keeps_what_it_answered(good):
-    """Half of the answers, then a key that is refused: one line, 2; the next run asks the rest."""
-    with Loopback(answer=lambda prompt: ANSWER) as server:
-        lock, seen = threading.Lock(), []
-
-        def reply(request):
-            from server import completion
-
-            with lock:
-                seen.append(1)
-                said = signed(request["messages"][0]["content"], ANSWER)
-                return (
-                    (200, {}, completion(said))
-                    if len(seen) < 6 or len(seen) > 100
-                    else (401, {}, {"error": {"message": "no"}})
-                )
-
-        server.reply = reply
-        assert run("capabilities", good, *at(server))[0] == 2
-        kept = len(open("results/judge-calls.jsonl").readlines())
-        seen[:] = [1] * 100
-        assert 1 <= kept <= 4 and run("capabilities", good, *at(server))[0] == 0
-        logged = [json.loads(line) for line in open("results/judge-calls.jsonl")]
-        assert len(logged) == 8 == len({row["key"] for row in logged})
-
-
-REAL = Path(__file__).resolve().parents[3] / "shared/data/sage_results_sample.jsonl"
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="released dialogues are not beside this checkout")
-@pytest.mark.parametrize("name", CASES)
-def test_released_dialogues_render(name):
-    """Every question about SAGE's own dialogues, in Chinese, in either language of prompts: nothing
-    is left open, nothing said opens a line of its own, no thought is shown."""
-    cases = CASES[name](str(REAL))
-    for lang in ("en", "zh"):
-        prompt = QUESTIONS[name](lang).template
-        for case in cases:
-            text = simulator.fill(prompt, {**case.slots, "mark": "kqvt"})
-            assert "{{" not in text and text.count("\n") == prompt.count("\n")
-            assert "think>" not in text
 
 
 @pytest.mark.slow
@@ -223,41 +160,41 @@ def test_the_scripted_judge_is_for_the_toy_alone(good, tmp_path, capfd):
         assert "--judge is needed" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_bad_input_is_one_line(good, bad, tmp_path, capfd):
+@pytest.mark.parametrize(
+    "argv, told",
+    [
+        (["capabilities", "EMPTY"], "has a reply"),
+        (["needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line after the reply
+        (["coordinate", "GOOD", "ONE"], "nothing to ask the question 'reasons' about"),
+        (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
+        (["needs", "nowhere"], "No such file"),
+        (["capabilities"], "at least one FILE must be named"),
+        (["coordinate", "GOOD"], "at least 2 FILEs must be named"),
+        (["blind", "GOOD", "GOOD", "--out", "s"], "name two FILEs"),
+        (["blind", "--read", "GOOD"], "no sheet of tools.blind"),
+        (["capabilities", "GOOD", "--judge", "openai:m"], "--judge openai:m"),
+        (["capabilities", "GOOD", "--judge", "local:nowhere"], "--judge local:nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(argv, told, good, tmp_path, capfd):
     empty = json.loads(open(good, encoding="utf-8").readline())
     empty["history"] = empty["history"][:1]
+    one = toy_result(0, ["empathise"], random.Random(0))
+    files = {
+        "GOOD": good,
+        "EMPTY": write(tmp_path / "e.jsonl", [empty]),
+        "ONE": write(tmp_path / "one.jsonl", [one]),
+    }
+    (tmp_path / "list.json").write_text("[1, 2]")
+    assert call(*[files.get(name, name) for name in argv]) == 2
+    (line,) = capfd.readouterr().err.replace("\r", "\n").strip().split("\n")[-1:]
+    assert told in line and line.startswith(f"python -m tools.{argv[0]}: ")
+
+
+def test_a_judge_of_which_nothing_can_be_read_is_refused(good, capfd):
     with Loopback(answer=lambda prompt: "I will not judge.") as server:
-        cases = [
-            (["capabilities", good, *at(server, "--retries", 0)], "no answer of judge"),
-            (["strategies", good, *at(server, "--retries", 0)], "no answer of judge"),
-            (["capabilities", write(tmp_path / "e.jsonl", [empty])], "has a reply"),
-            (["needs", "nowhere"], "No such file"),
-            (["capabilities"], "at least one FILE must be named"),
-            (
-                [
-                    "coordinate",
-                    good,
-                    write(tmp_path / "mid.jsonl", [toy_result(0, ["empathise"], random.Random(0))]),
-                ],
-                "it holds nothing to ask the question 'reasons' about",
-            ),
-            (["coordinate", good], "at least 2 FILEs must be named"),
-            (["table3", good], "unrecognized arguments"),
-            (["table3", "--plan"], "unrecognized arguments: --plan"),
-            (["blind", good, "--read", good], "--read reads sheets"),
-            (["blind", good], "name two FILEs"),
-            (["blind", good, good, "--out", "s"], "name two FILEs"),
-            (["blind", "--read", good], "no sheet of tools.blind"),
-            (["capabilities", good, "--judge", "toy"], "is needed"),
-            (["capabilities", good, "--judge", "openai:m"], "--judge openai:m"),
-            (["capabilities", good, "--judge", "local:nowhere"], "--judge local:nowhere"),
-        ]
-        for argv, told in cases:
-            capfd.readouterr()
-            assert call(*argv) == 2, argv
-            (line,) = capfd.readouterr().err.replace("\r", "\n").strip().split("\n")[-1:]
-            assert told in line and line.startswith(f"python -m tools.{argv[0]}: "), line
+        assert call("capabilities", good, *at(server, "--retries", 0)) == 2
+    assert "no answer of judge" in capfd.readouterr().err
 
 
 def test_costs_are_told_and_nobody_is_asked(good, tmp_path, capsys):
@@ -265,25 +202,11 @@ def test_costs_are_told_and_nobody_is_asked(good, tmp_path, capsys):
         for argv, told in (
             (["capabilities", good, "--repeats", 3], "24 calls to the judge"),
             (["strategies", sage(tmp_path)], "8 calls"),
-            (["validity", "--lang", "zh", good], "16 calls"),
-            (["validity", good, "--paraphrase", "--limit", 3], "19 calls to the"),
             (["validity", good, "--paraphrase", "--limit", 3], "6 calls to users"),
         ):
             assert call(*argv, *at(server), "--plan") == 0
             assert told in capsys.readouterr().out
         assert server.calls == 0 and not Path("results").exists()
-
-
-def test_what_has_nothing_to_be_asked_about_is_told(tmp_path, capfd):
-    """One reply and no further line of the user: no need can show. And a .json of other things."""
-    path = write(tmp_path / "one.jsonl", [toy_result(0, ["cheer"], random.Random(0))])
-    (tmp_path / "list.json").write_text("[1, 2]")
-    for argv, told in (
-        (["needs", path], "nothing to ask the question 'needs' about"),
-        (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
-    ):
-        capfd.readouterr()
-        assert call(*argv) == 2 and told in capfd.readouterr().err
 
 
 def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
@@ -301,7 +224,7 @@ def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
 
 def test_an_analysis_is_read_again_by_the_readers_own_rule(good):
     """A change that stands there twice alike was accepted in training, and its round left blri
-    without a word. What stands behind the End is nobody's; a mark that is none is no mark."""
+    without a word. What stands behind the End is nobody's."""
     turn = load_dialogues(good)[0].turns[0]
     again = {
         **turn,
@@ -310,7 +233,3 @@ def test_an_analysis_is_read_again_by_the_readers_own_rule(good):
     }
     assert validity.analysis_sections(again) == validity.analysis_sections(turn)
     assert "quoted" not in needs.analysis_of(again) and "Activity" in needs.analysis_of(again)
-    rows = [json.loads(line) for line in open(good, encoding="utf-8")]
-    rows[0]["history"][1]["rlver"]["mark"] = "("
-    d = next(recorded_dialogues(write(Path("odd.jsonl"), rows)))
-    assert d["turns"][0]["mark"] is None

@@ -1,5 +1,5 @@
 """tools/profiles.py: users that one makes oneself. The writer stands behind a real server on
-loopback, with every fault that a language model has."""
+loopback."""
 
 from support import llm
 from support.answers import unmarked_sections
@@ -8,40 +8,26 @@ from support.toy_words import NEEDS
 
 import asyncio
 import json
-import random
 import re
-import subprocess
-import sys
-import time
 from collections import Counter
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import simulator
-from marks import signed
-from server import Loopback, answer_check, completion
-from simulator import (
-    PROMPTS,
-    Profile,
-    Simulator,
-    load_profiles,
-    load_prompt,
-    refuse_foreign,
-)
+from marks import sign
+from server import Loopback
+from simulator import PROMPTS, load_profiles, load_prompt, refuse_foreign
 from tools import profiles
-from tools.checking_profiles import count_files
-from tools.profiles import draw_drafts, seed_lines
-from tools.scripted import ScriptedWriter
-from tools.writing import (
+from tools.profiles import (
     PLACEHOLDERS,
-    PROFILE_FIELDS,
     SECTIONS,
-    write_users,
+    ScriptedWriter,
+    count_files,
+    draw_drafts,
+    near_duplicates,
+    read_first_line,
+    read_sections,
 )
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = PROMPTS / "en" / "writer" / "by_rule.txt"
 NEED = {
     lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
@@ -74,11 +60,12 @@ def slots(count=20, split=0.0, seed=0, topics=30):
 # ------------------------------------------------------------------------------ what chance decides
 
 
-@pytest.mark.parametrize("count, split", [(8, 0.0), (500, 0.0), (502, 0.2), (90, 0.5), (12, 0.3)])
+@pytest.mark.parametrize("count, split", [(8, 0.0), (502, 0.2)])
 def test_quotas_are_exact(count, split):
     """Half rational, half emotional, the four of each equal to within one, in training and in test
     alike. (Drawn one by one, RLVER's 500 came out as 57 to 66 of each.)"""
     drawn = slots(count, split)
+    assert drawn == slots(count, split) != slots(count, split, seed=1)
     assert len(drawn) == count == len({slot["id"] for slot in drawn})
     for part in {slot["split"] for slot in drawn}:
         needs = Counter(slot["need"] for slot in drawn if slot["split"] == part)
@@ -95,20 +82,14 @@ def test_quotas_are_exact(count, split):
     )
 
 
-def test_the_seed_alone_decides():
-    assert slots(seed=3) == slots(seed=3) != slots(seed=4)
-    groups = Counter(slot["main_cha"] for slot in slots(500))
-    assert min(groups.values()) > 200
-
-
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
 
     def read(name):
-        return seed_lines(PROMPTS / lang / "writer" / name, 1, "")
+        return (PROMPTS / lang / "writer" / name).read_text(encoding="utf-8").splitlines()
 
-    assert len(read("topics.txt")) >= 120 and len(read("talk.txt")) >= 60
+    assert len(set(read("topics.txt"))) >= 120 and len(set(read("talk.txt"))) >= 60
     sizes = {
         line.split(": ")[0]: len(set(line.split(": ")[1].split(", ")))
         for line in read("traits.txt")
@@ -122,7 +103,6 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         name: load_prompt(name, lang, "writer", placeholders=placeholders)
         for name, placeholders in PLACEHOLDERS.items()
     }
-    assert set(forms) == {"persona", "scene", "again", "persona_layout", "scene_layout"}
     for kind, parts in SECTIONS.items():  # the parser reads the form that is asked for
         form = forms[kind]
         assert list(unmarked_sections(form, {name: name for name in parts})) == parts
@@ -131,191 +111,124 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
 # ------------------------------------------------------------------------------------- the pipeline
 
 
-def faulty(share=0.5, seed=0):
-    """A writer by rule that makes every kind of fault, and mends what it is told of."""
-    writer, rng = ScriptedWriter(RULE), random.Random(seed)
-    first = {}
+SCENE = {name: f"{name} is a long story, with place and day." for name in SECTIONS["scene"]}
+PERSON = {name: f"{name} with 3 details" for name in SECTIONS["persona"]}
+THEME = NEED["en"][5]
+
+
+def sections(parts, **changes):
+    """An answer with these sections; `changes` override them, None leaves one out."""
+    return "\n".join(f"{name}: {text}" for name, text in {**parts, **changes}.items() if text)
+
+
+def first_line(text):
+    """What is made of an answer of the reply hop, whose Response is `text`."""
+    whole = sign(f"Thinking: t\nOrigin: o\nChange: c\nResponse: {text}", "kqvt")
+    return read_first_line(whole, "kqvt", THEME)
+
+
+@pytest.mark.parametrize(
+    "part, text, complaint",
+    [
+        ("persona", "I cannot help with that.", "no section Talk"),
+        ("persona", sections(PERSON, Hobbies="-"), "section Hobbies is empty"),
+        ("persona", sections(PERSON, Talk=f"Thinks: {THEME.upper()}"), "hidden theme"),
+        ("scene", sections(SCENE, Raises=None), "no section Raises"),
+        ("scene", sections(SCENE, State=THEME.replace(" ", "\n ").rstrip(".")), "hidden theme"),
+        ("scene", sections(SCENE, Event="So:\n“You again.”\nMe: “Yes, me.”\n"), "dialogue"),
+        ("first line", "I am off. Bye.", "goodbye"),
+        ("first line", THEME, "hidden theme"),
+    ],
+)
+def test_a_faulty_answer_is_refused(part, text, complaint):
+    """The same answer without its fault is taken."""
+    with pytest.raises(ValueError, match=complaint):
+        first_line(text) if part == "first line" else read_sections(text, part, THEME)
+    assert read_sections(sections(PERSON), "persona", THEME) == PERSON
+    assert read_sections(sections(SCENE, Event='He said "no" and left.'), "scene", THEME)
+    assert first_line("Well, it rains.") == "Well, it rains."
+
+
+def test_a_cut_answer_is_none():
+    """It may end in the middle of Lowers, and nobody would see."""
+    text = llm.Answer(sections(SCENE))
+    text.cut = True
+    with pytest.raises(ValueError, match="cut off"):
+        read_sections(text, "scene", THEME)
+
+
+def test_near_duplicates_by_hand():
+    """N-grams of six words: of 12 words there are 7. Half of them and one more is a near-duplicate
+    of what stands before it; in Chinese the words are characters. What stands in more texts than
+    `most` is template text."""
+    text = "a b c d e f g h i j k l"
+    assert near_duplicates([text, "a b c d e f g h i X Y Z"], 2) == [1]  # 4 of 7
+    assert near_duplicates([text, "a b c d e f g h X Y Z W"], 2) == []  # 3 of 7
+    assert near_duplicates(["", "", "她把我从主桌挪到了", "她把我从主桌挪到门"], 4) == [3]
+    assert near_duplicates([text] * 3, 3) == [1, 2] and near_duplicates([text] * 3, 2) == []
+
+
+def rule(prompt):
+    """What the writer by rule answers."""
+    return asyncio.run(ScriptedWriter(RULE)(prompt))
+
+
+@pytest.mark.slow
+def test_who_cannot_be_written_is_counted(tmp_path, capfd):
+    """A writer that refuses one user for ever and has one persona for all: one user is written, the
+    exit code is 2, and one line says how many are missing and why."""
+    personas, topics = [], []
 
     def answer(prompt):
-        good = asyncio.run(writer(prompt.split("\n\nYou have answered this before")[0]))
-        kind = (
-            "first line"
-            if "<hidden_theme>" in prompt
-            else "persona"
-            if "<samples>" in prompt
-            else "scene"
-        )
-        if "You have answered this before" in prompt or "Your last answer" in prompt:
-            if "nearly the same" in prompt:
-                return asyncio.run(writer(prompt))
-            return good
-        first.setdefault(kind, good)
-        theme = re.search(r"<(?:theme|hidden_theme)>\s*(.*?)\s*</", prompt, re.S)
-        leak = theme.group(1) if theme else NEED["en"][0]
-        lines = good.split("\n")
-        faults = [
-            "I am sorry, I cannot write about people.",
-            "\n".join(lines[: len(lines) // 2]),
-            good.rstrip() + f" {leak}",
-        ]
-        if kind == "persona":
-            faults += [first[kind]]
-        if kind == "scene":
-            faults += [good.replace("Cause:", 'Cause:\nAnna: "Go."\nMe: "No."\n')]
-        return rng.choice(faults) if rng.random() < share else good
+        if "<topic>" in prompt:
+            topics.append(re.search(r"<topic>\n(.*)", prompt)[1])
+            if topics[-1] == topics[0]:
+                return "I would rather not."
+        if "<samples>" not in prompt:
+            return rule(prompt)
+        personas.append(rule(prompt))
+        return personas[0]
 
-    return answer
-
-
-@pytest.mark.slow
-def test_every_fault_is_mended(tmp_path, capsys):
-    """Half answers, refusals, leaked themes, dialogues and copies: half of all answers at first.
-    What comes out has none of it, keeps the quotas, and is told apart by --check."""
-    with Loopback(answer=faulty(), faults={"500": 0.05}) as server:
-        writer = f"openai:scripted@{server.url}"
-        assert make(tmp_path / "u.jsonl", "--count", 24, "--split", 0.25, "--writer", writer) == 0
-        asked = [p for p in server.prompts if "You have answered this before" in p]
-    for words in (
-        "no section",
-        "says the hidden theme",
-        "dialogue is written out",
-        "nearly the same",
-    ):
-        assert any(words in prompt for prompt in asked), words
-    files = [load_profiles(tmp_path / name) for name in ("u.jsonl", "u-test.jsonl")]
-    train, test, shared = count_files(files)
-    assert (train["users"], test["users"]) == (18, 6) and not any(shared.values())
-    for report, people in zip((train, test), files):
-        assert report["different personas"] == report["theme once in the scene"] == len(people)
-        assert not any(
-            report[key]
-            for key in (
-                "theme in the persona",
-                "theme in the first line",
-                "dialogue in the scene",
-                "near-duplicate scenes",
-            )
-        )
-    assert all("by rule" in p.player for p in files[0])  # and it says what it is
-    refuse_foreign("toy", files[0] + files[1])  # the toy's user can play them
-    released = {"id", "player", "scene", "main_cha", "cha_group", "topic", "task", "first_talk"}
-    assert all(set(row) == released | {"need"} for row in rows(tmp_path / "u.jsonl"))
-    assert all(row["scene"].endswith(f"***{row['task']}") for row in rows(tmp_path / "u.jsonl"))
-
-
-@pytest.mark.slow
-def test_what_fails_for_good_is_counted(tmp_path, capfd):
-    """A writer that refuses one topic for ever: the others are written, the exit code is 2, one
-    line says how many are missing and why, and the released code would ask to this day."""
-    rule = ScriptedWriter(RULE)
-    (tmp_path / "topics").write_text("a lost glove\na found glove\n")
-
-    def answer(p):
-        return (
-            "I would rather not."
-            if "a lost glove" in p and "<topic>" in p
-            else asyncio.run(rule(p))
-        )
-
+    flags = ["--count", 8, "--temperature", 0]
     with Loopback(answer=answer) as server:
-        assert (
-            make(
-                tmp_path / "u.jsonl",
-                "--count",
-                16,
-                "--topics",
-                tmp_path / "topics",
-                "--retries",
-                2,
-                "--writer",
-                f"openai:scripted@{server.url}",
-            )
-            == 2
-        )
-    kept = rows(tmp_path / "u.jsonl")
-    assert 0 < len(kept) < 16 and {row["topic"] for row in kept} == {"a found glove"}
+        assert make(tmp_path / "u.jsonl", *flags, "--writer", f"openai:scripted@{server.url}") == 2
+    (kept,) = rows(tmp_path / "u.jsonl")
+    assert kept["topic"] != topics[0]
     (line,) = [x for x in capfd.readouterr().err.splitlines() if "tools.profiles" in x]
-    assert f"{16 - len(kept)} of 16 users are missing" in line and "no section" in line
+    assert "7 of 8 users are missing" in line and "no section" in line
 
 
 @pytest.mark.slow
-def test_stopped_and_started_again_it_pays_for_nothing_twice(tmp_path):
-    """Stopped by a server that goes away after 20 calls: the same command goes on where it was and
-    ends with the very file of a run that was not stopped. At temperature 1 too, where equal prompts
-    are not equal questions."""
-    flags = ["--count", 12, "--seed", 5, "--retries", 3]
-    with Loopback(answer=faulty(0.0)) as server:
-        whole = tmp_path / "whole.jsonl"
-        assert make(whole, *flags, "--writer", f"openai:scripted@{server.url}") == 0
+def test_started_again_it_pays_for_nothing_twice(tmp_path):
+    """With half of the answers in the log the same command asks the rest, and ends with the very
+    file. At temperature 1 too, where equal prompts are not equal questions."""
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    with Loopback(answer=rule) as server:
+        writer = ["--count", 12, "--writer", f"openai:scripted@{server.url}"]
+        assert make(whole, *writer) == 0
         needed = server.calls
-    part, write = tmp_path / "part.jsonl", faulty(0.0)
-
-    def reply(request):
-        prompt = request["messages"][0]["content"]
-        if server.calls > 20:
-            return 402, {}, {"error": {"message": "no credit"}}
-        return (
-            200,
-            {},
-            completion(
-                signed(
-                    prompt,
-                    asyncio.run(answer_check(prompt))
-                    if simulator.CHECK_REPLY in prompt
-                    else write(prompt),
-                )
-            ),
-        )
-
-    with Loopback(reply=reply) as server:
-        assert make(part, *flags, "--writer", f"openai:scripted@{server.url}") == 2
-    assert not part.exists()
-    paid = len(rows(tmp_path / "part.calls.jsonl"))
-    assert 0 < paid <= 20
-    with Loopback(answer=faulty(0.0)) as server:
-        assert make(part, *flags, "--writer", f"openai:scripted@{server.url}") == 0
-        assert server.calls == needed - paid
+        answers = (tmp_path / "whole.calls.jsonl").read_text("utf-8").splitlines(keepends=True)
+        (tmp_path / "part.calls.jsonl").write_text("".join(answers[:20]), "utf-8")
+        assert make(part, *writer) == 0 and server.calls == 2 * needed - 20
     assert part.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.slow
-def test_killed_it_goes_on_to_the_same_file(tmp_path):
-    """With SIGKILL, in the middle of a line of the log, perhaps."""
-    command = [sys.executable, "-m", "tools.profiles", "--count", "60", "--seed", "2", "--out"]
-    subprocess.run([*command, tmp_path / "whole.jsonl"], check=True, capture_output=True, cwd=ROOT)
-    process = subprocess.Popen(
-        [*command, tmp_path / "u.jsonl"], stderr=subprocess.DEVNULL, cwd=ROOT
-    )
-    log = tmp_path / "u.calls.jsonl"
-    while process.poll() is None and not (log.exists() and log.stat().st_size > 20_000):
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    with open(log, "ab") as file:
-        file.write(b'{"key": "half')
-    (tmp_path / "u.jsonl").unlink(missing_ok=True)
-    subprocess.run([*command, tmp_path / "u.jsonl"], check=True, capture_output=True, cwd=ROOT)
-    assert (tmp_path / "u.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-@pytest.mark.slow
-def test_the_rule_writes_different_people():
-    """Offline, as the command does by default: quotas, no duplicates, everybody playable."""
-    drawn = draw_drafts(
-        60,
-        seed_lines(PROMPTS / "en/writer/topics.txt", 2, ""),
-        seed_lines(PROMPTS / "en/writer/talk.txt", 3, ""),
-        {"passive": ["shy", "modest", "gentle"]},
-        TASKS,
-        0,
-    )
-    bar = SimpleNamespace(update=lambda n: None)
-    assert asyncio.run(write_users(drawn, Simulator(ScriptedWriter(RULE)), "en", bar)) == {}
-    people = [Profile(**{name: slot[name] for name in PROFILE_FIELDS}) for slot in drawn]
-    refuse_foreign("toy", people)
-    (report,) = count_files([people])
-    assert report["different personas"] == 60 and report["near-duplicate scenes"] == 0
-    assert not any(re.search(r"\{\{|<P>", p.scene + p.player) for p in people)
+def test_the_rule_writes_different_people(tmp_path):
+    """Offline, as the command does by default: two files that share nobody, no duplicates, the
+    theme once in each scene, everybody playable; and they say what they are."""
+    assert make(tmp_path / "u.jsonl", "--count", 60, "--split", 0.2) == 0
+    files = [load_profiles(tmp_path / name) for name in ("u.jsonl", "u-test.jsonl")]
+    *counts, shared = count_files(files)
+    assert [count["users"] for count in counts] == [48, 12] and not any(shared.values())
+    for count in counts:
+        assert count["different personas"] == count["theme once in the scene"] == count["users"]
+        faults = ("theme in the persona", "theme in the first line", "dialogue in the scene")
+        assert not any(count[name] for name in (*faults, "near-duplicate scenes"))
+    for people in files:
+        refuse_foreign("toy", people)
+        for p in people:
+            assert "by rule" in p.player and not re.search(r"\{\{|<P>", p.scene + p.player)
+            assert p.first_talk and p.scene.endswith(f"***{p.task}")
 
 
 def test_bad_input_is_one_line(tmp_path, capfd):
@@ -329,13 +242,9 @@ def test_bad_input_is_one_line(tmp_path, capfd):
     out, one = tmp_path / "u.jsonl", tmp_path / "one.txt"
     one.write_text("only this\n\n only this \n")
     assert "--out" in refuse("--count", 4)
-    assert f"--topics {one}: at least 2" in refuse("--out", out, "--topics", one)
-    assert "--talk" in refuse("--out", out, "--talk", one)
-    assert "No such file" in refuse("--out", out, "--topics", tmp_path / "none")
     assert "English only" in refuse("--out", out, "--lang", "zh")
     assert "--writer toy-weak: unknown" in refuse("--out", out, "--writer", "toy-weak")
     assert "--split 0.01" in refuse("--out", out, "--count", 4, "--split", 0.01)
-    assert "--check" in refuse("--check", one, one, one)
     assert f"--check {one}, line 1" in refuse("--check", one)
     assert not out.exists()
     assert make(out, "--count", 7) == 0 and len(rows(out)) == 8

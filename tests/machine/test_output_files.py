@@ -9,8 +9,7 @@ import os
 import pytest
 
 import evaluate
-import rlver
-from result_files import SHORT, SMALL, measure, our_line, write
+from result_files import SHORT, measure, our_line, write
 from server import Loopback, completion
 from tools import blind, capabilities, replay, strategies
 
@@ -90,25 +89,6 @@ def test_a_full_disk_names_the_file(tmp_path, tiny_dir, capsys, monkeypatch):
     assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r.jsonl") != 0
     err = capsys.readouterr().err
     assert "No space left on device" in err and "/dev/full" in err
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_no_self_check(tiny_dir, tmp_path, capsys, monkeypatch):
-    """Nothing is wrong with the training; there is no room for its checkpoint."""
-
-    def full(self, scratch):
-        raise OSError(28, "No space left on device", str(scratch))
-
-    monkeypatch.setattr(rlver.Models, "gather", lambda self: lambda scratch: full(self, scratch))
-    assert (
-        rlver.main(
-            ["--model", str(tiny_dir), *SMALL, "--eval-size", "2", "--out", str(tmp_path / "out")]
-        )
-        == 1
-    )
-    err = capsys.readouterr().err
-    assert "self-check" not in err and "checkpoint-000000 could not be written" in err
-    assert "make room" in err and "Traceback" not in err
 
 
 def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):

@@ -4,11 +4,8 @@ side by side, order, steps from user to user, search.
 Where Chromium, chromedriver or selenium is missing these tests skip and say which.
 """
 
-from support import strategies
-
 import re
 
-import numpy as np
 import pytest
 
 from pages import BEFORE, curve, dialogue, pairs, turn
@@ -18,24 +15,16 @@ from pages import BEFORE, curve, dialogue, pairs, turn
 def test_the_page_shows_the_run(page):
     page.open(
         title="grpo, think",
-        notes=["repeat_across rose to 0.4"],
+        notes=["the gradient is exactly 0"],
         curves=[
             curve(s, repeat_within=0.1, reward_talk=0, kl_start=0.01 * s) for s in range(1, 51)
         ],
         tables=[{"title": "by kind", "columns": ["kind", "score"], "rows": [["rational", 85.0]]}],
     )
     assert page.driver.title == page.one("h1").text == "grpo, think"
-    assert page.one(".notes").text == "Signs of reward hacking\nrepeat_across rose to 0.4"
-    assert [e.text.split(",")[0] for e in page.all("figcaption")] == [
-        "Final emotion",
-        "How dialogues end",
-        "Length of a reply",
-        "Length of a dialogue",
-        "Entropy",
-        "KL within the update",
-        "Repetition",
-        "KL from the start",
-    ]
+    assert page.one(".notes").text == "Warnings\nthe gradient is exactly 0"
+    titles = [e.text.split(",")[0] for e in page.all("figcaption")]
+    assert titles[0] == "Final emotion" and titles[-1] == "KL from the start"
     first = page.all("figure")[0]
     for part, count in ((".band", 1), (".curve", 1), (".single", 1), (".point", 2), (".error", 6)):
         assert len(first.find_elements("css selector", f"svg[role] {part}")) == count, part
@@ -49,11 +38,7 @@ def test_the_page_shows_the_run(page):
     assert not page.one("#settings dl").is_displayed()
     page.one("#settings summary").click()
     assert page.one("#settings dl").text.split("\n") == ["algo", "grpo", "lr", "0.0003"]
-    page.open(curves=[curve(s) for s in range(20)])
-    assert page.one("#notes").text == "Signs of reward hacking: none passed its limit."
-    page.open(curves=[curve(s) for s in range(19)])  # too few: a tenth of them is one step
-    assert page.one("#notes").text == ""
-    page.open(curves=[], dialogues=[], evaluations=[])  # where nobody looked, none was found
+    page.open(curves=[], dialogues=[], evaluations=[])
     assert page.one("#notes").text == page.one("#curves").text == ""
     assert not page.all("#dialogues, table")
 
@@ -100,33 +85,6 @@ def test_curves_stay_inside_their_frame(page):
 
 
 @pytest.mark.slow
-def test_curves_of_a_panel_differ_without_colour(page):
-    """Five strategies are five ways to draw a line, in the picture and in its legend."""
-    curves = [
-        curve(s, **{f"uses {name}": s for name in strategies.RLVER_GROUPS}) for s in range(1, 9)
-    ]
-    page.open(curves=curves)
-    dashes = """[...arguments[0].querySelectorAll(arguments[1])].map(
-        e => e.getAttribute('stroke-dasharray'))"""
-    for part in ("svg[role] > .curve", ".legend .curve"):
-        five = page.js(dashes, page.all("figure")[-1], part)
-        assert len(five) == len(set(five)) == 5, part
-
-
-@pytest.mark.slow
-def test_the_legend_reads_the_step_under_the_pointer(page):
-    page.open(curves=[curve(s, reply_tokens=100.0 + s) for s in range(1, 101)])
-    from selenium.webdriver import ActionChains
-
-    figure = page.all("figure")[2]
-    assert "tokens per reply 200" in figure.text
-    picture = figure.find_element("css selector", "svg")
-    ActionChains(page.driver).move_to_element_with_offset(picture, 0, 0).perform()
-    step = int(re.search(r"step (\d+)\n", figure.text).group(1))
-    assert 35 < step < 65 and f"tokens per reply {100 + step}" in figure.text
-
-
-@pytest.mark.slow
 def test_before_and_after_stand_side_by_side(page):
     before = dialogue(
         "u-1", "before", 12, [turn("Cheer up. " * 99, -9, 21), turn("Cheer up.", -9, 12)]
@@ -163,69 +121,6 @@ def test_before_and_after_stand_side_by_side(page):
         == "emotion after each reply: 30, 35, 32; score 80"
     )
     assert len(page.js("[...arguments[0].querySelectorAll('circle')]", after)) == 3
-
-
-@pytest.mark.slow
-def test_one_dialogue_needs_no_search_no_order_and_no_list(page):
-    """As tools.chat --html writes it. The page of a tool that held none has no such section."""
-    page.open(
-        dialogues=[dialogue("u-1", "")],
-        curves=[],
-        evaluations=[],
-        settings={},
-        scale="from 40, 10 replies",
-    )
-    for part in ("#search", "#sort", ".list", "#previous", "#next", "#place"):
-        assert not page.one(part).is_displayed(), part
-    assert page.one("#heading").text == "Dialogue" and page.one("#count").text == ""
-    assert "The scale here is “from 40, 10 replies”" in page.one("#scale").text
-    assert page.one("#folds").is_displayed() and len(page.all(".turn")) == 3
-    # the dialogue has the room of the list
-    assert page.one("#person").rect["width"] == page.one("#dialogues").rect["width"]
-    assert page.all("#settings, #curves *, #tables *") == []
-    page.open(dialogues=[], tables=[{"title": "t", "columns": ["a"], "rows": [[1]]}])
-    assert page.all("#dialogues") == []
-
-
-@pytest.mark.slow
-def test_the_caption_of_the_dialogues_mentions_only_what_is_there(page):
-    """A red line, where a reply never reached the user; marks, where an analysis has some."""
-    unfelt = [turn(), turn(change=None, emotion=None, user=None, analysis=None)]
-    marked = [turn(mark="kqvt")]
-    for turns, red, marks in (
-        ([turn()], False, False),
-        (unfelt, True, False),
-        (marked, False, True),
-    ):
-        page.open(dialogues=[dialogue("u-1", turns=turns, score=0), dialogue("u-2", score=50)])
-        caption = page.one("#curve").text
-        assert ("dashed red line" in caption) == red == bool(page.all(".sides .curve.red"))
-        assert ("with the mark" in caption) == marks
-
-
-@pytest.mark.slow
-def test_before_and_after_alternate_on_a_narrow_screen(page):
-    """Side by side does not fit; one below the other, nobody compares turns. Each says whose it
-    is, and the later side stands on a ground of its own."""
-    short, long = [turn()], [turn(), turn("Take your time.", -3, 32)]
-    page.open(400, dialogues=[dialogue("u-1", "before", 12, short), dialogue("u-1", turns=long)])
-    seen = sorted((t.rect["y"], t.text.split("\n")[0]) for t in page.all(".turn"))
-    assert [text for _, text in seen] == [
-        "Before: User",
-        "After: User",
-        "Before: Model, reply 1",
-        "After: Model, reply 1",
-        "After: Model, reply 2",
-    ]
-    assert [
-        h.text.split(",")[0] for h in sorted(page.all(".side h4"), key=lambda e: e.rect["y"])
-    ] == ["Before training", "After training"]
-    assert max(h.rect["y"] for h in page.all(".head")) < seen[0][0]
-    assert page.js("document.documentElement.scrollWidth") <= 400
-    page.open(1280, dialogues=pairs(1))
-    assert "Before: " not in page.one("#user").text
-    page.open(400, dialogues=[dialogue(side="")])
-    assert page.all(".turn")[0].text.startswith("User")
 
 
 @pytest.mark.slow
@@ -287,39 +182,6 @@ def test_the_page_opens_with_the_answer_and_explains_itself(page):
 
 
 @pytest.mark.slow
-def test_the_top_of_the_page_leads_to_what_is_looked_for(page):
-    """Whose score it is, what is not usual about the run, and, on a phone, a long way down, the
-    dialogues."""
-    page.open(400, settings={"simulator": "toy", "steps": 3}, changed="--steps 3")
-    assert page.one("#rule").text.startswith("Made by rule: the user toy is a script")
-    assert page.one("#changed").text == "Changed from the defaults: --steps 3"
-    assert not page.one("#settings dl").is_displayed()
-    page.one("#jump a").click()
-    assert abs(page.js("document.getElementById('dialogues').getBoundingClientRect().top")) < 60
-    page.open(400, settings={"simulator": "openai:m@http://x"}, dialogues=[], changed="")
-    assert page.one("#changed").text == "Changed from the defaults: nothing"
-    assert page.all("#rule, #jump") == []
-    page.open(400, curves=[], evaluations=[])  # nothing stands above the dialogues
-    assert page.all("#jump") == [] and page.all("#dialogues")
-    page.open()
-    assert page.all("#changed") == []
-
-
-@pytest.mark.slow
-def test_curves_lie_on_the_band_of_the_reference_runs(page):
-    """Each band has its shade, and the legend names it once."""
-    bands = {key: (np.full(3, 20.0), np.full(3, 5.0)) for key in ("success", "failure")}
-    page.open(bands=bands)
-    ends = page.all("figure")[1]
-    assert len(ends.find_elements("css selector", "svg[role] .band")) == 2
-    assert ends.text.count("ten reference runs, mean ± 2 standard deviations") == 1
-    # in both colours of the bands: the one swatch had the first one's
-    swatches = ends.find_elements("css selector", ".legend .band")
-    assert [swatch.get_attribute("class") for swatch in swatches] == ["band green", "band red"]
-    assert "thick: mean of the last 5 steps; thin, and the numbers: single steps" in ends.text
-
-
-@pytest.mark.slow
 def test_stepping_from_user_to_user(page):
     """By the buttons and by the keys, and not past the ends; keys that belong to the search box
     stay there."""
@@ -347,25 +209,6 @@ def test_stepping_from_user_to_user(page):
     assert name() == "u-3" and not page.one("#next").is_enabled()
     page.one("#previous").click()
     assert (name(), page.one("#place").text) == ("u-2", "3 of 4")
-
-
-@pytest.mark.slow
-def test_folds_open_one_by_one_and_all_at_once(page):
-    page.open(dialogues=pairs(2))
-
-    def displayed():
-        return [fold.is_displayed() for fold in page.all("#user details > p")]
-
-    # the persona; in 2 dialogues, 2 turns each: a thought, an analysis
-    assert displayed() == [False] * 9
-    page.all("#user .said summary")[0].click()
-    assert sum(displayed()) == 1
-    page.one("#folds").click()
-    assert all(displayed()) and page.one("#folds").text == "Close all"
-    page.one("#next").click()
-    assert all(displayed())  # stays so for the next user
-    page.one("#folds").click()
-    assert not any(displayed()) and page.one("#folds").text == "Open all"
 
 
 @pytest.mark.slow

@@ -137,7 +137,8 @@ def test_the_toy_commands_run(flags, tmp_path):
     assert replay.main([str(tmp_path / "run" / "dialogues.jsonl")]) == 0
 
 
-NO_SCRIPTS = {"engine.py", "models.py"}  # what a run is made of, with no example of its own
+# what a run is made of, with no example of its own
+NO_SCRIPTS = {"engine.py", "models.py", "simulator.py"}
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = sorted(f"tools.{name}" for name in tools())
 

@@ -135,14 +135,6 @@ def test_raised_steps_are_remembered(whole, half, tmp_path, monkeypatch, capfd):
     assert metrics(out) == metrics(whole("grpo"))
 
 
-def test_a_finished_run_can_be_resumed_without_harm(whole, tmp_path):
-    """Resuming once too often is no mistake. A dialogue that stands in the log twice would count
-    twice in whatever reads it."""
-    out = shutil.copytree(whole("grpo"), tmp_path / "out")
-    assert go_on(out) == 0
-    alike(out, whole("grpo"))
-
-
 @pytest.mark.slow
 def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
     """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers

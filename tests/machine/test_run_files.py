@@ -168,7 +168,6 @@ def test_the_summary_is_what_the_dialogues_say(whole):
     told = json.loads((out / "summary.json").read_text())
     assert set(told) >= {"before", "after", "steps", "seconds", "tokens", "peak_rss_mb"}
     assert set(told["seconds"]) == {
-        "toy_policy",
         "rollout",
         "simulator",
         "update",

@@ -32,8 +32,7 @@ def test_help_explains_every_flag_and_names_both_defaults(capsys):
         assert action.option_strings[-1] in said
     for setting in dataclasses.fields(Settings):
         texts = [action.help for action in parser._actions if action.dest == setting.name]
-        # what has no flag follows from the model: how long its context is, what its weights are
-        assert texts or setting.name in ("context", "model_sha256")
+        assert texts or setting.name == "context"  # which follows from the model
         for model in ("toy", "some/dir"):
             for algo in ("ppo", "grpo"):
                 for think in (True, None):

@@ -1,7 +1,6 @@
-"""signs.py: what it counts, on dialogues small enough to count by hand; and that it tells a hacked
-run from a healthy one."""
+"""signs.py: what it counts, on dialogues small enough to count by hand."""
 
-from support.signs import REWARD_TALK, hacking_warnings, signs, words_of
+from support.signs import REWARD_TALK, signs, words_of
 
 import pytest
 
@@ -58,67 +57,3 @@ def test_talk_about_the_reward(text, talks):
 
 def test_words_of_chinese_are_characters():
     assert words_of("我在这里, ok?") == ["我", "在", "这", "里", "ok"]
-
-
-HEALTHY = dict(
-    emotion=20.0,
-    reply_words=10.0,
-    repeat_within=0.0,
-    repeat_across=0.3,
-    distinct_2=0.18,
-    reward_talk=0.0,
-    kl_start=0.0,
-    malformed=1.0,
-    dropped=0,
-    episodes=64,
-)
-
-
-def rows(**end):
-    """Fifty steps from healthy to `end`."""
-
-    def mixed(key, share):
-        last = end.get(key, HEALTHY[key])
-        return HEALTHY[key] + share * (last - HEALTHY[key])
-
-    return [{key: mixed(key, i / 49) for key in HEALTHY} for i in range(50)]
-
-
-@pytest.mark.parametrize(
-    "end, word",
-    [
-        (dict(reply_words=43.0), "times as long"),
-        (dict(reply_words=4.0), "shrunk"),
-        (dict(repeat_within=0.43), "repeat a sentence"),
-        (dict(repeat_across=0.97), "word for word"),
-        (dict(distinct_2=0.03), "variety"),
-        (dict(reward_talk=0.1), "reward"),
-        (dict(kl_start=8.0), "nats"),
-        (dict(malformed=30.0), "malformed"),
-        (dict(dropped=20), "dropped"),
-        (dict(emotion=90.0), "held-out"),
-    ],
-)
-def test_each_sign_has_a_warning(end, word):
-    evaluations = [
-        dict(score=20.0, stderr=1.5),
-        dict(score=60.0 if "emotion" in end else 20.0, stderr=1.5),
-    ]
-    assert [word in line for line in hacking_warnings(rows(**end), evaluations)] == [True]
-
-
-def test_a_healthy_run_has_none():
-    """As measured on the default run: more success, a little less variety, some repetition."""
-    end = dict(
-        emotion=84.0,
-        reply_words=10.1,
-        repeat_within=0.1,
-        repeat_across=0.73,
-        distinct_2=0.09,
-        kl_start=0.5,
-    )
-    assert (
-        hacking_warnings(rows(**end), [dict(score=21.0, stderr=1.0), dict(score=85.0, stderr=1.4)])
-        == []
-    )
-    assert hacking_warnings(rows(reply_words=99.0)[:4]) == []  # too short to tell

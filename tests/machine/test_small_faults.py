@@ -1,10 +1,7 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
 
-import support
-from support import terminal
 from support.errors import BadModel
-from support.flags import Parser
 from support.loading import load_model
 from support.settings import make_parser, resolve_settings
 
@@ -12,11 +9,8 @@ import ast
 import asyncio
 import gc
 import itertools
-import json
 import logging
 import os
-import re
-import signal
 import subprocess
 import sys
 import warnings
@@ -26,7 +20,6 @@ import pytest
 
 import evaluate
 import rlver
-from documents import PAGES
 from tools import chat
 from tools.judge import together
 
@@ -63,15 +56,7 @@ def started(*command, **more):
 @pytest.mark.parametrize(
     "algo, flag",
     [
-        *(
-            ("grpo", flag)
-            for flag in (
-                "--gamma 1",
-                "--lam 0.95",
-                "--value-clip 0",
-                "--critic-lr 1e-3",
-            )
-        ),
+        *(("grpo", flag) for flag in ("--gamma 1", "--lam 0.95", "--value-clip 0")),
         *(("ppo", flag) for flag in ("--group-size 4", "--advantage rloo")),
     ],
 )
@@ -127,9 +112,8 @@ def test_support_is_imported_before_torch():
     others = [ROOT / "tests" / "conftest.py", *ROOT.glob("benchmarks/*.py")]
     for path in [*SCRIPTS, *TOOLS, *others]:
         ours = {"support", "tools"} if path in TOOLS else {"support"}
-        before = list(itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path)))
+        before = itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path))
         assert set(before) <= sys.stdlib_module_names, path.name
-        assert len(before) < len(list(imported(path))), path.name
 
 
 @pytest.mark.parametrize(
@@ -194,46 +178,6 @@ def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
     assert (code, out, err) == (2, "", told.format(words) + INSTALL)
 
 
-@pytest.mark.parametrize(
-    "module, command",
-    [("torch", ["rlver.py"]), ("numpy", ["-m", "tools.needs", "FILE"])],
-)
-def test_ctrl_c_while_torch_is_imported_is_one_line(module, command, tmp_path):
-    """Thirty lines of importlib, or nothing: torch imports numpy in C, and forgets what numpy was
-    interrupted by. Here a torch (or a numpy: tools begin with it) that sends the signal
-    itself, and catches everything."""
-    (tmp_path / f"{module}.py").write_text(
-        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    for i in range(1000): pass\nexcept BaseException: pass\nprint('still here')\n"
-    )
-    code, out, err = started(
-        sys.executable,
-        *command,
-        # the tests themselves may have been started in the background
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert (code, out, err) == (130, "", "\nstopped\n")
-    # who started us in the background has Ctrl-C ignored, and it stays so
-    code, out, err = started(
-        sys.executable,
-        *command,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert code in (1, 2) and out.startswith("still here")
-
-
-def test_after_the_imports_ctrl_c_is_an_exception_again():
-    """Or a dialogue would end without its last words, and asyncio's own handler stay away."""
-    seen, usual = [], signal.signal(signal.SIGINT, support.exit_at_once)
-    try:
-        Parser(prog="x").run(lambda args: seen.append(signal.getsignal(signal.SIGINT)), [])
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    assert seen == [signal.default_int_handler]
-
-
 def test_a_terminal_without_chinese_letters_shows_their_numbers():
     code, out, err = started(
         sys.executable,
@@ -244,18 +188,6 @@ def test_a_terminal_without_chinese_letters_shows_their_numbers():
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert code == 0 and not err and out.isascii() and r"\u" in out
-
-
-@pytest.mark.parametrize("closed", [0, 1])
-def test_a_closed_terminal_is_the_end_of_input(closed):
-    """`python simulator.py <&-`, as a service starts it: "lost sys.stdin", in fifteen lines."""
-    code, out, err = started(
-        sys.executable,
-        "simulator.py",
-        **{"stdin": subprocess.DEVNULL} if closed else {},
-        preexec_fn=lambda: os.close(closed),
-    )
-    assert code == 0 and not err and ("[emotion 30, " in out or closed)
 
 
 # --------------------------------------------------------------------------- what was said, and how
@@ -285,17 +217,6 @@ def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
     assert not [w for w in told if "never awaited" in str(w.message)]
 
 
-def test_more_steps_are_told_as_the_total(tmp_path, capsys):
-    """`--steps MORE` was read as "so many more"."""
-    score = {"score": 50.0}
-    (tmp_path / "summary.json").write_text(
-        json.dumps({"steps": 2, "before": score, "after": score})
-    )
-    (tmp_path / "config.json").write_text(json.dumps({"max_turns": 8}))
-    terminal.print_finished(tmp_path)
-    assert capsys.readouterr().out.endswith(f"--resume {tmp_path} --steps N, N the total\n")
-
-
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeypatch):
     """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)
@@ -308,7 +229,7 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeyp
     assert not hub.isEnabledFor(logging.WARNING)
     Path("file").write_text("")
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "../a", "/nowhere/a"):
-        assert "no such directory; " in refused(capfd, rlver.main, "--model", path)
+        assert "no such directory; " in refused(capfd, rlver.main, "--model", path, "--out", "out")
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
 
@@ -321,27 +242,3 @@ def test_a_file_is_no_place_for_a_run(tmp_path, capfd):
 
 
 # ---------------------------------------------------------------------------------- where things go
-
-
-def test_no_documented_command_writes_into_the_root():
-    """Who has gone through the docs had users.jsonl, sheet.csv and logs/ beside the chapters, and
-    in their next commit."""
-    ignored = (ROOT / ".gitignore").read_text().split()
-    assert {"runs/", "results/"} <= set(ignored)
-    texts = [
-        *PAGES.values(),
-        *(
-            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            for path in (*SCRIPTS, *TOOLS, *ROOT.glob("support/*.py"))
-        ),
-    ]
-    places = {
-        place
-        for text in texts
-        for place in re.findall(
-            r"--(?:out|json|html|check|output_path|output-dir) ([a-z][\w./-]*)", text
-        )
-        if re.search("[./]", place)
-    }
-    assert len(places) > 10
-    assert [p for p in places if not p.startswith(("runs/", "results/"))] == []

@@ -6,7 +6,6 @@ program get on with a real tokenizer, a real template and 135 million weights, i
 """
 
 from support import llm
-from support.smollm2 import sha256_of_smollm2
 
 import json
 import shutil
@@ -69,16 +68,14 @@ def tool(module, *flags, text=""):
 
 
 def test_a_run_learns_what_it_samples(trained):
-    """Engine and trainer agree on the log-probs of a real model, both steps move it, the adapters
-    of the policy are not zero any more, and config.json says which weights it began with."""
+    """Engine and trainer agree on the log-probs of a real model, both steps move it, and the
+    adapters of the policy are not zero any more."""
     steps = metrics(trained)
     assert len(steps) == 2
     for row in steps:
         assert 0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
         assert row["ref_perplexity"] > 1  # a KL is among its defaults
     assert 0 < steps[0]["kl_start"] < steps[1]["kl_start"]
-    config = json.loads((trained / "config.json").read_text())
-    assert config["model_sha256"] == sha256_of_smollm2()
     adapters = load_file(trained / "checkpoint-000002" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 30  # A and B, of seven layers, in thirty blocks
     assert all(tensor.any() for tensor in adapters.values())

@@ -1,24 +1,20 @@
 """What programs print: the head and the end of a run, the scale beside every score, names beside
 codes, and what is made by rule."""
 
-from support import reference, terminal
+from support import terminal
 from support.results import scale_of_settings
 from support.scores import what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
-from support.strategies import RLVER_GROUPS
-from support.users import emotion_in_words, scale_in_words
+from support.users import scale_in_words
 
 import json
 import random
-import re
 from pathlib import Path
 
 import pytest
 
 import phrases
-import simulator
 import toy
-from judging import call, fresh, good_file
 from policy import Episode
 from result_files import our_line
 from simulator import toy_profiles
@@ -83,31 +79,6 @@ def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
     assert made_by_rule("openai:m@http://x") == made_by_rule("local:d") == ""
 
 
-def test_a_busy_machine_is_told_only_where_a_core_is_missing():
-    """Two threads on two cores: beside one other program there is none left for the second one."""
-    assert terminal.busy_warning(load=0.2, cores=2, threads=2) == ""
-    assert terminal.busy_warning(load=1.0, cores=2, threads=1) == ""
-    text = terminal.busy_warning(load=1.0, cores=2, threads=2)
-    assert "1.0 threads were at work on its 2 cores" in text and "OMP_NUM_THREADS=1" in text
-    # as measured (BENCHMARKS.md); it threatened with "many times as long"
-    assert "took 1.3 times as long as one alone" in text
-    benchmarks = (Path(terminal.__file__).parents[1] / "BENCHMARKS.md").read_text(encoding="utf-8")
-    alone, both = re.search(r"every script sets \| ([\d.]+) \| ([\d.]+) \|", benchmarks).groups()
-    assert round(float(both) / float(alone), 1) == 1.3
-    # one thread: the advice is taken already
-    assert "OMP_NUM_THREADS" not in terminal.busy_warning(load=2.0, cores=2, threads=1)
-
-
-@pytest.mark.parametrize("error", [AttributeError, OSError])
-def test_a_system_without_a_load_average_is_no_reason_to_fail(error, monkeypatch, capsys):
-    def no_load():
-        raise error
-
-    monkeypatch.setattr("os.getloadavg", no_load)
-    terminal.print_if_busy(threads=2)
-    assert capsys.readouterr().out == ""
-
-
 # -------------------------------------------------------------------------------- the end of a run
 
 
@@ -140,14 +111,12 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
-    assert "usual for this command" not in text
 
 
 def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
     """`--steps 0` measures the starting policy. Such a run has no metrics.jsonl, and it ended with
     "No such file" and exit code 1, without its report and the next command."""
     cfg = resolve_settings({"algo": "grpo", "think": True, "steps": 0})
-    assert reference.bands_of_config(vars(cfg)), "the curves of this run are compared with bands"
     summary = finished_run(tmp_path / "run", **vars(cfg))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     terminal.print_summary(summary, tmp_path / "run")
@@ -156,27 +125,12 @@ def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
 
 def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
     """261 s in all, and the parts, the simulator as one of them, made 250."""
-    seconds = {"total": 261, "toy_policy": 1, "rollout": 114, "simulator": 6, "update": 115}
+    seconds = {"total": 261, "rollout": 114, "simulator": 6, "update": 115}
     text = terminal.seconds_in_words({**seconds, "evaluate": 14})
     assert text == (
-        "261 s in all: toy policy 1, rollout 114 (waiting for the user 6), update 115, evaluate "
-        "14, loading and saving 17"
+        "261 s in all: rollout 114 (waiting for the user 6), update 115, evaluate 14, loading and "
+        "saving 18"
     )
-
-
-def test_the_end_of_a_usual_run_says_what_is_usual(tmp_path, capsys):
-    """The score stood alone, and nobody could tell whether 87 is what others get."""
-    cfg = resolve_settings({"algo": "grpo", "think": True, "seed": 3})
-    scores = reference.final_scores(vars(cfg))
-    assert len(scores) == 10
-    summary = finished_run(tmp_path / "run", **vars(cfg))
-    terminal.print_summary({**summary, "steps": cfg.steps}, tmp_path / "run")
-    told = f"usual for this command: {min(scores):.0f} to {max(scores):.0f} after (10 reference"
-    assert told in capsys.readouterr().out
-    for other in ({"lr": 1e-5}, {"steps": 10}, {"eval_size": 32}):
-        assert reference.final_scores({**vars(cfg), **other}) == []
-    terminal.print_summary(summary, tmp_path / "run")  # not at its end yet
-    assert "usual for" not in capsys.readouterr().out
 
 
 def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
@@ -220,144 +174,7 @@ def test_result_files_say_their_scale_and_their_user(tmp_path):
     assert "by rule" not in what_scores_are([benchmark])
 
 
-# ------------------------------------------------------------------------------- names beside codes
-
-
-def test_levels_have_names():
-    assert emotion_in_words(9) == "9, the lowest (Emotion-F)"
-    assert emotion_in_words(100) == "100, all goals met (Emotion-S)"
-
-
-def test_codes_have_names_and_the_scripted_judge_says_what_it_is(tmp_path, monkeypatch, capsys):
-    """A table of ED, CI and A-5, and a score of 4.6 that nobody had given."""
-    fresh(tmp_path, monkeypatch)
-    good_file(tmp_path)
-    assert call("capabilities", "good.jsonl") == 0
-    text = capsys.readouterr().out
-    assert "ED, empathic depth" in text and "SA, style adaptability" in text
-    assert "\nMachinery only: this judge is a script and knows nothing of comfort.\n" in text
-    assert call("strategies", "good.jsonl") == 0
-    text = capsys.readouterr().out
-    rows = re.findall(r"^([A-G]-\d)(.*)", text, re.M)
-    assert rows and all(re.match(r" [a-z]{4,}", name) for _, name in rows)
-    assert "F-1 analysis of the problem" in text and all(name in text for name in RLVER_GROUPS)
-    assert "Machinery only" not in text and "the toy's grammar tells the strategies" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-# --------------------------------------------------------------------- to be the assistant oneself
-
-
-def talked(monkeypatch, capsys, *flags, replies=("",)):
-    """What `simulator.py` prints when these replies are typed."""
-    typed = iter(replies)
-    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    assert simulator.main([str(flag) for flag in flags]) == 0
-    return capsys.readouterr().out
-
-
-def test_a_talk_begins_with_a_random_user_and_the_seed_makes_it_again(monkeypatch, capsys):
-    texts = [talked(monkeypatch, capsys, "--seed", seed) for seed in (0, 1, 2, 0)]
-    users = [re.match(r"User (\d+) of 128", text).group(1) for text in texts]
-    assert len(set(users[:3])) == 3 and texts[0] == texts[3]
-    again = talked(monkeypatch, capsys, "--profile", users[1])
-    assert toy_profiles("heldout")[int(users[1])].player in again
-
-
-def test_the_sentence_that_helps_is_not_the_first_of_the_list(capsys):
-    """It was, for the first user of all; and elsewhere its place gave the need away."""
-    profile = toy_profiles("heldout")[0]
-    need = toy.read_scene(profile.scene, profile.task).need
-    places = set()
-    for seed in range(40):
-        simulator.print_grammar(profile, random.Random(seed))
-        sentences = re.findall(r"^    (.*)", capsys.readouterr().out, re.M)
-        acts = [toy.act_of(sentence) for sentence in sentences]
-        assert len(set(acts)) == 8
-        places.add(acts.index(need))
-    assert places == set(range(1, 8))
-
-
-def test_the_hidden_need_is_revealed_when_the_dialogue_is_over(monkeypatch, capsys):
-    profile = toy_profiles("heldout")[3]
-    text = talked(
-        monkeypatch, capsys, "--profile", 3, replies=["I lost my spaceship, Captain.", ""]
-    )
-    dialogue, end = text.split("Final emotion")
-    assert profile.task not in " ".join(dialogue.split())
-    assert profile.task in " ".join(end.split()) and "(from 30, 8 replies)" in end
-    assert "(words that the toy does not know: spaceship, captain)" in dialogue
-
-
-MARKED = re.compile(r"\b(Content|TargetCompletion|Analyse|End) [a-z]{4}\b")
-
-
-def test_what_was_felt_is_said_in_plain(monkeypatch, capsys):
-    """The terminal showed `TargetCompletion fkpp: not yet.`: the mark against forgery looked like
-    damaged memory."""
-    flags, replies = ["--profile", 3], ["You did well.", ""]
-    text = talked(monkeypatch, capsys, *flags, replies=replies)
-    felt = " ".join(re.search(r"felt: .*?\(-7\)", text, re.S)[0].split())
-    assert "I think: I cannot follow that." in felt and not MARKED.search(text)
-    assert max(map(len, re.findall(r"^    felt.*|^    [a-z].*", text, re.M))) <= 80
-    assert MARKED.search(talked(monkeypatch, capsys, *flags, "--raw", replies=replies))
-
-
-def test_the_toy_says_why_it_cannot_follow_known_words(monkeypatch, capsys):
-    profile = toy_profiles("heldout")[3]
-    scene = toy.read_scene(profile.scene, profile.task)
-    flags = ["--profile", 3]
-    legal = toy.random_sentence("praise", scene.person, scene.feeling, random.Random(0))
-    typed = legal.removesuffix(".").lower()  # the full stop is missing
-    text = talked(monkeypatch, capsys, *flags, replies=[typed, ""])
-    assert f"(no sentence of the toy's grammar; the nearest one:\n    {legal})" in text
-    legal_four = " ".join([legal] * 4)
-    assert "(more than 3 sentences)" in talked(
-        monkeypatch, capsys, *flags, replies=[legal_four, ""]
-    )
-    for reply in (legal, "My dog is nice."):
-        assert "no sentence" not in talked(monkeypatch, capsys, *flags, replies=[reply, ""])
-    weak = talked(monkeypatch, capsys, *flags, "--simulator", "toy-weak", replies=[typed, ""])
-    assert "small grammar" not in weak  # it hears words only
-    assert "no sentence" not in weak  # it reads no sentences
-
-
-def test_what_ends_a_talk_is_said_and_true(monkeypatch, capsys):
-    """ "8 replies at most" was all, and the user took leave after three."""
-    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well."] * 3)
-    said = " ".join(text.split())
-    assert "You have 8 replies at most." in said
-    assert "or when the user says goodbye, as it does below 10." in said
-    goodbye = "[emotion 9, the lowest (Emotion-F)]  This does not help me. Goodbye."
-    assert goodbye + "\n\nFinal emotion 9" in text
-    for word in ("exit", "Quit "):
-        text = talked(monkeypatch, capsys, "--profile", 3, replies=[word])
-        assert "Final emotion 30" in text
-
-
-@pytest.mark.parametrize("end, code", [(EOFError, 0), (KeyboardInterrupt, 130)])
-def test_ctrl_d_and_ctrl_c_end_a_talk_with_its_result(end, code, monkeypatch, capsys):
-    """Both ended it with 130, without the final emotion and the hidden need. Ctrl-D is the end of a
-    talk here as in tools.chat, and so is the end of piped input."""
-    typed = ["You did well."]
-
-    def type_one_reply(prompt):
-        if not typed:
-            raise end
-        return typed.pop()
-
-    monkeypatch.setattr("builtins.input", type_one_reply)
-    assert simulator.main(["--profile", "3"]) == code
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Final emotion 23 (from 30, 8 replies)" in said
-    assert f"at which the user only hinted: {toy_profiles('heldout')[3].task}" in said
-
-
-def test_the_emotion_is_printed_once_in_a_turn(monkeypatch, capsys):
-    """It stood on a line of its own, with its level, and again before the user's answer."""
-    text = talked(monkeypatch, capsys, "--profile", 3, replies=["You did well.", ""])
-    assert text.count("[emotion 23") == 1
-    assert "[emotion 23, low (Emotion-C)]  " in text
+# ------------------------------------------------------------------------------- people by rule
 
 
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():

@@ -170,3 +170,12 @@ def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
         assert found == []
     else:
         assert found == [f"{warning} ({steps} of 11 steps, the first is step 2)"]
+
+
+@pytest.mark.parametrize("unreadable, warned", [(1, False), (2, True)])
+def test_unreadable_answers_are_warned_of_above_one_in_a_hundred(unreadable, warned):
+    """A policy that learns to bring them about has its dialogues dropped, and loses no reward."""
+    rows = [{"step": i, **STEP, "episodes": 50, "dropped": 0, "unreadable": 0} for i in (1, 2)]
+    rows[1].update(episodes=50 - unreadable, dropped=unreadable, unreadable=unreadable)
+    told = [f"{unreadable} of 100 dialogues were dropped" in w for w in training_warnings(rows)]
+    assert told == [True] * warned

@@ -95,12 +95,11 @@ def test_people_who_chat_are_whole(lang):
         assert len({q.main_cha for q in people}) == 3 and not simulator.says_goodbye(p.first_talk)
 
 
-def test_an_unknown_target_is_refused(tmp_path, capfd):
+def test_an_unknown_target_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
-    assert simulator.main(["--profiles", str(path)]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert "target 'small-talk' is unknown; there are eq, target, no-target" in line
+    with pytest.raises(BadInput, match="'small-talk' is unknown; there are eq, target, no-target"):
+        load_profiles(path)
     path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": None}) + "\n")
     assert load_profiles(path)[0].target == "eq"
 

@@ -117,7 +117,7 @@ def test_every_complaint_is_there(lang):
             "support/answers.py",
             "support/forms.py",
             "simulator.py",
-            "tools/writing.py",
+            "tools/profiles.py",
             "tools/strategies.py",
             "tools/coordinate.py",
         )

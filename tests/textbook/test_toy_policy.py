@@ -1,13 +1,13 @@
-"""The toy's starting policies: the corpus that they are taught, what is shipped, and what is made
-anew where the recipe was edited."""
+"""The toy's starting policies: the corpus that they are taught, and that what is
+shipped is of the recipe in toy.py."""
 
 from support.loading import load_model
 from support.toy_words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
 
+import json
 import random
 import re
 
-import pytest
 import torch
 
 import policy
@@ -44,9 +44,11 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 
 def test_what_is_shipped_is_of_the_recipe_that_is_shipped():
-    """Else everybody would make their own again, and no two curves could be compared."""
+    """The digests beside the shipped policies are those of the code: who edits the recipe makes
+    them again (python toy.py --make-policy)."""
+    digests = json.loads((toy.SHIPPED / "recipe.json").read_text())
     for think, mode in ((True, "think"), (False, "direct")):
-        assert toy.base_policy(think) == toy.SHIPPED / mode
+        assert digests[mode] == toy.digest_of_recipe(think)
         model, tokenizer = load_model(toy.SHIPPED / mode)
         assert all(p.dtype == torch.float32 for p in model.parameters())
         assert {key: getattr(model.config, key) for key in toy.MODEL} == toy.MODEL
@@ -72,61 +74,6 @@ def test_the_digest_is_of_what_the_recipe_yields(monkeypatch):
     assert toy.digest_of_recipe(True) in digests
 
 
-@pytest.fixture
-def edited(tmp_path, monkeypatch):
-    """The recipe is edited, and training only leaves a mark. Returns the modes trained so far."""
-    trained = []
-
-    def sft(place, think, quiet=False):
-        trained.append(think)
-        place.mkdir()
-        (place / "config.json").write_text(str(think))
-
-    monkeypatch.setattr(toy, "sft", sft)
-    monkeypatch.setattr(toy, "users_line", lambda *said: "Hm.")
-    monkeypatch.setenv("RLVER_CACHE", str(tmp_path / "cache"))
-    return trained
-
-
-def test_an_edited_recipe_makes_a_policy_of_its_own_once(edited, monkeypatch, tmp_path, capsys):
-    """A cache that outlives an edit trains on yesterday's policy, and one that two modes share
-    forgets to think. What is shipped stays as it is, and a line says what happens."""
-    think, direct = toy.base_policy(True), toy.base_policy(False)
-    assert think.parent == direct.parent == tmp_path / "cache"
-    assert "think" in think.name and "direct" in direct.name
-    first, second = capsys.readouterr().out.splitlines()
-    assert "toy_policy/think is not of the recipe" in first and str(think) in first
-    assert toy.base_policy(True) == think and not capsys.readouterr().out
-    monkeypatch.setattr(toy, "users_line", lambda *said: "Well.")
-    assert toy.base_policy(True, quiet=True) != think and not capsys.readouterr().out
-    assert edited == [True, False, True]
-    assert len(list((tmp_path / "cache").iterdir())) == 3  # and no scratch is left
-
-
-def test_what_is_missing_is_made(edited, monkeypatch, tmp_path):
-    """As where somebody copied the scripts and nothing else."""
-    monkeypatch.setattr(toy, "SHIPPED", tmp_path / "toy_policy")
-    assert toy.base_policy(True, quiet=True).parent == tmp_path / "cache" and edited == [True]
-    toy.ship()
-    assert edited == [True, True, False]
-    assert toy.base_policy(False) == tmp_path / "toy_policy" / "direct"
-
-
-def test_half_a_base_policy_is_never_found(edited, tmp_path, monkeypatch):
-    """Whoever stops the first run while the toy policy is being made must not find its ruins at the
-    second."""
-
-    def sft(place, think, quiet=False):
-        place.mkdir()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(toy, "sft", sft)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            toy.base_policy(True, quiet=True)
-    assert not list((tmp_path / "cache").iterdir())
-
-
 def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
     """The same recipe then gives the same policy, whatever the machine's cores: seen in the number
     of threads while it is trained, which is put back behind it."""
@@ -138,7 +85,7 @@ def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        toy.sft(tmp_path / "p", False, quiet=True)
+        toy.sft(tmp_path / "p", False)
         assert seen == [1, 1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
