@@ -89,16 +89,3 @@ def test_a_dialogue_before_ones_eyes(tmp_path, capsys, monkeypatch):
     assert len(waited) == len(re.findall(r"^[#-]{20}", text, re.M))
     said = re.search(r"policy  (.*)", text).group(1)
     assert said in page.read_text(encoding="utf-8")
-
-
-def test_a_policy_that_is_not_there_is_named_without_a_flag(tmp_path, capsys):
-    """The complaint named --policy, a flag of evaluate.py that this tool does not have."""
-    missing, empty = tmp_path / "missing", tmp_path / "empty"
-    empty.mkdir()
-    for name in (missing, empty):
-        assert chat.main([str(name)]) == 2
-        error = capsys.readouterr().err
-        assert (
-            error.startswith(f"python -m tools.chat: policy {name}: ") and "--policy" not in error
-        )
-        assert error.count("\n") == 1

@@ -105,27 +105,6 @@ def test_a_reply_cannot_write_its_own_score(good, tmp_path):
     assert prompt.count("</dialogue>") == 1 and "\nScore: 5" not in prompt
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        "I am sorry, I can not rate a person.",
-        ANSWER.replace("Score: 2", "Score: 2 or 3"),
-    ],
-)
-def test_what_can_not_be_read_is_asked_again(good, garbage):
-    """With a complaint, for at temperature 0 the same prompt would have the same answer."""
-
-    def answer(prompt):
-        return ANSWER if "Your last answer could not be used" in prompt else garbage
-
-    with Loopback(answer=answer) as server:
-        code, result = run("capabilities", good, *at(server))
-    table = result["capabilities"]["tables"][good]
-    assert code == 0 and server.calls == 16 and table["ED"]["mean"] == 4
-    assert table["ED"]["missing"] == 0
-
-
 def test_what_is_never_read_is_missing_and_counted(good, capsys):
     """Not 0, not 3: one dialogue of eight is left out of the mean, and told."""
     lost = json.loads(open(good, encoding="utf-8").readline())["history"][0]["content"]
