@@ -34,7 +34,6 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-
 MAX_GRAD_NORM = 1.0  # to which the gradients of policy and critic are clipped, each by itself
 
 
