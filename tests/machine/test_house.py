@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHAPTERS, SUPPORT, TOOLS, COURSE = (
-    sorted(ROOT.glob(f"{place}*.py")) for place in ("", "support/", "tools/", "course/")
+CHAPTERS, SUPPORT, TOOLS, COURSE, BENCHMARKS = (
+    sorted(ROOT.glob(f"{place}*.py"))
+    for place in ("", "support/", "tools/", "course/", "benchmarks/")
 )
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
 MODULES = {
     **{path.stem: path for path in CHAPTERS + COURSE},
     **{f"support.{path.stem}": path for path in SUPPORT if path.stem != "__init__"},
     **{f"tools.{path.stem}": path for path in TOOLS if not path.stem.startswith("__")},
+    **{f"benchmarks.{path.stem}": path for path in BENCHMARKS},
 }
+ALL_FILES = CHAPTERS + SUPPORT + TOOLS + COURSE + BENCHMARKS
 TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")
 
 # The most tokens per statement that a file may have: above them, lines are packed.
@@ -116,14 +119,24 @@ def test_no_chapter_knows_a_tool():
     files = {name for name in GRAPH if name.startswith("tools.")}
     tools = {name for name in files if "\ndef main(" in MODULES[name].read_text(encoding="utf-8")}
     shared = files - tools
-    assert {name for name in set(GRAPH) - files if GRAPH[name] & files} == set()
+    benchmarks = {name for name in GRAPH if name.startswith("benchmarks.")}
+    assert {name for name in set(GRAPH) - files - benchmarks if GRAPH[name] & files} == set()
     assert {name for name in shared if GRAPH[name] & tools} == set()
     assert 8 < len(tools) <= 14 and len(shared) > 4
 
 
+def test_benchmarks_stand_above_all_but_the_course():
+    """Nothing imports what measures, and it needs no exercise."""
+    measuring = {name for name in GRAPH if name.startswith("benchmarks.")}
+    assert len(measuring) == 4
+    assert {name for name in set(GRAPH) - measuring if GRAPH[name] & measuring} == set()
+    needed = set().union(*(GRAPH[name] for name in measuring))
+    assert {name for name in needed if MODULES[name] in COURSE} == set()
+
+
 def test_no_line_is_wider_than_a_screen():
     """100 columns in every Python file: two of them stand beside each other, or beside a paper."""
-    files = [*CHAPTERS, *SUPPORT, *TOOLS, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]
+    files = [*ALL_FILES, *sorted(ROOT.glob("tests/**/*.py"))]
     assert len(files) > 30
     assert [
         f"{path.relative_to(ROOT)}:{number}"
@@ -171,7 +184,7 @@ def test_statements_are_short():
     text = '"""A docstring."""\na = 1  # a comment\nb = a + 1\n'
     assert tokens_per_statement(text) == (3 + 5) / 3  # the docstring is a statement, too
     too_dense = {}
-    for path in CHAPTERS + SUPPORT + TOOLS:
+    for path in CHAPTERS + SUPPORT + TOOLS + BENCHMARKS:
         density = tokens_per_statement(path.read_text(encoding="utf-8"))
         if density > (DENSEST_CHAPTER if path in CHAPTERS else DENSEST_OTHER):
             too_dense[str(path.relative_to(ROOT))] = round(density, 1)
@@ -196,7 +209,7 @@ def test_things_have_names_of_their_own():
     text = "def f(told):\n    self.said = told\n    return [own.found for own in told]\n"
     assert vague_names(text) == ["1: told", "2: said", "2: told", "3: own", "3: told"]
     vague = {}
-    for path in CHAPTERS + SUPPORT + TOOLS:
+    for path in CHAPTERS + SUPPORT + TOOLS + BENCHMARKS:
         names = vague_names(path.read_text(encoding="utf-8"))
         if names:
             vague[str(path.relative_to(ROOT))] = names
@@ -238,7 +251,7 @@ def test_what_a_student_reads_says_what_it_does(name):
 def test_comments_lead_to_lists_that_are_there():
     """ "Pitfall 4.12" says something only to who has the list. Whoever has the repository alone
     must be able to follow every reference; docs/differences.md numbers the defects."""
-    for path in [*CHAPTERS, *SUPPORT, *TOOLS, *COURSE, *sorted(ROOT.glob("tests/**/*.py"))]:
+    for path in [*ALL_FILES, *sorted(ROOT.glob("tests/**/*.py"))]:
         if path.name == "test_house.py":
             continue
         text = path.read_text(encoding="utf-8")
