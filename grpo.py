@@ -115,50 +115,37 @@ def check_groups(episodes):
             )
 
 
-def grpo_update(
-    policy,
-    optimizer,
-    minibatches,
-    *,
-    kind="grpo",
-    per_turn=False,
-    reference=None,
-    kl_coef=0.0,
-    kl_estimator="k3",
-    check_ratio=True,
-    **settings,
-):
+def grpo_update(models, minibatches, cfg):
     """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, but for:
 
     minibatches  their batches have .group [B] too
-    kind         of advantage, as in `group_advantages`
-    per_turn     True: one advantage per turn, for rewards that are paid by the turn
+    cfg          the settings advantage, the kind of `group_advantages`; reward: with "delta" each
+                 turn has an advantage of its own; and those of `optimize`
 
     Raises ValueError for the k1 estimator: GRPO has no per-token reward to put it in, and in the
     loss its gradient is 0 on average. Raises SelfCheckFailed as `optimize` does.
     """
-    if kl_coef and kl_estimator == "k1":
+    if cfg.kl_coef and cfg.kl_estimator == "k1":
         raise ValueError(
             "k1 in the loss has no gradient on average, and GRPO has no per-token "
             "reward; use k2, k3 or k3-ratio"
         )
     batches = all_micro_batches(minibatches)
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old_log_probs = score_before_update(policy, minibatches, include_first=check_ratio)
-    ref = log_probs_of(reference, batches) if kl_coef else None
+    old_log_probs = score_before_update(models.policy, minibatches, include_first=models.fresh)
+    ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     # 2. Advantages within each group.
-    advantages = token_advantages(batches, kind, per_turn)
+    advantages = token_advantages(batches, cfg.advantage, per_turn=cfg.reward == "delta")
     # 3. The policy step.
     metrics = optimize(
-        policy,
-        optimizer,
+        models.policy,
+        models.optimizer,
         minibatches,
         old_log_probs,
         advantages,
-        kl_coef=kl_coef,
-        kl_estimator=kl_estimator,
+        cfg,
+        models,
         ref=ref,
-        **settings,
     )
     # there is no critic; the metrics have the same keys as PPO's
     return {**metrics, "explained_variance": None}

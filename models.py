@@ -65,8 +65,8 @@ from simulator import load_prompt
 # 1.1 with weights of one step before.
 # The first ratio compares the trainer with itself, mostly by the same kernels.
 LIMITS = {
-    torch.float32: dict(gap_limits=(1e-4, 1e-2), ratio_limit=1e-3),
-    torch.bfloat16: dict(gap_limits=(0.1, float("inf")), ratio_limit=0.2),
+    torch.float32: ((1e-4, 1e-2), 1e-3),
+    torch.bfloat16: ((0.1, float("inf")), 0.2),
 }
 START_DIALOGUES = 8  # how many dialogues of the starting policy `keep_start` keeps
 # What a user says in `probe`.
@@ -94,7 +94,9 @@ class Models:
         self.cfg, self.checkpoint, self.runner = cfg, checkpoint, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.limits = LIMITS[self.dtype]
+        self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
+        # of ppo.py, which knows nothing of ranks
+        self.reduce, self.world_size = all_reduce_sum, world()
         self.start_batches = None  # read by `kl_start` when it first needs them
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -314,7 +316,7 @@ class Models:
         with torch.no_grad():
             trainer_log_probs, _ = self.policy(batch)
         # raises SelfCheckFailed beyond the limits
-        logp_gap([batch], [trainer_log_probs], self.limits["gap_limits"], all_reduce_sum)
+        logp_gap([batch], [trainer_log_probs], self.gap_limits, all_reduce_sum)
 
     # ------------------------------------------------------------------- distance from the start
 

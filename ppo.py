@@ -34,6 +34,8 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
+MAX_GRAD_NORM = 1.0  # to which the gradients of policy and critic are clipped, each by itself
+
 
 def identity(x):
     """The default `reduce`: over a single rank, the sum over ranks is the tensor itself."""
@@ -256,9 +258,12 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     return {"logp_gap": mean, "logp_gap_max": peak}
 
 
-def check_first_ratio(log_ratio, limit):
-    """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old) of
-    some tokens, at least one, within `limit` of 0. (NaN is not.)"""
+def check_first_ratio(log_probs, old_log_probs, mask, limit):
+    """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old)
+    within `limit` of 0 for each of the policy's tokens. (NaN is not.) All [B, L]."""
+    log_ratio = (log_probs - old_log_probs)[mask].detach()
+    if not log_ratio.numel():  # the policy says nothing in this micro-batch
+        return
     largest = log_ratio.abs().max()
     if not largest < limit:
         raise SelfCheckFailed(
@@ -291,37 +296,12 @@ class CriticPart:
 
     model: Callable  # batch -> values [B, L]
     optimizer: torch.optim.Optimizer
-    old_values: list  # of [B, L], one per batch, in the order of the batches
+    old_values: list  # V_old, a list of [B, L], one per micro-batch
     returns: list  # likewise
-    value_clip: float
-    max_grad_norm: float = 1.0
-
-    def loss(self, k, batch):
-        """The value loss of micro-batch number k, summed over its tokens."""
-        old_values, returns = self.old_values[k], self.returns[k]
-        return value_loss(
-            self.model(batch), old_values, returns, batch.action_mask, self.value_clip
-        )
 
 
-def optimize(
-    policy,
-    optimizer,
-    minibatches,
-    old_log_probs,
-    advantages,
-    *,
-    clip_eps,
-    entropy_coef=0.0,
-    kl_coef=0.0,
-    kl_estimator="k3",
-    ref=None,
-    max_grad_norm=1.0,
-    reduce=identity,
-    ranks=1,
-    critic=None,
-    gap_limits=None,
-    ratio_limit=1e-3,
+def optimize(  # noqa: C901, PLR0915 - one story, told once
+    policy, optimizer, minibatches, old_log_probs, advantages, cfg, models, ref=None, critic=None
 ):
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
@@ -331,59 +311,68 @@ def optimize(
     old_log_probs  log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
                    returns it: None where the first mini-batch was skipped
     advantages     a list of [B, L], one per micro-batch
-    clip_eps       of `policy_loss`
-    entropy_coef   of the entropy bonus
-    kl_coef        of the KL in the loss. A k1 penalty is no loss: PPO puts it into the rewards
-    kl_estimator   of `kl_penalty`
+    cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator, value_clip
+    models         reduce, which sums a tensor over ranks, and world_size, their number;
+                   gap_limits of `logp_gap` and ratio_limit of `check_first_ratio`
     ref            log pi_ref, a list of [B, L], one per micro-batch; None where kl_coef is 0
-    max_grad_norm  the norm that the policy's gradient is clipped to
-    reduce         sums a tensor over ranks
-    ranks          their number. FSDP averages gradients over ranks, where their sum is meant; so
-                   losses are multiplied by it
     critic         None, or a CriticPart, which is stepped on the same mini-batches
-    gap_limits     of `logp_gap`
-    ratio_limit    of `check_first_ratio`
 
     Returns the metrics of the module's docstring, but for explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
     the trainer; and before any step whose gradient is not finite.
     """
-    # A copy, because it is filled in below. None in the first mini-batch, if that was skipped: then
-    # pi is still pi_old, and its own forward pass in `micro_step` gives log pi_old.
+    # A copy, because it is filled in below: None where the first mini-batch was skipped.
     old_log_probs = list(old_log_probs)
-    sums = {"kl": 0.0, "entropy": 0.0, "clipped": 0.0, "tokens": 0.0}
-    gap = {}  # what `logp_gap` returns
+    sums = torch.zeros(4, dtype=torch.float64)  # over this rank's tokens: KL, entropy, clipped, 1
     norms = []
     k = 0  # counts micro-batches
     for step, micros in enumerate(minibatches):
-        # the token normaliser: of the whole mini-batch, over all ranks
-        tokens = reduce(sum(b.action_mask.sum() for b in micros)).clamp(min=1)
+        # The loss is a mean over the policy's tokens of the whole mini-batch, on all ranks. A mean
+        # of means of micro-batches would weigh the tokens of short dialogues more.
+        tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
         for batch in micros:
-            old_log_probs[k], measured = micro_step(
-                policy,
-                batch,
-                old_log_probs[k],
-                advantages[k],
-                ref[k] if ref else None,
-                tokens=tokens,
-                ranks=ranks,
-                ratio_limit=ratio_limit if step == 0 else None,
-                clip_eps=clip_eps,
-                entropy_coef=entropy_coef,
-                kl_coef=kl_coef,
-                kl_estimator=kl_estimator,
-            )
-            for name, number in measured.items():
-                sums[name] += number
+            mask = batch.action_mask
+            # Score the tokens. Before the first step pi is pi_old, so this pass gives log pi_old.
+            log_probs, entropy = policy(batch)
+            if old_log_probs[k] is None:
+                old_log_probs[k] = log_probs.detach()
+            old = old_log_probs[k]
+            if step == 0:
+                check_first_ratio(log_probs, old, mask, models.ratio_limit)
+
+            # Sum the losses over the tokens. The engine's importance weights are in the policy
+            # loss only. A k1 penalty is no loss: PPO puts it into the rewards.
+            weights = importance_weights(old, batch.engine_log_probs)
+            loss, clipped = policy_loss(log_probs, old, advantages[k], mask, cfg.clip_eps, weights)
+            loss = loss - cfg.entropy_coef * entropy[mask].sum()
+            if cfg.kl_coef and cfg.kl_estimator != "k1":
+                kl = kl_penalty(log_probs, ref[k], cfg.kl_estimator, old)
+                loss = loss + cfg.kl_coef * kl[mask].sum()
+
+            # Backward: gradients add up over the micro-batches. FSDP averages them over the ranks,
+            # where their sum is meant, so the loss is multiplied by the number of ranks.
+            (loss / tokens * models.world_size).backward()
             if critic:
-                critic_loss = critic.loss(k, batch)
-                (critic_loss / tokens * ranks).backward()
+                old_values, returns = critic.old_values[k], critic.returns[k]
+                values = critic.model(batch)
+                critic_loss = value_loss(values, old_values, returns, mask, cfg.value_clip)
+                (critic_loss / tokens * models.world_size).backward()
+
+            # pi_old sampled, so this is KL(pi_old, pi).
+            moved = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
+            sums += torch.tensor(
+                [moved.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
+                dtype=torch.float64,
+            )
             k += 1
         if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
-            all_batches = all_micro_batches(minibatches)
-            gap = logp_gap(all_batches, old_log_probs, gap_limits, reduce)
-        norm = clip_gradient(policy, max_grad_norm)
-        critic_norm = clip_gradient(critic.model, critic.max_grad_norm) if critic else 0.0
+            gap = logp_gap(
+                all_micro_batches(minibatches), old_log_probs, models.gap_limits, models.reduce
+            )
+
+        # Clip, and step.
+        norm = clip_gradient(policy, MAX_GRAD_NORM)
+        critic_norm = clip_gradient(critic.model, MAX_GRAD_NORM) if critic else 0.0
         check_gradients(norm, critic_norm)
         norms.append(norm)
         optimizer.step()
@@ -391,190 +380,70 @@ def optimize(
         if critic:
             critic.optimizer.step()
             critic.optimizer.zero_grad(set_to_none=True)
-    device = minibatches[0][0].action_mask.device
-    return {**means_of(sums, norms, reduce, device), **gap}
 
-
-def micro_step(
-    policy,
-    batch,
-    old_log_probs,
-    advantages,
-    ref,
-    *,
-    tokens,
-    ranks,
-    ratio_limit,
-    **loss_settings,
-):
-    """Add one micro-batch's part to the policy's gradient.
-
-    old_log_probs, advantages, ref   as in `optimize`, of this micro-batch: [B, L] or None
-    tokens          what the summed loss is divided by: the tokens of the mini-batch
-    ranks           as in `optimize`
-    ratio_limit     of `check_first_ratio`; None after the first mini-batch, where the ratio may be
-                    anything
-    loss_settings   clip_eps, entropy_coef, kl_coef and kl_estimator, for `summed_loss`
-
-    Returns (log pi_old, the sums over the policy's tokens that `means_of` needs). Where the policy
-    is silent there is nothing to check, and all sums are 0. Raises SelfCheckFailed if the first
-    ratio is not 1.
-    """
-    mask = batch.action_mask
-    log_probs, entropy = policy(batch)
-    if old_log_probs is None:  # nothing has been stepped yet: pi is pi_old
-        old_log_probs = log_probs.detach()
-    log_ratio = (log_probs - old_log_probs)[mask].detach()
-    if ratio_limit is not None and log_ratio.numel():
-        check_first_ratio(log_ratio, ratio_limit)
-    loss, clipped = summed_loss(
-        batch, log_probs, entropy, old_log_probs, advantages, ref=ref, **loss_settings
-    )
-    (loss / tokens * ranks).backward()
-    # pi_old sampled, so this is KL(pi_old, pi)
-    kl = kl_penalty(
-        log_probs=old_log_probs[mask], ref_log_probs=log_probs[mask].detach(), estimator="k3"
-    )
-    sums = {
-        "kl": kl.sum().item(),
-        "entropy": entropy[mask].sum().item(),
-        "clipped": clipped.item(),
-        "tokens": mask.sum().item(),
-    }
-    return old_log_probs, sums
-
-
-def summed_loss(
-    batch,
-    log_probs,
-    entropy,
-    old_log_probs,
-    advantages,
-    *,
-    ref,
-    clip_eps,
-    entropy_coef,
-    kl_coef,
-    kl_estimator,
-):
-    """The policy's loss in one micro-batch, summed over its tokens: policy loss, entropy bonus and
-    KL penalty. All tensors are [B, L]; `ref` is None where there is no KL. Returns (loss, number of
-    tokens whose term the clip changes).
-
-    The engine's importance weights are in the policy loss only. A k1 penalty is no loss: PPO puts
-    it into the rewards.
-    """
-    mask = batch.action_mask
-    weights = importance_weights(old_log_probs, batch.engine_log_probs)
-    loss, clipped = policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights)
-    loss = loss - entropy_coef * entropy[mask].sum()
-    if kl_coef and kl_estimator != "k1":
-        kl = kl_penalty(log_probs, ref, kl_estimator, old_log_probs)
-        loss = loss + kl_coef * kl[mask].sum()
-    return loss, clipped
-
-
-def means_of(sums, norms, reduce, device):
-    """The metrics of an update. sums: over this rank's tokens, {kl, entropy, clipped, tokens};
-    norms: of the policy's gradient, one per mini-batch."""
-    totals = reduce(torch.tensor(list(sums.values()), dtype=torch.float64, device=device))
-    totals = dict(zip(sums, totals.tolist()))
-    count = max(1.0, totals["tokens"])
+    kl, entropy, clipped, n_tokens = models.reduce(sums.to(tokens.device)).tolist()
     return {
-        "kl": totals["kl"] / count,
-        "entropy": totals["entropy"] / count,
-        "clipfrac": totals["clipped"] / count,
+        "kl": kl / max(1.0, n_tokens),
+        "entropy": entropy / max(1.0, n_tokens),
+        "clipfrac": clipped / max(1.0, n_tokens),
         "grad_norm": sum(norms) / len(norms),
-        "tokens_trained": int(totals["tokens"]),
+        "tokens_trained": int(n_tokens),
+        **gap,
     }
 
 
-def ppo_update(
-    policy,
-    optimizer,
-    critic,
-    critic_optimizer,
-    minibatches,
-    *,
-    gamma=1.0,
-    lam=1.0,
-    value_clip=0.5,
-    reference=None,
-    kl_coef=0.0,
-    kl_estimator="k3",
-    check_ratio=True,
-    max_grad_norm=1.0,
-    reduce=identity,
-    **settings,
-):
+def ppo_update(models, minibatches, cfg):
     """One PPO update from one rollout.
 
-    policy         batch -> (log_probs, entropy), [B, L] each
-    critic         batch -> values, [B, L]
-    minibatches    a list (optimizer steps) of lists (micro-batches) of batches, which have
-                   .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
-    gamma, lam     of `gae`
-    value_clip     of `value_loss`
-    reference      as policy: the one that a KL holds the policy to
-    kl_coef        of the KL; at 0 there is none, and no reference is needed
-    kl_estimator   of `kl_penalty`: k1 goes into the rewards, the others into the loss
-    check_ratio    True: check that the first ratio is 1, which takes one more forward pass of the
-                   first mini-batch (`score_before_update`)
-    max_grad_norm  of policy and critic, each by itself
-    reduce         sums a tensor over ranks
-    settings       what else `optimize` needs: clip_eps, entropy_coef, ranks, gap_limits,
-                   ratio_limit
+    models       policy and reference, batch -> (log_probs, entropy), [B, L] each; critic, batch ->
+                 values, [B, L]; optimizer, critic_optimizer; fresh, whether nothing has been
+                 trained since the start or the resume; and what `optimize` needs. The reference is
+                 asked only where there is a KL
+    minibatches  a list (optimizer steps) of lists (micro-batches) of batches, which have
+                 .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
+    cfg          the settings gamma, lam, and those of `optimize`
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
     batches = all_micro_batches(minibatches)
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    kl_in_rewards = kl_coef and kl_estimator == "k1"
+    kl_in_rewards = cfg.kl_coef and cfg.kl_estimator == "k1"
     # rewards with a KL in them need log pi_old of the first mini-batch too
-    include_first = check_ratio or kl_in_rewards
-    old_log_probs = score_before_update(policy, minibatches, include_first)
-    ref = log_probs_of(reference, batches) if kl_coef else None
+    include_first = models.fresh or kl_in_rewards
+    old_log_probs = score_before_update(models.policy, minibatches, include_first)
+    ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     with torch.no_grad():
-        old_values = [critic(batch) for batch in batches]
+        old_values = [models.critic(batch) for batch in batches]
     # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if kl_in_rewards:
         for k, mask in enumerate(masks):
             penalty = kl_penalty(old_log_probs[k], ref[k], "k1")
-            rewards[k] = rewards[k] - kl_coef * penalty * mask
+            rewards[k] = rewards[k] - cfg.kl_coef * penalty * mask
     # 3. Advantages, whitened over the whole batch.
     advantages, returns = [], []
     for reward, values, mask in zip(rewards, old_values, masks):
-        advantage, value_target = gae(reward, values, mask, gamma, lam)
+        advantage, value_target = gae(reward, values, mask, cfg.gamma, cfg.lam)
         advantages.append(advantage)
         returns.append(value_target)
-    mean, std = masked_mean_std(advantages, masks, reduce)
+    mean, std = masked_mean_std(advantages, masks, models.reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
-    critic_part = CriticPart(
-        model=critic,
-        optimizer=critic_optimizer,
-        old_values=old_values,
-        returns=returns,
-        value_clip=value_clip,
-        max_grad_norm=max_grad_norm,
-    )
+    critic = CriticPart(models.critic, models.critic_optimizer, old_values, returns)
     metrics = optimize(
-        policy,
-        optimizer,
+        models.policy,
+        models.optimizer,
         minibatches,
         old_log_probs,
         advantages,
-        kl_coef=kl_coef,
+        cfg,
+        models,
         ref=ref,
-        kl_estimator=kl_estimator,
-        max_grad_norm=max_grad_norm,
-        reduce=reduce,
-        critic=critic_part,
-        **settings,
+        critic=critic,
     )
-    return {**metrics, "explained_variance": explained_variance(old_values, returns, masks, reduce)}
+    variance = explained_variance(old_values, returns, masks, models.reduce)
+    return {**metrics, "explained_variance": variance}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ and its picture (support/picture.py). What is printed stands in support/terminal
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_json
-from support.metrics import score_summary
+from support.metrics import score_summary, warnings_of
 from support.page import TEXTS, write_report
 from support.picture import learning_curve
 from support.results import (
@@ -18,7 +18,6 @@ from support.results import (
     world_of,
 )
 from support.settings import Settings, changed_from_defaults
-from support.signs import training_warnings
 from support.terminal import print_summary, scale_of_run
 from support.users import INITIAL_EMOTION
 
@@ -64,7 +63,7 @@ def draw_run(out, state, heldout):
     rows = metrics_of(out)
     evaluations = state["evaluations"]
     config = read_json(out / "config.json")
-    warnings = training_warnings(rows)
+    warnings = list(warnings_of(rows).values())
     learning_curve(out, rows, evaluations, scale_of_run(config))
     report_of_run(out, heldout, rows, evaluations, warnings)
     return warnings

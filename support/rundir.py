@@ -8,10 +8,16 @@ done again. Nothing here knows what a policy is: `save_checkpoint` is handed a f
 it.
 """
 
-from support.errors import BadInput, CannotWrite
+from support import STARTED, report
+from support.errors import BadInput, CannotWrite, TooManyLost
 from support.files import append_line, read_json, size_of, try_lock, write_json
-from support.settings import resolve_settings, resumed_settings
+from support.llm import CallLog, Clock
+from support.metrics import warnings_of
+from support.settings import SCRIPTED, resolve_settings, resumed_settings
+from support.terminal import calls_text, print_head, score_text
 
+import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -19,6 +25,8 @@ import shutil
 import time
 import weakref
 from pathlib import Path
+
+from tqdm import tqdm
 
 # ------------------------------------------------------------------------- a new run, or an old one
 
@@ -107,15 +115,105 @@ def new_state():
 
 # ------------------------------------------------------------------------------------ the directory
 
+LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of an Episode
+
 
 class RunDir:
-    """The directory of one run. Every rank has such an object, but only the first rank writes."""
+    """The directory of one run: what is written there and printed, and what is open while the run
+    lasts. Every rank has such an object, but only the first one writes and prints (each logs its
+    own calls to the user's model).
 
-    def __init__(self, path, first=True, tensorboard=False):
-        """first: is this the first rank? tensorboard: whether `log_numbers` writes for it."""
-        self.path, self.first, self.tensorboard = Path(path), first, tensorboard
+    path, cfg     the directory; Settings
+    is_new        whether the run begins anew, or goes on
+    runner        the asyncio.Runner in which all dialogues are held
+    clock, calls  the seconds in which only the user's model is at work; the log of its calls
+    start_file    holds a few dialogues of the starting policy, to measure the KL from it
+    """
+
+    def __init__(self, path, cfg, rank=0, is_new=True):
+        self.path, self.cfg, self.is_new = Path(path), cfg, is_new
+        self.first = rank == 0
+        self.start_file = self.path / "start.json"
+        self.runner = asyncio.Runner()
+        self.clock = Clock()
+        name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
+        self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
         self.unlock = None  # the function that releases the lock; None: not locked yet
         self.writer = None  # of TensorBoard
+        self.rows = []  # the lines of metrics since the start or the resume
+        self.warned_of = set()  # the names of the warnings that were printed
+
+    # ---- begin and end
+
+    def profile_files(self):
+        """The files of --profiles, wherever a resumed run finds them."""
+        return self.cfg.profiles if self.is_new else profile_files(self.path, self.cfg.profiles)
+
+    def refuse_other_heldout(self, heldout):
+        """Raise BadInput if a resumed run held out others than `heldout`."""
+        if not self.is_new:
+            refuse_other_heldout(self.path, [profile.id for profile in heldout])
+
+    def enter(self, broadcast, all_gather_list):
+        """Lock the directory, and empty it if the run is new. Returns the newest checkpoint, or
+        None. The two functions are of support/ranks.py, which imports torch; this file does
+        without. Raises BadInput, on every rank, where one does not find the checkpoint (another
+        node without a shared file system)."""
+        self.lock()
+        if self.is_new:
+            self.clear()
+        existing = broadcast(lambda: [path.name for path in checkpoints(self.path)])
+        if not existing:
+            return None
+        checkpoint = self.path / existing[-1]
+        is_here = (checkpoint / "state.json").is_file()
+        nodes_without_it = all_gather_list([] if is_here else [os.uname().nodename])
+        if nodes_without_it:
+            raise BadInput(
+                f"--resume {self.path}: {checkpoint.name} is not on {nodes_without_it[0]}; every "
+                "node needs this directory, by a shared file system or as a copy"
+            )
+        return checkpoint
+
+    def begin(self, checkpoint, heldout):
+        """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
+        after it, because it will be done again; write config.json and heldout.json. Returns the
+        state. Raises BadInput."""
+        state = read_json(checkpoint / "state.json") if checkpoint else new_state()
+        if self.cfg.steps < state["step"]:
+            raise BadInput(
+                f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
+                "--steps is the total"
+            )
+        self.seconds_before, self.heldout = state["seconds"]["total"], heldout
+        self.cut_logs(state["log_bytes"])
+        if self.calls.path:  # what was paid for after the checkpoint is not paid for again
+            for path in self.path.glob("calls*.jsonl"):
+                self.calls.read(path, state["call_bytes"].get(path.name, 0))
+        self.write_config()
+        if self.first and not (self.path / "heldout.json").exists():
+            record_heldout(self.path, self.cfg.profiles, [profile.id for profile in heldout])
+        self.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
+        return state
+
+    def finish(self, state):
+        """What a run leaves when it is over: summary.json, the picture, the report, a table."""
+        self.set_total_seconds(state)
+        if self.first:
+            report.finish(self.path, state, self.heldout)
+
+    def close(self):
+        """Release the lock, and cancel the dialogues that are still open: quietly, where asyncio
+        would print ten lines about each of them."""
+        if self.unlock:
+            self.unlock()
+        self.runner.get_loop().set_exception_handler(lambda loop, context: None)
+        with contextlib.suppress(KeyboardInterrupt):  # a cancelled dialogue raises it once more
+            self.runner.close()
+
+    def set_total_seconds(self, state):
+        """Set the run's seconds so far, those before it was resumed among them."""
+        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
 
     # ---- the lock
 
@@ -133,17 +231,12 @@ class RunDir:
         # also called when this object is no longer used, so that no lock is left behind.
         self.unlock = weakref.finalize(self, os.close, lock)
 
-    def close(self):
-        """Release the lock."""
-        if self.unlock:
-            self.unlock()
-
-    def write_config(self, settings):
+    def write_config(self):
         """Write config.json, and lock the directory, which is there now. Raises BadInput."""
         if not self.first:
             return
         try:
-            write_json(self.path / "config.json", dataclasses.asdict(settings))
+            write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
         except OSError as error:
             raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
         self.lock()
@@ -159,16 +252,75 @@ class RunDir:
             elif not path.name.startswith("calls"):
                 path.unlink()
 
-    # ---- the logs
+    # ---- the logs, and what is printed
 
     def append(self, name, row):
         """Append a line to a log."""
         if self.first:
             append_line(self.path / name, row)
 
+    def log_dialogues(self, step, split, episodes):
+        """Every dialogue word for word, with all that led to each change of emotion."""
+        for episode in episodes:
+            row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
+            self.append("dialogues.jsonl", row)
+
+    def log_step(self, state, episodes, row):
+        """Log the dialogues and the metrics of a training step; print the warnings that are new."""
+        self.log_dialogues(row["step"], "train", episodes)
+        state["tokens"]["sampled"] += row["tokens_sampled"]
+        state["tokens"]["trained"] += row["tokens_trained"]
+        self.append("metrics.jsonl", row)
+        self.log_numbers("train", row)
+        self.rows.append(row)
+        for name, sentence in warnings_of(self.rows).items():
+            if name not in self.warned_of:
+                self.warned_of.add(name)
+                self.tell(f"warning, step {row['step']}: {sentence} (docs/troubleshooting.md)")
+
+    def log_evaluation(self, episodes, scores):
+        """Log the dialogues and the scores of an evaluation; print the score of one between the
+        first and the last step."""
+        step = scores["step"]
+        self.log_dialogues(step, "heldout", episodes)
+        self.log_numbers("heldout", scores)
+        if scores["dropped"]:
+            self.tell(
+                f"evaluation at step {step}: {scores['dropped']} dialogues failed and do not count"
+            )
+        if 0 < step < self.cfg.steps:
+            self.tell(score_text(step, scores["score"], vars(self.cfg)))
+
+    def log_dropped(self, kind, step, rows, n_dialogues, save):
+        """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
+        Returns {"dropped": their number, "unreadable": of those whose user's answers could not be
+        read, "tokens_dropped": that were sampled for them}. If they are more than a fifth of the
+        `n_dialogues` that were begun, call save() and raise TooManyLost."""
+        too_many = len(rows) > n_dialogues / 5
+        if too_many:
+            # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
+            # before the save would survive the cut, and the repeated step would log them again.
+            save()
+        for row in rows:
+            self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
+        unreadable = sum(row["unreadable"] for row in rows)
+        if too_many and 2 * unreadable > len(rows):
+            raise TooManyLost(
+                f"in {unreadable} of {n_dialogues} dialogues nothing that the user's model "
+                f"said could be read, or it refused the prompt: {rows[0]['reason']}; "
+                "what was said before stands in dropped.jsonl"
+            )
+        if too_many:
+            raise TooManyLost(
+                f"the simulator failed in {len(rows)} of {n_dialogues} dialogues: "
+                f"{rows[0]['reason']}"
+            )
+        tokens = sum(row["tokens"] for row in rows)
+        return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}
+
     def log_numbers(self, prefix, numbers):
         """Write the numbers of a step for TensorBoard too, if --tensorboard is given."""
-        if not self.first or not self.tensorboard:
+        if not self.first or not self.cfg.tensorboard:
             return
         from torch.utils.tensorboard import SummaryWriter
 
@@ -178,6 +330,48 @@ class RunDir:
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(f"{prefix}/{key}", value, numbers["step"])
         self.writer.flush()
+
+    def tell(self, text):
+        """Print a line above the progress bar."""
+        if self.first:
+            tqdm.write(text)
+
+    def print_head(self, training, held_out, ranks, step, tokens_of_check):
+        """What is printed before the first dialogue. training, held_out: numbers of users; step:
+        the last one that is done; tokens_of_check: of the question that was asked first."""
+        if not self.first:
+            return
+        print_head(self.cfg, self.path, training, held_out, ranks, step)
+        if self.calls.path:
+            print(calls_text(self.cfg, step, tokens_of_check))
+
+    def warn_of_malformed(self, percent):
+        """Warn if most dialogues of the starting policy end malformed: they all earn 0, so there is
+        hardly anything to learn from. percent: of the dialogues."""
+        if percent > 50:
+            self.tell(
+                f"{percent:.0f} % of the dialogues before training ended malformed, at a reward of "
+                "0: the model does not write <think>...</think> and a reply within --max-tokens, "
+                "and it will hardly learn to. Give it more tokens, or train without --think"
+            )
+
+    def step_bar(self, done):
+        """A progress bar over the steps that are left, of which `done` are done."""
+        steps = range(done + 1, self.cfg.steps + 1)
+        return tqdm(
+            steps,
+            initial=done,
+            total=self.cfg.steps,
+            desc="training",
+            unit="step",
+            disable=not self.first,
+        )
+
+    def dialogue_bar(self, kind, step, total):
+        """A progress bar of `total` dialogues. (The toy's in training are over too soon for one.)"""
+        hidden = not self.first or (kind == "training" and self.cfg.toy)
+        title = f"step {step}" if kind == "training" else f"evaluating, step {step}"
+        return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)
 
     def cut_logs(self, sizes):
         """Cut the logs to the `sizes` that a checkpoint knows: what was logged after it will be
@@ -197,28 +391,27 @@ class RunDir:
 
     # ---- checkpoints
 
-    def agree_on_checkpoint(self, broadcast, all_gather_list):
-        """The newest checkpoint here as the first rank sees it, or None. Raises BadInput, on every
-        rank, where one does not find it (another node without a shared file system).
+    def size_of_calls(self):
+        """[(name, bytes)] of this rank's log of calls, [] if there is none."""
+        path = self.calls.path
+        return [(path.name, size_of(path))] if path and path.exists() else []
 
-        The two functions of support/ranks.py are handed in, because that file imports torch, and
-        this one does without."""
-        name = broadcast(self.newest_checkpoint)  # called on the first rank only
-        is_here = name is None or (self.path / name / "state.json").is_file()
-        nodes_without_it = all_gather_list([] if is_here else [os.uname().nodename])
-        if nodes_without_it:
-            raise BadInput(
-                f"--resume {self.path}: {name} is not on {nodes_without_it[0]}; every node needs "
-                "this directory, by a shared file system or as a copy"
-            )
-        return self.path / name if name else None
+    def has_saved(self, step):
+        """Is the newest checkpoint of this step? (Before step 0 there is nothing to save.)"""
+        existing = checkpoints(self.path)[-1:]
+        return step < 0 or existing == [self.path / f"checkpoint-{step:06d}"]
 
-    def newest_checkpoint(self):
-        """The name of the newest checkpoint, or None."""
-        existing = checkpoints(self.path)
-        return existing[-1].name if existing else None
+    def save(self, state, write, sizes_of_calls):
+        """Save a checkpoint: `write(directory)` writes everything but the state. sizes_of_calls: of
+        `size_of_calls`, of all ranks. Then draw the report of the run so far."""
+        self.set_total_seconds(state)
+        state["call_bytes"].update(sizes_of_calls)
+        if self.first:
+            self.save_checkpoint(state, write)
+            if state["step"] > 0:  # before the first step there is nothing to draw
+                report.draw_while_running(self.path, state, self.heldout)
 
-    def save_checkpoint(self, state, write, settings):
+    def save_checkpoint(self, state, write):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
         one. Then remove all but the newest two.
 
@@ -231,7 +424,7 @@ class RunDir:
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
         try:
             write(scratch)
-            write_json(scratch / "rlver.json", dataclasses.asdict(settings))
+            write_json(scratch / "rlver.json", dataclasses.asdict(self.cfg))
             write_json(scratch / "state.json", state)
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)

@@ -5,13 +5,9 @@ A reward that climbs says nothing about why. These numbers look at the replies i
 batch of training and in every evaluation: does the policy repeat itself, does everybody hear the
 same, do its replies grow or lose their variety, does it talk about its own score? A healthy run may
 move any of them: a curve that rises is a reason to read dialogues, no proof.
-
-`training_warnings` looks for four faults of the training itself, which no curve of the reward would
-show: they are in numbers that are logged anyway, and a run warns of them while it is under way.
 """
 
 import itertools
-import math
 import re
 from collections import Counter
 
@@ -42,9 +38,6 @@ WORD = re.compile(
     re.VERBOSE,
 )
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
-# The share of dialogues lost to UnreadableAnswers above which a run warns of them: a policy may
-# have learned to bring them about.
-MOST_UNREADABLE = 0.01
 
 # ----------------------------------------------------------------------------- counted in the words
 
@@ -131,95 +124,3 @@ def distinct(replies, n):
         shifted = [reply[i:] for i in range(n)]
         grams += zip(*shifted)
     return len(set(grams)) / max(1, len(grams))
-
-
-# -------------------------------------------------------------------------- faults of the training
-
-
-def training_warnings(rows):
-    """The faults of the training in `rows`, lines of metrics.jsonl, as sentences; and what
-    `unreadable_warning` says of them."""
-    faults = training_faults(rows)
-    warnings = [
-        f"{sentence} ({len(steps)} of {len(rows)} steps, the first is step {steps[0]})"
-        for sentence, steps in faults.items()
-    ]
-    unreadable = unreadable_warning(rows)
-    return [*warnings, unreadable] if unreadable else warnings
-
-
-def unreadable_warning(rows):
-    """A sentence if more than one dialogue in a hundred was dropped because of UnreadableAnswers,
-    over the whole run; else None."""
-    dropped, unreadable, episodes = (
-        sum(row.get(key) or 0 for row in rows) for key in ("dropped", "unreadable", "episodes")
-    )
-    if unreadable <= MOST_UNREADABLE * (episodes + dropped):
-        return None
-    return (
-        f"{unreadable} of {episodes + dropped} dialogues were dropped because the user's answers "
-        "could not be read, or the prompt was refused"
-    )
-
-
-def training_faults(rows):
-    """{what is wrong: the numbers of the steps in which it is}, for the FAULTS that are in as many
-    steps of `rows` as it takes."""
-    faults = {}
-    for is_in, least_steps, sentence in FAULTS:
-        steps = [row["step"] for row in rows if is_in(row)]
-        if len(steps) >= least_steps:
-            faults[sentence] = steps
-    return faults
-
-
-def groups_are_copies(row):
-    """Do most groups earn the same within the group, in replies that hardly any dialogue has to
-    itself? Not all must: two rows of one batch are rounded differently now and then."""
-    flat, repeated = row.get("flat_groups"), row.get("repeat_across")
-    return flat is not None and repeated is not None and flat >= 0.5 and repeated > 0.9
-
-
-def policy_stands_still(row):
-    """Does the policy have a gradient, and give the first dialogues the very probabilities that it
-    gave them before training? One bit of one weight would change them."""
-    return row.get("kl_start") == 0 and row.get("grad_norm", 0) > 0
-
-
-def gradient_is_zero(row):
-    """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
-    which all rewards are equal, PPO's if they are equal everywhere."""
-    flat = row.get("flat_groups")
-    rewards_differ = row.get("emotion_std", 0) > 0 if flat is None else flat < 1
-    return row.get("grad_norm") == 0 and rewards_differ
-
-
-def foreign_tokens_are_trained(row):
-    """Does the update count more tokens than the policy sampled?"""
-    return row.get("tokens_trained", 0) > row.get("tokens_sampled", math.inf)
-
-
-FAULTS = (  # (is it in this step? in how many steps it must be, what is wrong)
-    (
-        groups_are_copies,
-        3,
-        "the dialogues of a group are the same word for word: they share one sampling seed, or the "
-        "policy has collapsed",
-    ),
-    (
-        policy_stands_still,
-        3,
-        "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
-        "holds other ones, or the learning rate is 0",
-    ),
-    (
-        gradient_is_zero,
-        1,
-        "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
-    ),
-    (
-        foreign_tokens_are_trained,
-        1,
-        "more tokens are trained than were sampled: words of the user are in the loss",
-    ),
-)

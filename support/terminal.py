@@ -95,9 +95,9 @@ def calls_text(cfg, step, tokens):
 # --------------------------------------------------------------------------------- while it goes on
 
 
-def progress(metrics):
+def progress(metrics, rollout_seconds):
     """A step's metrics in the few words that fit behind a progress bar."""
-    tokens_per_second = metrics["tokens_sampled"] / metrics["seconds"]
+    tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
     text = (
         f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
         f"{tokens_per_second:.0f} tokens/s"
