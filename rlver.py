@@ -382,8 +382,8 @@ class Trainer:
             # `fresh`: nothing has been trained since the start or the resume. Then log pi_old has
             # a forward pass of its own, so that the check of the first ratio can fail.
             check_ratio=m.fresh,
-            ratio_limit=m.limits["ratio_limit"],  # how far the first ratio may be from 1
-            gap_limits=m.limits["gap_limits"],  # between the engine's log-probs and the trainer's
+            ratio_limit=m.ratio_limit,  # how far the first ratio may be from 1
+            gap_limits=m.gap_limits,  # between the engine's log-probs and the trainer's
             reduce=ranks.all_reduce_sum,
             ranks=ranks.world(),
         )
