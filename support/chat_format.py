@@ -79,7 +79,7 @@ class ChatFormat:
         blank would be one that the template does not write."""
         if self.decode(self.text("My") + self.text("self")) != "Myself":
             raise BadModel(
-                "its tokenizer adds a blank in front of every text (SentencePiece: Llama 2, "
+                "the tokenizer adds a blank in front of every text (SentencePiece: Llama 2, "
                 "Mistral, Phi-3), so the tokens of a message depend on what stands before it; "
                 "take a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
