@@ -35,6 +35,7 @@ from support.users import INITIAL_EMOTION
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -710,10 +711,17 @@ def sum_over_ranks(numbers):
 # --------------------------------------------------------------------------------------------- main
 
 
+def interrupt(*_):
+    """What Ctrl-C does in a run. (asyncio would cancel its main task, and forget the Ctrl-C if that
+    task ends without waiting for anything, as the toy's dialogues do.)"""
+    raise KeyboardInterrupt
+
+
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     rank_here = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = settings.read_flags(argv, quiet=rank_here > 0)
+    usual_handler = signal.signal(signal.SIGINT, interrupt)
     trainer, out = None, None
     code, message = 0, ""
     try:
@@ -730,6 +738,7 @@ def main(argv=None):
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank_here, ranks.world())
     finally:
+        signal.signal(signal.SIGINT, usual_handler)
         if trainer:
             trainer.close()
     if message:

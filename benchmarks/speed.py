@@ -60,7 +60,7 @@ VARIANTS = {  # {run of the small model: what is changed before it begins}
     # keys and values are copied for every head of queries that shares them, as transformers does
     "heads copied": "import engine; engine.share_heads = lambda model: None",
     # the update makes the activations again in the backward pass, in place of keeping them
-    "recomputed": "import models; models.must_recompute = lambda *_: True",
+    "recomputed": "import models; models.Models.is_short_of_memory = lambda *_: True",
 }
 
 

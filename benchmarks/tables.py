@@ -28,14 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.flags import Parser, positive
 from support.results import recorded_dialogues
 from support.signs import signs
 from support.stats import mean_interval
+
+import numpy as np
 
 import simulator
 import toy

@@ -2,9 +2,9 @@
 
 Importing `support` starts the clock of a run, checks the versions and the packages, and tells
 torch's threads not to spin for long. All of that must happen before torch is imported: so every
-program imports from `support` before it imports anything but the standard library. This file is written in a syntax that old
-versions of Python can parse (no f-strings), so that they get as far as the message about their
-version.
+program imports from `support` before it imports anything but the standard library. This file is
+written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
+the message about their version.
 """
 
 import importlib.util
@@ -61,7 +61,8 @@ if lacking:
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# ---- standard streams: a character that the terminal cannot show (Chinese in ASCII) is printed as its number.
+# ---- standard streams: a character that the terminal cannot show (Chinese in ASCII) is printed as
+# its number.
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
         stream.reconfigure(errors="backslashreplace")

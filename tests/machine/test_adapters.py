@@ -132,9 +132,6 @@ def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, ca
 
 def test_another_rank_is_refused(cut, capfd):
     assert "it has 4" in refuse(capfd, "--resume", cut, "--lora-rank", 8)
-    edit(cut, lora_rank=8)
-    line = refuse(capfd, "--resume", cut)
-    assert "config.json: lora_rank is 8, but checkpoint-000002 was made with 4" in line
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ word, runs that could not go on, complaints in another program's language. Each 
 them."""
 
 from support.results import intention_of
-from support.settings import resolve_settings
 from support.toy_words import NEEDS
 
 import importlib.util
@@ -22,7 +21,6 @@ import evaluate
 import rlver
 import simulator
 from runs import output_of, rows
-from server import people
 from tools import chat
 from tools import report as report_tool
 
@@ -77,12 +75,6 @@ def test_the_same_weights_are_the_same_policy_however_they_are_named(run, tmp_pa
     assert labels == [str(newest), str(newest), str(copied)]
 
 
-def test_a_foreign_directory_says_what_was_assumed(tiny_dir, tmp_path, capsys):
-    measured(tmp_path / "r.jsonl", "--policy", tiny_dir, "--max-tokens", 6)
-    told = capsys.readouterr().out
-    assert "no run of this project; assumed: direct" in told and "temperature 1" in told
-
-
 @pytest.mark.slow
 def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     """The first thing to measure is before against after. The checkpoint of the start is not kept
@@ -103,15 +95,6 @@ def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
     assert "no checkpoint of step 7" in output_of(
         capfd, 2, evaluate.main, "--policy", run, "--step", 7
     )
-
-
-@pytest.mark.slow
-def test_a_run_is_measured_with_its_own_user_and_its_own_people(tiny_dir, tmp_path):
-    """Those that it held out, not those that it was trained on, and not the toy's."""
-    own = people(tmp_path / "own.jsonl", count=10)
-    assert go(tiny_dir, tmp_path / "run", "--profiles", own) == 0
-    found = measured(tmp_path / "r.jsonl", "--policy", tmp_path / "run")
-    assert [row["id"] for row in found] == ["toy-train-0008", "toy-train-0009"]
 
 
 @pytest.mark.slow
@@ -193,25 +176,6 @@ def test_every_shipped_person_has_a_named_need():
             assert profile.need in NEEDS, profile.id
             assert intention_of(profile.task, profile.need)[0] == profile.need
             assert intention_of(profile.task)[0] in (profile.need, "other"), profile.id
-
-
-def test_a_group_of_one_is_refused(tiny_dir, tmp_path, capfd):
-    """Its advantage is 0, always: the run would train nothing and end with exit code 0."""
-    text = output_of(
-        capfd,
-        2,
-        rlver.main,
-        "--model",
-        tiny_dir,
-        "--algo",
-        "grpo",
-        "--group-size",
-        1,
-        "--out",
-        tmp_path / "out",
-    )
-    assert "--group-size 1" in text and text.count("\n") == 1
-    assert resolve_settings({"algo": "ppo"}).group_size == 1
 
 
 # -------------------------------------------------------------------------- interrupted and resumed

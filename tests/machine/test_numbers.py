@@ -119,22 +119,6 @@ def test_all_settings_tell_results_apart():
     assert len(differences_between({**here, "simulator_temperature": 0.7}, here)) == 1
 
 
-@pytest.mark.slow
-def test_results_of_other_settings_are_not_taken_for_these(tiny_dir, tmp_path, capsys):
-    """The simulator's temperature, other users: refused where the file was named."""
-    out = tmp_path / "r.jsonl"
-    usual = ["--policy", tiny_dir, *SHORT, "--limit", 2, "--out", out]
-    assert measure(*usual) == 0
-    for more in (
-        ["--template-args", '{"enable_thinking": false}'],
-        ["--profiles", profiles(tmp_path / "p.jsonl", 4)],
-    ):
-        capsys.readouterr()
-        assert measure(*usual, *more) == 2
-        assert "holds results of" in capsys.readouterr().err
-    assert measure(*usual) == 0 and len(lines(out)) == 2
-
-
 # -------------------------------------------------------------------------------------- of how many
 
 

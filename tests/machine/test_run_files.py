@@ -132,17 +132,6 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
 
 
 @pytest.mark.slow
-def test_a_run_shows_one_user_before_and_after_and_reveals_the_need(tiny_dir, tmp_path, capsys):
-    """Without the need nobody can judge a line of the dialogue that is printed."""
-    assert go(tiny_dir, tmp_path / "out", "--steps", 1) == 0
-    told = " ".join(capsys.readouterr().out.split())  # as if it were not folded
-    first = toy_profiles("heldout")[0]
-    for moment in ("before", "after"):
-        assert f"a dialogue {moment} training: {first.id}" in told
-    assert told.count(f"at which the user only hinted: {first.task}") == 2
-
-
-@pytest.mark.slow
 def test_a_malformed_thought_is_worth_nothing_and_never_sent(tiny_dir, tmp_path):
     """RLVER 2.3, defect 26. A random policy never closes a thought: every dialogue ends at its
     first reply, with reward 0, and the user was told nothing."""

@@ -117,6 +117,7 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
         ("--seed one", "--seed"),
         ("--learning-rate 1", "--learning-rate"),
         ("--batch-size 6 --group-size 4", "--group-size 4"),
+        ("--group-size 1", "--group-size 1"),  # its advantage would always be 0
         ("--algo grpo --kl-coef 0.1 --kl-estimator k1", "k1"),
         ("--algo ppo --batch-size 2 --minibatches 3", "--minibatches 3"),
         ("--simulator gpt", "--simulator gpt"),

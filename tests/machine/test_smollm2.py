@@ -383,8 +383,8 @@ def test_a_cache_that_is_a_file_is_one_line(below, wheel, tmp_path, quick, monke
 
 
 def test_it_is_made_once(wheel, cache, quick, capsys):
-    """In a directory named by the version of the wheel, so that another release of the wheel is another
-    model. The first time takes a quarter of a minute, and says so."""
+    """In a directory named by the version of the wheel, so that another release is another model.
+    The first time takes a quarter of a minute, and says so."""
     place = smollm2.directory_of_smollm2()
     assert place == cache / "smollm2-0.1.2"
     assert "making smollm2" in capsys.readouterr().out
