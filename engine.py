@@ -150,8 +150,11 @@ class TorchEngine:
     them would cost more than the wait.
     """
 
-    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None, share=False):
+        """The weights are a copy of the given model's. share: they are the given model's itself,
+        for a caller who has loaded it for the engine alone."""
+        model = model if share else copy.deepcopy(model)
+        self.model = model.eval().requires_grad_(False)
         share_heads(self.model)
         self.stop_id, self.temperature = stop_id, temperature
         self.max_slots = max_slots

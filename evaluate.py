@@ -335,7 +335,7 @@ def policy_in_process(name, flags):
     """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
     directory, of the hub, or the toy's."""
     from support.chat_format import ChatFormat
-    from support.loading import best_device, load_model, stop_ids
+    from support.loading import load_to_sample, stop_ids
 
     from engine import TorchEngine
     from policy import Agent
@@ -347,7 +347,7 @@ def policy_in_process(name, flags):
     settings = settings_of_policy(found_policy, flags)
     if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
         label, weights = starting_toy(found_policy, settings["think"])
-    model, tokenizer = load_model(weights, best_device(), prefix="policy ")
+    model, tokenizer = load_to_sample(weights, prefix="policy ")
     if settings["context"] is None:
         settings["context"] = model.config.max_position_embeddings
     if not found_policy.run_settings and not found_policy.is_toy:
@@ -357,7 +357,7 @@ def policy_in_process(name, flags):
     chat = ChatFormat(
         tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
     )
-    engine = TorchEngine(model, chat.stop_id, settings["temperature"])
+    engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
 
     def make_agent(seed):
         return Agent(
