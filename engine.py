@@ -216,10 +216,10 @@ class TorchEngine:
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
         nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
         least likely to go on."""
-        own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
+        known = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
         empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
         oldest_first = list(self.ids_in_slot)
-        return next(s for s in own + empty + oldest_first if s not in self.running)
+        return next(s for s in known + empty + oldest_first if s not in self.running)
 
     def step(self):
         """Draw one token for each running request.
