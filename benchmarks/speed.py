@@ -15,8 +15,8 @@ engine/generate sampled tokens a second on the same prompts, turn after turn: th
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
-small           four short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a
-                process of its own. "As it is" has three savings; each of the other runs has one
+small           three short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a
+                process of its own. "As it is" has two savings; each of the other runs has one
                 less (VARIANTS). Seconds are those of summary.json: of rollout and update per step,
                 of both evaluations together. The peak is of the process's whole memory. The table
                 has medians (of two rounds: means).
@@ -55,8 +55,6 @@ STEPS, ROUNDS = 2, 2
 SMALL = ["--algo", "grpo", "--model", "smollm2", "--steps", str(STEPS), "--eval-size", "8"]
 VARIANTS = {  # {run of the small model: what is changed before it begins}
     "as it is": "",
-    # every prompt is computed in full, not the common beginning of new dialogues once
-    "nothing shared": "import engine; engine.MIN_SHARED = 10**9",
     # keys and values are copied for every head of queries that shares them, as transformers does
     "heads copied": "import engine; engine.share_heads = lambda model: None",
     # the update makes the activations again in the backward pass, in place of keeping them
