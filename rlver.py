@@ -21,7 +21,6 @@ from support import (
     errors,
     llm,
     ranks,
-    report,
     rundir,
     settings,
     signs,
@@ -254,7 +253,11 @@ class Trainer:
             self.show_dialogue("after training", episodes)
         self.set_total_seconds()
         if self.first:
-            report.finish(self.run.path, self.state, self.heldout)
+            from tools.report import draw
+
+            summary = rundir.write_summary(self.run.path, self.state)
+            draw(self.run.path)
+            terminal.print_summary(summary, self.run.path)
 
     def train_step(self, step):
         """Steps 1 to 5, once. Returns the step's metrics."""
@@ -589,7 +592,10 @@ class Trainer:
         write = self.models.gather()
         if self.first:
             self.run.save_checkpoint(self.state, write, self.cfg)
-            report.draw_while_running(self.run.path, self.state, self.heldout)
+            if self.state["step"] > 0:
+                from tools.report import draw
+
+                draw(self.run.path)
 
     def print_head(self):
         """What is printed before the first dialogue."""

@@ -10,12 +10,16 @@ it.
 
 from support.errors import BadInput, CannotWrite
 from support.files import append_line, read_json, size_of, try_lock, write_json
+from support.results import metrics_of
 from support.settings import resolve_settings, resumed_settings
+from support.signs import training_warnings
 
 import dataclasses
 import os
 import re
+import resource
 import shutil
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -256,15 +260,40 @@ def checkpoints(out):
 
 
 def newest_state(out):
-    """The state of a run: when it has ended its summary.json, before that the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
+    """The state of a run: when it has ended its summary.json, before that, and when it was resumed
+    with more steps, the state.json of its newest checkpoint. Raises BadInput if there is neither."""
     state = read_json(out / "summary.json")
-    places = checkpoints(out)
-    if not state and places:
-        state = read_json(places[-1] / "state.json")
+    for place in checkpoints(out)[-1:]:
+        at_checkpoint = read_json(place / "state.json")
+        if at_checkpoint.get("step", -1) > state.get("steps", -1):
+            state = at_checkpoint
     if "evaluations" not in state:
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     return state
+
+
+def write_summary(out, state):
+    """Write summary.json, by which a run is known to be over. state: as in state.json. Returns what
+    it holds."""
+    evaluations = state["evaluations"]
+    unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    before, after = (
+        {key: value for key, value in evaluation.items() if key != "step"}
+        for evaluation in (evaluations[0], evaluations[-1])
+    )
+    summary = {
+        "before": before,
+        "after": after,
+        "steps": state["step"],
+        "seconds": state["seconds"],
+        "tokens": state["tokens"],
+        "peak_rss_mb": round(peak, 1),
+        "warnings": training_warnings(metrics_of(out)),
+        "evaluations": evaluations,
+    }
+    write_json(out / "summary.json", summary)
+    return summary
 
 
 # ----------------------------------------------------------------------------------- held-out users
