@@ -260,8 +260,9 @@ def checkpoints(out):
 
 
 def newest_state(out):
-    """The state of a run: when it has ended its summary.json, before that, and when it was resumed
-    with more steps, the state.json of its newest checkpoint. Raises BadInput if there is neither."""
+    """The state of a run: its summary.json or, if that is not there yet or is of fewer steps (the
+    run was resumed), the state.json of its newest checkpoint. Raises BadInput if there is neither.
+    """
     state = read_json(out / "summary.json")
     for place in checkpoints(out)[-1:]:
         at_checkpoint = read_json(place / "state.json")

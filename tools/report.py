@@ -52,7 +52,8 @@ SIGNS = {
     "repeat_across": "in another dialogue too",
     "reward_talk": "speaks of its reward",
 }
-PANELS = (  # (title, unit, {column of metrics.jsonl: what it is called beside others}, how to read it)
+# (title, unit, {column of metrics.jsonl: its name beside others}, how to read it)
+PANELS = (
     ("Final emotion", "0 to 100", {"emotion": ""}, "Where a dialogue ends."),
     ("How dialogues end", "%", ENDS, "Success should climb, failure should fall."),
     ("Zero-variance groups", "share", {"flat_groups": ""}, "All rewards equal: no signal in GRPO."),

@@ -9,6 +9,7 @@ import asyncio
 import csv
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
