@@ -42,6 +42,7 @@ from simulator import users_of_run
 # jinja2 and matplotlib are imported where they are used: a run that lacks one of them goes on
 # without its report.
 
+TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_USERS = 24  # whose dialogues are shown
 
 # ------------------------------------------------------------------------------------------- curves
@@ -79,13 +80,13 @@ PANELS = (
 )
 # Curves of one panel differ in colour and in dashes, for readers who do not tell red from green,
 # and on paper. In the page each colour becomes a CSS variable, with another value in the dark.
-COLOURS = {"blue": "#005ab5", "red": "#8c1515", "green": "#00805a", "ink": "#57626f"}
-BLUE, *_, INK = COLOURS.values()
+COLOURS = {"blue": "#005ab5", "red": "#8c1515", "green": "#00805a", "quiet": "#57626f"}
+BLUE, *_, GREY = COLOURS.values()
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "report",  # the same files, the same page
     "font.size": 8,
-    **dict.fromkeys(("xtick.color", "ytick.color", "text.color", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "text.color", "axes.edgecolor"), GREY),
     **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
 }
 LEGEND = (
@@ -107,7 +108,7 @@ def draw_panel(axis, curves, rows, evaluations):
         low, high = np.clip([emotion - spread, emotion + spread], 0, 100)
         axis.fill_between(steps, low, high, color=BLUE, alpha=0.12, linewidth=0)
         at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
-        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="o", color=INK, markersize=4)
+        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="o", color=GREY, markersize=4)
     for (key, label), colour, dashes in zip(curves.items(), COLOURS.values(), ("-", "--", ":")):
         values = column(rows, key)
         means = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
@@ -257,10 +258,7 @@ def write_page(path):
     }
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["stderr"] = stderr_of
-    template = environment.from_string(
-        Path(__file__).with_name("report.html.j2").read_text("utf-8")
-    )
-    html = template.render(page, legend=LEGEND)
+    html = environment.from_string(TEMPLATE.read_text("utf-8")).render(page, legend=LEGEND)
     write_file(place, html.encode("utf-8", "replace"))  # half a surrogate pair becomes a "?"
     return place
 
