@@ -18,7 +18,6 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
-from support.report import report_of_results
 from support.results import (
     describe,
     differences_of_rows,
@@ -605,11 +604,6 @@ def place_for_results(out, setup, usual_path=None):
 
 def named_file(path, setup):
     """The ResultFile that --out names. Raises BadInput."""
-    if path.suffix == ".html":
-        raise BadInput(
-            f"--out {path}: that name is for the web page of the results; choose a name that ends "
-            "in .jsonl"
-        )
     try:
         return continue_file(path, setup)
     except OtherSettings as error:
@@ -700,8 +694,7 @@ def run_before_after(args):
     if "algo" not in read_json(directory / "config.json"):  # as in `find_policy`
         raise BadInput(f"--before-after: {directory} is no run, so it has no step 0; name a run")
     usual_paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
-    pages = [path.with_suffix(".html") for path in usual_paths.values()]
-    refuse_overwriting({"--json": args.json}, [*usual_paths.values(), *pages])
+    refuse_overwriting({"--json": args.json}, usual_paths.values())
     files_of_sides = []
     for step, usual_path in usual_paths.items():
         of_side = {**vars(args), "policy": str(directory), "step": step, "json": None}
@@ -716,15 +709,14 @@ def run_before_after(args):
 
 
 def run_benchmark(args, usual_path=None):
-    """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
-    exit code and the path of the results. usual_path: see `place_for_results`."""
+    """Hold the dialogues of the benchmark and print their tables. Returns the exit code and the
+    path of the results. usual_path: see `place_for_results`."""
     path, ids, n_lost = run_or_continue(args, usual_path)
     if n_lost == len(ids):
         raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
     result = score(path, args.rule, args.anyway, ids, n_lost)
     print_score(result)
-    page = report_of_results(path, result, ids)
-    print(f"results: {path}; to look at: {page}")
+    print(f"results: {path}; to look at them: python -m tools.report {path}")
     code = finish(args, result, result["problems"])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if n_lost * 5 > len(ids):
@@ -744,8 +736,7 @@ def run_or_continue(args, usual_path=None):
     # a path that cannot be written must be refused before the first dialogue
     file = place_for_results(args.out, setup, usual_path)
     try:
-        page = file.path.with_suffix(".html")
-        refuse_overwriting({"--json": args.json}, [file.path, page])
+        refuse_overwriting({"--json": args.json}, [file.path])
         lost = asyncio.run(hold_dialogues(setup, file.path, file.finished_ids))
     finally:
         os.close(file.lock)

@@ -77,18 +77,18 @@ def hacked(learning):
 
 @pytest.fixture(scope="module")
 def no_pictures():
-    """Runs draw no learning curve: that takes half the time of a run this small, and few tests look
-    at it."""
-    from support import report
+    """Runs draw no curves: that takes half the time of a run this small, and few tests look at
+    them."""
+    from tools import report
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "learning_curve", lambda *_: None)
+        patch.setattr(report, "draw_curves", lambda *_: [])
         yield
 
 
 @pytest.fixture(scope="module")
 def moods():
-    """The checksum of a reply decides how it feels, and no learning curve is drawn: runs.py says
+    """The checksum of a reply decides how it feels, and no curves are drawn: runs.py says
     why."""
     from runs import in_moods
 
@@ -133,27 +133,6 @@ def quick(no_pictures, monkeypatch):
 
     monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
     monkeypatch.setattr(Simulator, "__init__", quick_init)
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    """Headless Chromium, driven by selenium."""
-    from pages import start_chromium
-
-    driver = start_chromium(tmp_path_factory.mktemp("chromium"))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def page(chromium, tmp_path):
-    """The page of a report, opened in Chromium. No test of it may leave an error there."""
-    from pages import Page
-
-    page = Page(chromium, tmp_path / "report.html")
-    yield page
-    assert page.complaints() == []
-    assert page.js("window.pwned") is None
 
 
 @pytest.fixture(scope="session")

@@ -255,9 +255,9 @@ def in_other_words(reply):
 # ------------------------------------------------------------------------- a tool with one question
 
 
-async def score_dialogues(args, question, cases_of, tables, too_short=(), names=None):
-    """All that a tool of one question does: ask it about each of `args.files`, and show the means
-    in `tables`. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
+async def score_dialogues(args, question, cases_of, too_short=(), names=None):
+    """All that a tool of one question does: ask it about each of `args.files`, and print the
+    means. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
     as in `show_scores`. Returns the FileScores, or None if --plan told what would be asked. Raises
     BadInput."""
     check_files(args, least=1)
@@ -270,7 +270,7 @@ async def score_dialogues(args, question, cases_of, tables, too_short=(), names=
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
     scores = score_files(args.files, answers, too_short)
-    show_scores(tables, question.name, scores, names or {})
+    show_scores(question.name, scores, names or {})
     return scores
 
 

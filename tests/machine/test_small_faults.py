@@ -73,13 +73,12 @@ def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ("--html page.html", "--html has no effect without --show"),
         ("--pause", "--pause has no effect without --show"),
-        ("--html page.html --pause", "--html and --pause has no effect without --show"),
+        ("--raw --pause", "--pause and --raw has no effect without --show"),
     ],
 )
-def test_a_talk_has_no_page(flags, told, capfd, tmp_path, monkeypatch):
-    """`--html` without `--show` wrote no page, and said nothing of it."""
+def test_what_a_talk_lacks_is_refused(flags, told, capfd, tmp_path, monkeypatch):
+    """`--pause` without `--show` did nothing, and said nothing of it."""
     monkeypatch.chdir(tmp_path)
     assert told in refused(capfd, chat.main, "toy", *flags.split())
     assert not list(tmp_path.iterdir())
