@@ -150,14 +150,9 @@ class RunDir:
         return self.cfg.profiles if self.is_new else profile_files(self.path, self.cfg.profiles)
 
     def refuse_other_heldout(self, heldout):
-        """Raise BadInput if a resumed run held out others than `heldout`, because its profiles have
-        changed."""
-        ids = [profile.id for profile in heldout]
-        if not self.is_new and read_json(self.path / "heldout.json").get("ids", ids) != ids:
-            raise BadInput(
-                f"{self.path}: the profiles have changed since the run began, so other users would "
-                "be held out"
-            )
+        """`refuse_other_heldout` of a resumed run. heldout: Profiles."""
+        if not self.is_new:
+            refuse_other_heldout(self.path, [profile.id for profile in heldout])
 
     def enter(self, broadcast, all_gather_list):
         """Lock the directory, and empty it if the run is new. Returns the newest checkpoint, or
@@ -473,6 +468,16 @@ def record_heldout(out, names, ids):
     profiles. From it an evaluation knows whom the run was not trained on."""
     places = {name: str(Path(name).resolve()) for name in names or ()}
     write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": places})
+
+
+def refuse_other_heldout(out, ids):
+    """Raise BadInput if the run in `out` held out others than the users `ids`, because its profiles
+    have changed."""
+    if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
+        raise BadInput(
+            f"{out}: the profiles have changed since the run began, so other users would be held "
+            "out"
+        )
 
 
 def profile_files(out, names):
