@@ -43,6 +43,7 @@ import numpy as np
 import torch
 
 import toy
+from benchmarks import tables
 from engine import TorchEngine
 from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss

