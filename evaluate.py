@@ -27,7 +27,7 @@ from support.results import (
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
+from support.settings import SCRIPTED, split_name
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
 import argparse
@@ -216,6 +216,8 @@ def find_policy(name, step=None):
     A run stands for its newest checkpoint, or for that of `step`; step 0 is where it started. A
     checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
     BadInput."""
+    from support.loading import looks_like_a_path
+
     directory = Path(name)
     run_settings = read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
@@ -295,15 +297,7 @@ def settings_of_policy(found_policy, flags):
 
 
 def usual_settings(found_policy):
-    """The defaults for a policy that no run describes. smollm2: those that
-    `rlver.py --model smollm2` would use."""
-    if found_policy.weights == SMALL:
-        defaults = resolve_settings({"model": SMALL})
-        return {
-            "temperature": defaults.temperature,
-            "max_tokens": defaults.max_tokens,
-            "context": defaults.context,
-        }
+    """The defaults for a policy that no run describes."""
     max_tokens = 48 if found_policy.is_toy else 2048
     return {"temperature": 1.0, "max_tokens": max_tokens, "context": None}
 
@@ -470,13 +464,9 @@ def who_talks(args, name):
     their prompts, but not the policy's (see `settings_of_policy`)."""
     policy = open_policy(name, PolicyFlags.of(args))
 
-    usual_user = dict(USUAL_USER)
-    if name == SMALL:  # as in a run of it: a real model needs a user who hears plain English
-        usual_user["simulator"] = resolve_settings({"model": SMALL}).simulator
-
     def setting(key):
         """What the flag says, else the policy's run, else the usual value."""
-        return getattr(args, key) or policy.run_settings.get(key, usual_user[key])
+        return getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
 
     simulator_name = setting("simulator")
     lang = setting("lang")

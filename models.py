@@ -12,13 +12,12 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, locate, memory_of, stop_ids
+from support.loading import best_device, load_model, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
     broadcast,
     check_world,
-    first_rank_first,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -143,7 +142,7 @@ class Models:
         """The name or directory of the model that the run began with."""
         if self.cfg.toy:
             return toy.base_policy(self.cfg.think)
-        return first_rank_first(lambda: locate(self.cfg.model))
+        return self.cfg.model
 
     def load(self, place):
         """(model, tokenizer) of `place`, a directory or a name on the hub.

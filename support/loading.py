@@ -1,4 +1,4 @@
-"""support/loading.py - a model and its tokenizer: from a directory, from the hub, or smollm2.
+"""support/loading.py - a model and its tokenizer: from a directory or from the hub.
 
 What cannot be trained here is refused while loading, in one line: a directory without weights, a
 tokenizer that does not give back what it was given, layers that do not attend to all that came
@@ -6,11 +6,10 @@ before, logits that are no output of the last layer.
 """
 
 from support.errors import BadModel
-from support.settings import SMALL, may_be_on_the_hub
-from support.smollm2 import directory_of_smollm2
 
 import ctypes
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +34,8 @@ DROPOUTS = (
 def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
 
-    path: a directory, a name on the hub, or smollm2. prefix: what stands before it in messages,
-    such as "--model " or "--simulator local:".
+    path: a directory, or a name on the hub. prefix: what stands before it in messages, such as
+    "--model " or "--simulator local:".
     dtype: of the weights.
 
         float32   The default, whatever the file holds. Weights that are trained must be fp32: a
@@ -60,11 +59,9 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    place = locate(path)
     typed = f"{prefix}{path}"
-    remedy = f"; delete {place}, and it is made again" if path == SMALL else ""
     try:
-        directory = directory_of(place)
+        directory = directory_of(path)
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
         check_vocabulary(tokenizer, model)
@@ -72,10 +69,10 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         remove_dropout(model)
         check_logits(model)
     except BadModel as error:
-        raise BadModel(f"{typed}: {error}{remedy}") from None
+        raise BadModel(f"{typed}: {error}") from None
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        raise BadModel(f"{typed}: {in_one_line(error)}{remedy}") from None
+        raise BadModel(f"{typed}: {in_one_line(error)}") from None
     return model.to(device), tokenizer
 
 
@@ -86,21 +83,15 @@ def load_to_sample(path, prefix):
     return load_model(path, device, prefix, dtype)
 
 
-def locate(name):
-    """The directory of a model that is called by one word, smollm2, which is made if need be; any
-    other name as it is. Raises BadModel."""
-    return str(directory_of_smollm2()) if name == SMALL else name
-
-
 def in_one_line(error):
     """The beginning of what an error says."""
     return " ".join(str(error).split())[:200]
 
 
 def refuse_missing(name):
-    """Raise BadModel if --model `name` is no model, as far as can be seen without loading, making
-    or downloading anything. A run asks this first, before it waits for the simulator's server."""
-    if name in ("toy", SMALL):
+    """Raise BadModel if --model `name` is no model, as far as can be seen without loading or
+    downloading anything. A run asks this first, before it waits for the simulator's server."""
+    if name == "toy":
         return
     try:
         check_place(name)
@@ -117,6 +108,24 @@ def check_place(place):
             raise BadModel(f"this directory holds no config.json; {needed}")
     elif not may_be_on_the_hub(place):
         raise BadModel(f"no such directory; {needed}, or a model of the hub, OWNER/NAME")
+
+
+def may_be_on_the_hub(name):
+    """Could `name` be a model on the hub, OWNER/NAME? (`./NAME` and `../NAME` are paths, and NAME
+    alone is more likely a directory that is not here. The oldest models of the hub once had such
+    names, and have an owner now: openai-community/gpt2.)"""
+    is_a_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name))
+    return bool(is_a_name) and not Path(name).exists() and not looks_like_a_path(name)
+
+
+def looks_like_a_path(name):
+    """Is `name`, which does not exist here, meant as a path and not as a model on the hub? It is if
+    it begins with runs/, or if its parent is a directory. Then it is a typing error, and the hub
+    need not be asked for it."""
+    if Path(name).parts[0] == "runs":
+        return True
+    parent = Path(name).parent
+    return parent != Path() and parent.is_dir()
 
 
 def directory_of(place):
@@ -249,7 +258,6 @@ def stop_ids(path):
     such file, or if the file names none."""
     from transformers import GenerationConfig
 
-    path = locate(path)
     try:
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:

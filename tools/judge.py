@@ -14,7 +14,7 @@ from support.errors import BadInput, SimulatorFailed
 from support.flags import natural, not_negative, positive
 from support.llm import CallLog, digest
 from support.server import ServerModel
-from support.settings import SMALL, split_name
+from support.settings import split_name
 from support.toy_words import ACTS, NEEDS
 
 import asyncio
@@ -158,10 +158,7 @@ class Judge(Simulator):
 
 
 def load_judge(name, temperature):
-    """The model that --judge names: openai:MODEL@URL, local:DIR, or smollm2, which is short for
-    local:smollm2. Raises BadInput."""
-    if name == SMALL:
-        name = f"local:{SMALL}"
+    """The model that --judge names: openai:MODEL@URL or local:DIR. Raises BadInput."""
     if not re.match(r"openai:.+@https?://[^\s/]|local:.", name):
         raise BadInput(f"--judge {name}: openai:MODEL@URL or local:DIR is needed")
     kind, model, url = split_name(name)

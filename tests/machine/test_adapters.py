@@ -139,7 +139,7 @@ def test_another_rank_is_refused(cut, capfd):
     [
         (["--lora-rank", 33], "take 32 at most"),
         (["--lora-rank", -1], "a whole number from 0"),
-        (["--lora-alpha", 8], "give --lora-rank"),
+        (["--lora-alpha", 8], "without --lora-rank"),
         (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
         (["--engine-memory", 1.5], "a number from 0 to 1"),
     ],
