@@ -221,8 +221,8 @@ class TorchEngine:
         least likely to go on."""
         known = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
         empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-        oldest_first = list(self.ids_in_slot)
-        return next(s for s in known + empty + oldest_first if s not in self.running)
+        # a dict keeps its order: the least recently used first
+        return next(s for s in [*known, *empty, *self.ids_in_slot] if s not in self.running)
 
     def step(self):
         """Draw one token for each running request.
@@ -268,8 +268,9 @@ class TorchEngine:
 
         # Only the last token of each chunk predicts a token that is not yet there.
         active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
-        ends = [len(chunks[i]) - 1 for i in active]
-        logits = self.model.get_output_embeddings()(hidden[active, ends])  # [R', V]
+        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
+        last = hidden[torch.tensor(active, device=device), ends]  # [R', H]
+        logits = self.model.get_output_embeddings()(last)  # [R', V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
         tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]

@@ -205,6 +205,7 @@ def test_an_opening_is_packed_in_front_of_its_reply(name, how):
         think="think" in how,
     )
     model = agent.engine.model
+    model.set_attn_implementation("sdpa")  # the engine's attention wants a mask with every call
     log_probs, _ = Policy(model)(pack([Episode("p", 0, "", segments=agent.segments)]))
     trunk, expected = [], []
     for segment in agent.segments:
