@@ -31,6 +31,7 @@ import itertools
 import random
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
@@ -40,7 +41,7 @@ from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
 from policy import Agent, Policy, micro_batches, pack
-from ppo import gae, place_rewards, policy_loss
+from ppo import gae, identity, place_rewards, policy_loss
 from rlver import converse, rollout
 from simulator import User, make_simulator, toy_profiles
 
@@ -280,8 +281,8 @@ for step in range(1, 7):
 #
 # This is RLVER's loop: hold dialogues, compute advantages, update, give the engine the new weights.
 # Each batch is cut into two halves, and each half makes one optimizer step, as the toy does by
-# default. `rlver.py` has the same loop, and evaluates, logs and saves as well. We begin anew from
-# the first weights.
+# default. `train` in `rlver.py` has the same loop, and evaluates, logs and saves as well. We begin
+# anew from the first weights.
 #
 # **Before you run:** the mean emotion is 30 when a dialogue begins. Where will the dialogues of the
 # first step end, and those of the last one? Draw the curve.
@@ -289,7 +290,19 @@ for step in range(1, 7):
 # %%
 learner, _ = load_model(directory)
 policy = Policy(learner)
-optimizer = adamw(policy, lr=4e-4)
+# What a run has as its models and its settings; here a SimpleNamespace each holds what GRPO needs.
+models = SimpleNamespace(
+    policy=policy,
+    optimizer=adamw(policy, lr=4e-4),
+    fresh=True,  # score all tokens before the first optimizer step
+    reduce=identity,  # there are no other ranks to sum over
+    world_size=1,
+    gap_limits=(1e-4, 1e-2),
+    ratio_limit=1e-3,
+)
+cfg = SimpleNamespace(
+    clip_eps=0.2, entropy_coef=0.001, kl_coef=0, advantage="grpo", reward="terminal"
+)
 curve = []
 for step in range(1, 11):
     episodes = hold_batch(step)
@@ -299,7 +312,7 @@ for step in range(1, 11):
 
     rng.shuffle(episodes)
     halves = [micro_batches(half, max_tokens=8192) for half in (episodes[::2], episodes[1::2])]
-    grpo_update(policy, optimizer, halves, clip_eps=0.2, entropy_coef=0.001)
+    grpo_update(models, halves, cfg)
 
 # %%
 plt.plot(range(1, 11), curve, marker="o")

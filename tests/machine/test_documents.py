@@ -1,9 +1,8 @@
 """What the README and docs/ name is there: every function, file, flag, key, step and link."""
 
-from support.settings import Settings
+from support.settings import RESUMABLE
 
 import ast
-import dataclasses
 import functools
 import importlib
 import json
@@ -39,7 +38,7 @@ def resolve(name, home=None):
 
     name: "ppo.gae", "policy.Policy.forward", "support.signs", or without a module: then it is a
     name of the module `home`, which was named before it ("parse_emotion" behind
-    "simulator.User.feel"), or "Trainer.evaluate", a method of a class of any module."""
+    "simulator.User.feel"), or "RunDir.save", a method of a class of any module."""
     parts = name.split(".")
     module = next((".".join(parts[:k]) for k in (2, 1) if ".".join(parts[:k]) in MODULES), None)
     if module:
@@ -104,8 +103,8 @@ def test_every_function_that_the_readme_names_is_there():
         "`policy.Polices.forward`",
         "`simulator.User.feels`",
         "`simulator.User.feel`, `parse_emotions`",
-        "`Trainer.evaluated`",
-        "`Trainers.evaluate`",
+        "`RunDir.saved`",
+        "`RunDirs.save`",
         "`support.sign.signs`",
         "`support.signs.sign`",
         "`policy.Batch.mask`",
@@ -125,12 +124,12 @@ def test_methods_and_bare_names_are_resolved():
         "User.answer",
         "policy.Batch.action_mask",
         "tree_mask",
-        "Trainer.evaluate",
+        "RunDir.save",
         "support.signs.signs",
         "support.ranks",
     ]
     assert resolve_all(words, strict=True) == len(words)
-    assert resolve("Trainer.evaluate") == "rlver" and resolve("tree_mask", "policy") == "policy"
+    assert resolve("RunDir.save") == "support.rundir" and resolve("tree_mask", "policy") == "policy"
 
 
 # --------------------------------------------------------------------- links, files, steps, numbers
@@ -204,7 +203,7 @@ def test_the_readme_is_short_enough_to_be_read():
 def test_the_numbered_steps_are_those_of_the_code():
     """Each step of the README is a comment above the code that does it."""
     steps = re.findall(r"^(\d)\. \*\*([\w ]+)", README, re.M)
-    comments = " ".join(re.findall(r"^ +# (\d\. .*)$", (ROOT / "rlver.py").read_text(), re.M))
+    comments = " ".join(re.findall(r"^ +# ---- (\d\. .*)$", (ROOT / "rlver.py").read_text(), re.M))
     assert [int(number) for number, _ in steps] == [1, 2, 3, 4, 5, 6]
     for number, name in steps:
         assert re.search(rf"\b{number}\. {name}\b", comments, re.I), name
@@ -213,9 +212,8 @@ def test_the_numbered_steps_are_those_of_the_code():
 def test_the_docs_name_what_a_resumed_run_may_change():
     page = PAGES["docs/checkpoints.md"]
     section = page.split("## What may a resumed run change?")[1].split("\n## ")[0]
-    for setting in dataclasses.fields(Settings):
-        if setting.metadata["resumable"]:
-            assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name
+    for name in RESUMABLE:
+        assert f"`--{name.replace('_', '-')}`" in section, name
 
 
 @pytest.mark.slow
