@@ -42,8 +42,6 @@ from typing import Callable, NamedTuple
 
 from tqdm import tqdm
 
-import phrases
-import toy
 from simulator import (
     PROMPTS,
     Profile,
@@ -56,6 +54,7 @@ from simulator import (
     refuse_foreign,
     users_of_run,
 )
+from toy import phrases, world
 
 # The modules that load torch are imported in the functions that need them: --score and --compare
 # need no model, and start at once.
@@ -371,14 +370,14 @@ def starting_toy(found_policy, think):
     if found_policy.run_settings:  # step 0 of a run
         label = found_policy.label
     else:  # --policy toy
-        label = f"toy, {toy.mode_of(think)}"
-    return label, toy.base_policy(think)
+        label = f"toy, {world.mode_of(think)}"
+    return label, world.base_policy(think)
 
 
 def print_assumptions(label, settings):
     """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
     print(
-        f"{label} is no run of this project; assumed: {toy.mode_of(settings['think'])} (--think), "
+        f"{label} is no run of this project; assumed: {world.mode_of(settings['think'])} (--think), "
         f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, "
         f"at most {settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
         "dialogue (--context)"
@@ -387,7 +386,7 @@ def print_assumptions(label, settings):
 
 def system_prompt(settings):
     """The system prompt of a policy with these settings."""
-    return load_prompt(f"policy_{toy.mode_of(settings['think'])}", settings["policy_lang"])
+    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
 
 
 def policy_of_server(model_name, url, flags):

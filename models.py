@@ -25,7 +25,7 @@ from support.ranks import (
     optimizer_state,
     rank,
     shard,
-    world,
+    world_size,
 )
 
 import json
@@ -36,7 +36,6 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
-import toy
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
 from policy import (
@@ -51,6 +50,7 @@ from policy import (
 )
 from ppo import kl_penalty, log_probs_of, logp_gap
 from simulator import load_prompt
+from toy import world
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
 #   gap_limits   (mean, maximum) of |log pi_engine - log pi_trainer|, over the sampled tokens
@@ -89,7 +89,7 @@ class Models:
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # of ppo.py, which knows nothing of ranks
-        self.reduce, self.world_size = all_reduce_sum, world()
+        self.reduce, self.world_size = all_reduce_sum, world_size()
         self.start_batches = None  # read by `kl_start` when it first needs them
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -141,7 +141,7 @@ class Models:
     def find_start(self):
         """The name or directory of the model that the run began with."""
         if self.cfg.toy:
-            return toy.base_policy(self.cfg.think)
+            return world.base_policy(self.cfg.think)
         return self.cfg.model
 
     def load(self, place):
@@ -242,7 +242,7 @@ class Models:
         (measured with SmolLM2-135M and adapters)."""
         memory = memory_of(self.device)
         if self.device.type == "cpu":
-            memory /= world()  # the ranks share it; each has a GPU of its own
+            memory /= world_size()  # the ranks share it; each has a GPU of its own
         config = model.config
         # some configs, as GPT-2's, have no intermediate size: there it is four times the hidden one
         mlp_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
@@ -321,10 +321,10 @@ class Models:
         collective call. Only the first rank needs the file."""
         dialogues = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
         batches = []
-        for segments in dialogues[rank() :: world()]:
+        for segments in dialogues[rank() :: world_size()]:
             episode = Episode("start", 0, "", segments=[Segment(**s) for s in segments])
             batches.append(pack([episode], self.pad))
-        per_rank = math.ceil(len(dialogues) / world())
+        per_rank = math.ceil(len(dialogues) / world_size())
         return batches + [empty_batch(self.pad)] * (per_rank - len(batches))
 
     def kl_start(self, path):

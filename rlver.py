@@ -200,7 +200,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
     ranks.wait_for_all()
-    run.print_head(len(users), len(heldout), ranks.world(), state["step"], tokens_of_check)
+    run.print_head(len(users), len(heldout), ranks.world_size(), state["step"], tokens_of_check)
 
     # ---- the steps that are taken twice: in training, and in evaluations
     def hold_dialogues(profiles, group_size, kind, step):
@@ -213,7 +213,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         make_room()
         people = dict(enumerate(profiles))
         # A group never crosses ranks.
-        here = {n: p for n, p in people.items() if n % ranks.world() == ranks.rank()}
+        here = {n: p for n, p in people.items() if n % ranks.world_size() == ranks.rank()}
 
         def make_agent(number):
             return models.make_agent([cfg.seed, KINDS.index(kind), step, number])
@@ -409,7 +409,7 @@ def main(argv=None):
         if run.first:
             print_summary(summary, out)
     except (Exception, KeyboardInterrupt) as error:
-        code, message = errors.explain(error, out, rank, ranks.world())
+        code, message = errors.explain(error, out, rank, ranks.world_size())
     finally:
         signal.signal(signal.SIGINT, usual_handler)
         if run:

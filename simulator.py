@@ -40,7 +40,6 @@ from support.llm import (
 from support.results import intention_of
 from support.server import ServerModel
 from support.settings import SCRIPTED, split_name
-from support.toy_words import NEEDS
 from support.users import (
     INITIAL_EMOTION,
     emotion_level,
@@ -59,8 +58,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import phrases
-import toy
+from toy import phrases, world
+from toy.words import NEEDS
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
@@ -605,7 +604,7 @@ def make_simulator(
         if name == "phrases":
             scripted = phrases.PhrasesModel(difficulty)
         else:
-            scripted = toy.ScriptedModel(difficulty, weak=name == "toy-weak")
+            scripted = world.ScriptedModel(difficulty, weak=name == "toy-weak")
         return Simulator(scripted, lang, difficulty, clock=clock)
     if kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
@@ -688,7 +687,7 @@ def parse_profile(row, where):
 
 def toy_profiles(split, count=None):
     """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
-    return [Profile(**row) for row in toy.profiles(split, count)]
+    return [Profile(**row) for row in world.profiles(split, count)]
 
 
 def people_of(paths):
@@ -789,8 +788,8 @@ def refuse_foreign(simulator_name, profiles):
                 "knows no chit-chat; choose a real --simulator, as openai:MODEL@URL"
             )
         try:
-            toy.read_scene(profile.scene, profile.task)
-        except toy.NotOfThisWorld as error:
+            world.read_scene(profile.scene, profile.task)
+        except world.NotOfThisWorld as error:
             raise BadInput(f"profile {profile.id!r}: {error}") from None
 
 

@@ -36,11 +36,11 @@ from support.settings import resolve_settings
 import numpy as np
 import torch
 
-import toy
 from grpo import grpo_update
 from models import Models
 from policy import Episode, Segment, micro_batches
 from ppo import ppo_update
+from toy import world
 
 # dense bf16, in 10^12 a second, from the makers' data sheets
 PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165, "3090": 71}
@@ -98,7 +98,7 @@ def make_model(size, place, config=None):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None  # the template's last token is the stop
     model.save_pretrained(place)
-    AutoTokenizer.from_pretrained(toy.base_policy(False)).save_pretrained(place)
+    AutoTokenizer.from_pretrained(world.base_policy(False)).save_pretrained(place)
 
 
 def rows(length, vocabulary, tokens=TOKENS):

@@ -42,13 +42,13 @@ from support.settings import resolve_settings
 import numpy as np
 import torch
 
-import toy
 from benchmarks import tables
 from engine import TorchEngine
 from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss
 from rlver import rollout
 from simulator import Simulator, make_simulator, toy_profiles
+from toy import world
 
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu
@@ -173,7 +173,7 @@ def token_count(episodes):
 
 def bench(think, dialogues=64, repeats=5):
     """The update and the sampling of one mode, each both ways."""
-    model, tokenizer = load_model(toy.base_policy(think))
+    model, tokenizer = load_model(world.base_policy(think))
     chat, policy = ChatFormat(tokenizer), Policy(model)
     engine = TorchEngine(model, chat.stop_id)
     episodes = hold_dialogues(make_simulator("toy"), engine, chat, think, dialogues, 8)
@@ -219,7 +219,7 @@ async def steady(prompt):
 def over_a_server(dialogues=32, turns=8, latency=0.2):
     """Seconds of a rollout: with a user who answers at once, over the slow server, and over it with
     one call at a time."""
-    model, tokenizer = load_model(toy.base_policy(True))
+    model, tokenizer = load_model(world.base_policy(True))
     chat = ChatFormat(tokenizer)
     engine = TorchEngine(model, chat.stop_id)
     calls = []

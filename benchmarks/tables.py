@@ -38,9 +38,9 @@ from support.stats import mean_interval
 import numpy as np
 
 import simulator
-import toy
-from phrases import PhrasesModel
 from tools.replay import final_score, replay_all
+from toy import world
+from toy.phrases import PhrasesModel
 
 RUNS = ROOT / "runs" / "tables"
 # What is kept of a run: what a table reads. And `flat_groups`, because a test
@@ -551,7 +551,7 @@ def table_small_fixed(measured):
         "the user's own line": lambda line: line,
     }
     rows = []
-    users = [simulator.Profile(**row) for row in toy.profiles("heldout", 64)]
+    users = [simulator.Profile(**row) for row in world.profiles("heldout", 64)]
     for name, reply_to in replies.items():
         finals = asyncio.run(final_emotions(users, reply_to, turns=3))
         rows.append([name, f"{np.mean(finals):.1f}"])

@@ -21,7 +21,7 @@ from pathlib import Path
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
 # What is copied of the project as it is. tests/ is cut; of course/ only HANDED_OUT is copied.
-COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy_policy", "docs"]
+COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy", "docs"]
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",

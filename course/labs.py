@@ -42,9 +42,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-import toy
 from pictures import draw
 from simulator import Profile, replay
+from toy import world
 
 RUNS = ROOT / "runs" / "labs"
 # Flags of every run. A lab looks at the training dialogues, step by step, and needs neither large
@@ -66,8 +66,8 @@ def load_labs():
 
 def project_scripts():
     """The project's scripts as they are, {path: bytes}."""
-    paths = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*")]
-    for folder in ("prompts", "toy_policy"):
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*"), *ROOT.glob("tools/*.*")]
+    for folder in ("prompts", "toy"):
         paths += [path for path in ROOT.glob(f"{folder}/**/*") if path.is_file()]
     return {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(paths)}
 
@@ -319,7 +319,7 @@ def healthy_finals(run):
     A malformed dialogue is worth 0."""
     module = load_simulator(copy_of(run.healthy_twin().scripts))
     simulator = module.make_simulator("toy")
-    profiles = {row["id"]: Profile(**row) for row in toy.profiles("train")}
+    profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
 
     async def final_emotion(dialogue):
         user = module.User(simulator, profiles[dialogue["profile_id"]])

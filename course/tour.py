@@ -36,7 +36,6 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import torch
 
-import toy
 from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
@@ -44,6 +43,7 @@ from policy import Agent, Policy, micro_batches, pack
 from ppo import gae, identity, place_rewards, policy_loss
 from rlver import converse, rollout
 from simulator import User, make_simulator, toy_profiles
+from toy import world
 
 
 def wait_for(coroutine):
@@ -105,7 +105,7 @@ for reply in replies:
 # `Agent` files each token under who wrote it.
 
 # %%
-directory = toy.base_policy(think=False)
+directory = world.base_policy(think=False)
 model, tokenizer = load_model(directory)
 chat = ChatFormat(tokenizer)
 engine = TorchEngine(model, chat.stop_id)

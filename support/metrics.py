@@ -126,8 +126,10 @@ def gradient_is_zero(row):
 
 
 def foreign_tokens_are_trained(row):
-    """Does the update count more tokens than the policy sampled?"""
-    return row.get("tokens_trained", 0) > row.get("tokens_sampled", math.inf)
+    """Does the update count more tokens than the policy sampled in the dialogues that it is given?
+    (Dialogues that were dropped are not among them.)"""
+    given = row.get("tokens_sampled", math.inf) - row.get("tokens_dropped", 0)
+    return row.get("tokens_trained", 0) > given
 
 
 def users_are_unreadable(rows):

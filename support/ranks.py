@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 
-def world():
+def world_size():
     """How many ranks there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -91,9 +91,9 @@ def leave_ranks(code):
 def check_world():
     """Raise SelfCheckFailed unless the process group has as many ranks as torchrun started."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if world() != ranks:
+    if world_size() != ranks:
         raise SelfCheckFailed(
-            f"torchrun started {ranks} processes, but this one is in a group of {world()}: "
+            f"torchrun started {ranks} processes, but this one is in a group of {world_size()}: "
             "the process group must be joined before an engine is built"
         )
 
@@ -103,7 +103,7 @@ def check_world():
 
 def all_reduce_sum(tensor):
     """The sum of a tensor over all ranks."""
-    if world() > 1:
+    if world_size() > 1:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
     return tensor
@@ -111,9 +111,9 @@ def all_reduce_sum(tensor):
 
 def all_gather_list(things):
     """The lists of all ranks, concatenated, on every rank."""
-    if world() == 1:
+    if world_size() == 1:
         return things
-    lists = [None] * world()
+    lists = [None] * world_size()
     dist.all_gather_object(lists, things)
     return [thing for part in lists for thing in part]
 
@@ -128,7 +128,7 @@ def broadcast(make):
         except RunError as error:
             error.on_all_ranks = True
             box[0] = error
-    if world() > 1:
+    if world_size() > 1:
         dist.broadcast_object_list(box)
     result = box[0]
     if isinstance(result, RunError):

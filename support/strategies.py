@@ -44,7 +44,7 @@ INTENTION_OF_GROUP = {
     "Advice Provision": "advise",
 }
 
-# The kinds of sentences of the toy (toy.ACTS). Its "topic" talks of something else: no strategy.
+# The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
 TOY_CODES = {
     "analyse": "F-1",
     "advise": "F-5",

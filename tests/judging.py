@@ -3,16 +3,16 @@ and a tool called by its name."""
 
 from support import llm
 from support.files import read_json
-from support.toy_words import NEEDS
 
 import importlib
 import json
 import random
 
-import toy
 from marks import sign
 from simulator import toy_profiles
 from tools.dialogues import load_dialogues
+from toy import world
+from toy.words import NEEDS
 
 ANSWER = (
     "Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "
@@ -53,10 +53,10 @@ def write(path, rows):
 def toy_result(number, acts, rng, start=40):
     """A result file's line: the toy's own user, and replies of the kinds `acts`."""
     profile = toy_profiles("heldout", 64)[number]
-    scene = toy.read_scene(profile.scene, profile.task)
+    scene = world.read_scene(profile.scene, profile.task)
     history, emotion = [{"role": "user", "content": scene.story, "emotion-point": start}], start
     for k, act in enumerate(acts):
-        reply = toy.random_sentence(act, scene.person, scene.feeling, rng)
+        reply = world.random_sentence(act, scene.person, scene.feeling, rng)
         change = 8 if act == scene.need else -6
         emotion = min(100, max(0, emotion + change))
         analysis = (

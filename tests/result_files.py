@@ -1,11 +1,10 @@
 """result_files.py - result files for tests, lines as SAGE's files and as ours hold them; and small
 evaluations that write such files."""
 
-from support.toy_words import NEEDS
-
 import json
 
 import evaluate
+from toy.words import NEEDS
 
 # flags of short dialogues, and of a small run
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import rlver
-import toy
 from models import Models
 from tools import report
+from toy import world
 
 DRAW = report.draw_curves
 SMALL = (
@@ -34,7 +34,7 @@ SMALL = (
 
 
 def mood(reply, *_):
-    """What `toy.judge` returns for a reply, (change, analysis), by its checksum alone."""
+    """What `world.judge` returns for a reply, (change, analysis), by its checksum alone."""
     return zlib.crc32(reply.encode()) % 21 - 10, "I am in a mood"
 
 
@@ -44,7 +44,7 @@ def in_moods(draw_curves=lambda *_: []):
     does. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_curves", draw_curves)
-        patch.setattr(toy, "judge", mood)
+        patch.setattr(world, "judge", mood)
         yield patch
 
 

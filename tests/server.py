@@ -20,10 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
-import toy
 from marks import signed
 from simulator import CHECK_REPLY
 from tools.judge import ScriptedJudge
+from toy import world
 
 GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
 
@@ -54,7 +54,7 @@ class Loopback(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.latency, self.faults, self.outage = latency, faults or {}, outage
         self.answer, self.reply, self.key = answer, reply, key
-        self.model = toy.ScriptedModel(difficulty)
+        self.model = world.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(seed), threading.Lock()
         self.calls = 0
         self.active, self.most = 0, 0  # calls under way now, and at most
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def people(path, split="train", count=None):
     """The file `path`, with `count` users of the toy (default: all)."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in toy.profiles(split, count)))
+    path.write_text("".join(json.dumps(row) + "\n" for row in world.profiles(split, count)))
     return path
 
 
@@ -186,7 +186,7 @@ def toy_people(directory):
 
 async def answer_check(prompt):
     """What a program asks first, of a user or of a judge, answered in its form."""
-    model = toy.ScriptedModel() if "<hidden_theme>" in prompt else ScriptedJudge()
+    model = world.ScriptedModel() if "<hidden_theme>" in prompt else ScriptedJudge()
     return await model(prompt)
 
 

@@ -1,9 +1,8 @@
 """toy_replies.py - what the tests of the toy share: all sentences of an act, and what a reply is
 worth to one user."""
 
-from support.toy_words import ACTS, join_parts
-
-from toy import judge
+from toy.words import ACTS, join_parts
+from toy.world import judge
 
 
 def sentences(act, person="sister", feeling="hurt"):

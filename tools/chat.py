@@ -18,7 +18,6 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
-import toy
 from evaluate import (
     BENCHMARK,
     FLOOR,
@@ -39,6 +38,7 @@ from simulator import (
     says_goodbye,
     toy_profiles,
 )
+from toy import world
 
 
 def main(argv=None):
@@ -140,7 +140,7 @@ def ends_the_talk(line):
 
 def print_unknown_words(text):
     """Print the words of a typed text that are not in the toy's world."""
-    unknown = toy.unknown_words(text)
+    unknown = world.unknown_words(text)
     if unknown:
         print(f"    (words that the toy does not know: {', '.join(unknown)})")
 
@@ -181,7 +181,9 @@ def as_policy(args):
     print(f"\n{profile.player}\n")
     print(f"You are their friend: {args.max_turns} replies. An empty line, exit or quit ends it.")
     if name.startswith("toy"):
-        print("This user knows the toy's sentences only; python toy.py prints some that help.")
+        print(
+            "This user knows the toy's sentences only; python -m toy.world prints some that help."
+        )
     with asyncio.Runner() as runner:
         runner.run(simulator.check())
         line = runner.run(user.open())

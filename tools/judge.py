@@ -15,7 +15,6 @@ from support.flags import natural, not_negative, positive
 from support.llm import CallLog, digest
 from support.server import ServerModel
 from support.settings import split_name
-from support.toy_words import ACTS, NEEDS
 
 import asyncio
 import contextlib
@@ -33,7 +32,8 @@ from simulator import CHECK_REPLY, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
 from tools.tables import check_files
-from toy import act_of, split_sentences, tags_of
+from toy.words import ACTS, NEEDS
+from toy.world import act_of, split_sentences, tags_of
 
 SERVER_TIMEOUT = 300  # seconds: a judge may think for longer than a simulated user
 # For the estimate of --plan.

@@ -23,7 +23,6 @@ from support.flags import Parser, fraction, natural, not_negative, positive
 from support.llm import CallLog
 from support.results import PURPOSE_NAMES, intention_of
 from support.signs import words_of
-from support.toy_words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 
 import asyncio
 import json
@@ -49,7 +48,8 @@ from simulator import (
     parse_reply,
     says_goodbye,
 )
-from toy import ScriptedModel, need_of, tags_of
+from toy.words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
+from toy.world import ScriptedModel, need_of, tags_of
 
 # --------------------------------------------------------------------------------------------- main
 

@@ -23,7 +23,6 @@ import re
 import sys
 from unicodedata import normalize
 
-import toy
 from tools.dialogues import (
     are_of_toy,
     cases_of_files,
@@ -35,6 +34,7 @@ from tools.dialogues import (
 from tools.judge import Judge, Question, add_judge_flags, load_template, print_plan
 from tools.scores import made_by
 from tools.tables import add_files, cell, check_files, show_table, tool_parser, write_outputs
+from toy import world
 
 # {code: the codes that it excludes in the same paragraph}: a deeper kind of empathy excludes the
 # shallower ones, as the prompt says.
@@ -133,7 +133,7 @@ def tagged_dialogues(path, answers):
         replies = []
         for i, turn in enumerate(dialogue.turns):
             if answers is None:
-                codes = toy_codes(turn["reply"], toy)
+                codes = toy_codes(turn["reply"], world)
             else:
                 codes = codes_of.get((dialogue.id, i))
             replies.append([codes, turn["change"]])

@@ -21,11 +21,11 @@ from safetensors import safe_open
 import evaluate
 import models
 import rlver
-import toy
 from conftest import make_tiny_model
 from result_files import sage_line, write
 from server import Loopback, completion, toy_people
 from simulator import load_profiles, make_simulator
+from toy import world
 
 SMALL = (
     "--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 2"
@@ -42,7 +42,7 @@ def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
     with Loopback(reply=lambda request: (200, {}, body)) as server:
         text = asyncio.run(ServerModel("m", server.url)("Hello."))
     assert text == "a cut smile \ufffd" and text.encode()
-    row = {**toy.profiles("train", 1)[0], "player": "* Name: Ann \ud83d"}
+    row = {**world.profiles("train", 1)[0], "player": "* Name: Ann \ud83d"}
     (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
     assert load_profiles(tmp_path / "p.jsonl")[0].player == "* Name: Ann \ufffd"
 

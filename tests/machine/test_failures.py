@@ -1,7 +1,6 @@
 """What stops a run: the self-checks, and a simulator that fails in one dialogue or in all."""
 
 from support.errors import SelfCheckFailed
-from support.toy_words import PEOPLE
 
 import json
 import re
@@ -10,12 +9,13 @@ from statistics import mean
 
 import pytest
 
-import toy
 from engine import TorchEngine
 from grpo import check_groups
 from policy import Episode
 from runs import alike, go, go_on, metrics, rows, summary
 from simulator import User, toy_profiles
+from toy import world
+from toy.words import PEOPLE
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -109,7 +109,7 @@ def test_a_broken_group_stops_the_run(tiny_dir, tmp_path, monkeypatch, capfd):
 
 def garbage(patch, when):
     """The user's model answers garbage to f_emo wherever `when(the last reply)`."""
-    answer = toy.ScriptedModel.__call__
+    answer = world.ScriptedModel.__call__
 
     async def confused(self, prompt):
         last = json.loads(re.search(r"<dialogue>\s*(.*?)\s*</dialogue>", prompt, re.S).group(1))[
@@ -119,7 +119,7 @@ def garbage(patch, when):
             return "I would rather not say."
         return await answer(self, prompt)
 
-    patch.setattr(toy.ScriptedModel, "__call__", confused)
+    patch.setattr(world.ScriptedModel, "__call__", confused)
 
 
 @pytest.mark.slow

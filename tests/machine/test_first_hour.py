@@ -3,7 +3,6 @@ word, runs that could not go on, complaints in another program's language. Each 
 them."""
 
 from support.results import intention_of
-from support.toy_words import NEEDS
 
 import importlib.util
 import os
@@ -23,6 +22,7 @@ import simulator
 from runs import output_of, rows
 from tools import chat
 from tools import report as report_tool
+from toy.words import NEEDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (

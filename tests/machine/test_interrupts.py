@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import toy
 from runs import SMALL, alike, cut_at, go, go_on, rows, suited
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -56,7 +56,7 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
     """Ctrl-C mostly comes while dialogues are held, deep inside asyncio, with others waiting for
     their turn: it must not be taken for a failure of the simulator or of the engine, and not
     hang."""
-    calls, answer = iter(range(1000)), toy.ScriptedModel.__call__
+    calls, answer = iter(range(1000)), world.ScriptedModel.__call__
 
     async def tired(self, prompt):
         if next(calls) == 30:  # in step 1: the evaluation before asks at most 4 * (1 + 3 + 2) times
@@ -64,7 +64,7 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
         return await answer(self, prompt)
 
     with monkeypatch.context() as patch:
-        patch.setattr(toy.ScriptedModel, "__call__", tired)
+        patch.setattr(world.ScriptedModel, "__call__", tired)
         assert go(tiny_dir, tmp_path / "out") == 130
     said = capfd.readouterr().err
     assert f"--resume {tmp_path / 'out'}\n" in said and "Traceback" not in said
@@ -74,7 +74,7 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
 
 
 MOODY = (
-    "import sys, zlib, toy; toy.judge = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
+    "import sys, zlib; from toy import world; world.judge = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
     "10, 'I am in a mood'); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
 )
 

@@ -3,7 +3,6 @@ counted, and what is shown. What all share that ask a judge is in test_judge.py.
 
 from support.files import read_json, write_json
 from support.results import recorded_dialogues
-from support.toy_words import NEEDS
 
 import asyncio
 import csv
@@ -23,6 +22,7 @@ from tools.dialogues import load_dialogues
 from tools.hearing import Reply, hear
 from tools.judge import ScriptedJudge
 from tools.scores import MACHINERY_ONLY
+from toy.words import NEEDS
 
 
 @pytest.fixture(autouse=True)

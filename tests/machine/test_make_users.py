@@ -4,7 +4,6 @@ loopback."""
 from support import llm
 from support.answers import unmarked_sections
 from support.results import intention_of
-from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -27,6 +26,7 @@ from tools.profiles import (
     read_first_line,
     read_sections,
 )
+from toy.words import NEEDS
 
 RULE = PROMPTS / "en" / "writer" / "by_rule.txt"
 NEED = {

@@ -12,18 +12,18 @@ import pytest
 
 import evaluate
 import rlver
-import toy
 from result_files import SHORT, SMALL, lines, measure, our_line, write
 from server import Loopback
 from simulator import load_profiles, make_simulator, users_of_run
 from tools import replay
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def profiles(path, count=12, first=0):
     """A file with users of the toy."""
-    return write(path, *toy.profiles("train", first + count)[first:])
+    return write(path, *world.profiles("train", first + count)[first:])
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
     """With six of eight dialogues lost a score was printed, and the exit code was 0."""
     path = profiles(tmp_path / "p.jsonl", 8)
     scenes = [p.scene.split("\n")[1] for p in load_profiles(path)][:deaf]
-    scripted = toy.ScriptedModel()
+    scripted = world.ScriptedModel()
 
     def answer(prompt):
         lost = any(scene in prompt for scene in scenes)
@@ -210,7 +210,8 @@ def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
 def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
     """So evaluate.py has it; in training the model behind the user says one, as RLVER does."""
     rows = [
-        {**row, "first_talk": f"My own line {i}."} for i, row in enumerate(toy.profiles("train", 6))
+        {**row, "first_talk": f"My own line {i}."}
+        for i, row in enumerate(world.profiles("train", 6))
     ]
     path = write(tmp_path / "p.jsonl", *rows)
     assert (

@@ -3,7 +3,6 @@ what a held-out score means, so what these tests hold on to is mostly arithmetic
 often, and never twice."""
 
 from support.errors import BadInput
-from support.toy_words import NEEDS
 
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from simulator import (
     refuse_foreign,
     says_goodbye,
 )
+from toy.words import NEEDS
 
 COUNTS = {"en_train": 16, "en_test": 8, "zh_train": 10, "zh_test": 6}
 GROUPS = {"en": {"negative", "passive", "avoidant"}, "zh": {"负面型", "被动型", "回避型"}}

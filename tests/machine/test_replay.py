@@ -9,11 +9,11 @@ import pytest
 
 import evaluate
 import rlver
-import toy
 from result_files import lines, write
 from simulator import Simulator, make_simulator, toy_profiles
 from tools import replay
 from tools.replay import consistency, wrong_sum_in
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -178,7 +178,7 @@ def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
 def test_a_moody_user_is_seen_to_be_moody(run):
     """Shares as by hand: a user whose change has the right sign and half of the time another
     size."""
-    rng, scripted = random.Random(0), toy.ScriptedModel()
+    rng, scripted = random.Random(0), world.ScriptedModel()
 
     async def moody(prompt):
         text = await scripted(prompt)

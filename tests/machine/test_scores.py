@@ -4,7 +4,6 @@ from support import page
 from support.errors import BadInput
 from support.results import intention_of, read_results
 from support.scores import compare, files_of_side, final_of, score
-from support.toy_words import NEEDS
 
 import json
 import random
@@ -17,6 +16,7 @@ import pytest
 
 import evaluate
 from result_files import TASKS, our_line, sage_line, write
+from toy.words import NEEDS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -96,7 +96,7 @@ def test_ranks_on_one_machine_share_its_memory(monkeypatch):
     model = SimpleNamespace(config=LlamaConfig(**SHAPE))
 
     def recomputes(ranks, device):
-        monkeypatch.setattr(models, "world", lambda: ranks)
+        monkeypatch.setattr(models, "world_size", lambda: ranks)
         asked = SimpleNamespace(
             cfg=resolve_settings({"model": "some/dir", "tokens_per_gpu": 512, "engine": "torch"}),
             device=torch.device(device),

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import phrases
-import toy
 from policy import Episode
 from result_files import our_line
 from simulator import toy_profiles
+from toy import phrases, world
 
 # ------------------------------------------------------------------------------- the head of a run
 
@@ -180,17 +179,17 @@ def test_result_files_say_their_scale_and_their_user(tmp_path):
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():
     """And what they do not say is named once, in its order."""
     for profile in toy_profiles("heldout") + toy_profiles("train", 64):
-        scene = toy.read_scene(profile.scene, profile.task)
+        scene = world.read_scene(profile.scene, profile.task)
         said = [scene.story, *scene.details, *scene.cues]
-        assert toy.unknown_words(" ".join(said)) == []
+        assert world.unknown_words(" ".join(said)) == []
     rng = random.Random(0)
-    for act in toy.ACTS:
-        assert toy.unknown_words(toy.random_sentence(act, "sister", "hurt", rng)) == []
-    assert toy.unknown_words("My dog, my Dog and 3 cats!") == ["dog", "cats"]
+    for act in world.ACTS:
+        assert world.unknown_words(world.random_sentence(act, "sister", "hurt", rng)) == []
+    assert world.unknown_words("My dog, my Dog and 3 cats!") == ["dog", "cats"]
 
 
 def test_people_by_rule_are_introduced_as_such(capsys):
-    toy.print_people()
+    world.print_people()
     assert "made by rule" in capsys.readouterr().out
     phrases.main(["That must hurt."])
     assert capsys.readouterr().out.startswith("By rule:")

@@ -12,11 +12,11 @@ import pytest
 
 import evaluate
 import simulator
-import toy
 from marks import signed
 from server import Loopback
 from simulator import PROMPTS, Simulator, User, load_profiles
 from tools import replay
+from toy import world
 
 # ---------------------------------------------------------------------------------------- chit-chat
 
@@ -97,10 +97,10 @@ def test_people_who_chat_are_whole(lang):
 
 def test_an_unknown_target_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
-    path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
+    path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
     with pytest.raises(BadInput, match="'small-talk' is unknown; there are eq, target, no-target"):
         load_profiles(path)
-    path.write_text(json.dumps({**toy.profiles("train", 1)[0], "target": None}) + "\n")
+    path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": None}) + "\n")
     assert load_profiles(path)[0].target == "eq"
 
 

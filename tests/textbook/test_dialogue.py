@@ -13,12 +13,12 @@ from itertools import cycle
 
 import pytest
 
-import toy
 from marks import signed
 from policy import Reply, split_thought
 from rlver import converse, rollout
 from scripted import Agent
 from simulator import Profile, Simulator, User, make_simulator, toy_profiles
+from toy import world
 
 
 def thinking(text):
@@ -400,9 +400,9 @@ def test_the_scripted_user_in_whole_dialogues():
     people, rng = toy_profiles("heldout", 16), random.Random(0)
 
     def comfort(i):
-        scene = toy.read_scene(people[i // 2].scene, people[i // 2].task)
+        scene = world.read_scene(people[i // 2].scene, people[i // 2].task)
         sentences = [
-            toy.random_sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)
+            world.random_sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)
         ]
         helpful = list(dict.fromkeys(sentences))  # no sentence twice
         return helpful[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]

@@ -2,8 +2,6 @@
 that policies found, each closed; the weak scorer, which has them all, shows that they are real. The
 last test searches for a fixed reply that would do without listening."""
 
-from support.toy_words import ACTS, FEELING_WORDS, FEELINGS, NEEDS, PEOPLE, PERSON_WORDS, join_parts
-
 import asyncio
 import functools
 import random
@@ -13,11 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import toy
 from policy import Reply
 from rlver import converse
 from simulator import Simulator, User, make_simulator, toy_profiles
-from toy import SECONDARY, act_of, judge, read_scene, split_sentences
+from toy import world
+from toy.words import ACTS, FEELING_WORDS, FEELINGS, NEEDS, PEOPLE, PERSON_WORDS, join_parts
+from toy.world import SECONDARY, act_of, judge, read_scene, split_sentences
 from toy_replies import change, sentences
 
 
@@ -57,7 +56,9 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
     """Junk tails beat a check of the whole reply's similarity. Every word has to be in its
     place."""
     rng = random.Random(0)
-    legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
+    legal = {
+        tuple(world.abstract(world.tokens_of(text))) for act in ACTS for text in sentences(act)
+    }
     tried = 0
     for act in NEEDS:
         for text in rng.sample(sentences(act), 20):
@@ -65,7 +66,7 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
             for words, end in tampered(text, rng):
                 new = " ".join(words) + end
                 # "You are right today": a word less, and legal
-                if tuple(toy.abstract(toy.tokens_of(new))) not in legal:
+                if tuple(world.abstract(world.tokens_of(new))) not in legal:
                     assert change(new, act) < 0, new
                     tried += 1
     assert tried > 1000
@@ -89,7 +90,9 @@ def test_signs_that_are_no_words_are_seen_too(junk):
 def test_a_mash_up_of_two_templates_is_not_understood():
     """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take
     your time, set one clear limit" serves two needs at once."""
-    legal = {tuple(toy.abstract(toy.tokens_of(text))) for act in ACTS for text in sentences(act)}
+    legal = {
+        tuple(world.abstract(world.tokens_of(text))) for act in ACTS for text in sentences(act)
+    }
     rng, tried = random.Random(0), 0
     for a, b in product(NEEDS, NEEDS):
         for _ in range(6 * (a != b)):
@@ -100,7 +103,7 @@ def test_a_mash_up_of_two_templates_is_not_understood():
                 [one[0], other[1], one[2]],
             ):
                 text = join_parts(mixed, "sister", "hurt")
-                if tuple(toy.abstract(toy.tokens_of(text))) not in legal:
+                if tuple(world.abstract(world.tokens_of(text))) not in legal:
                     assert change(text, a) < 0 and change(text, b) < 0, text
                     tried += 1
             # no full stop between: one sentence of two acts
@@ -124,7 +127,7 @@ def test_only_whole_sentences_are_understood():
     through, by way of many random walks, is understood only if it is one of its sentences."""
     rng, refused = random.Random(0), set()
     for act in ACTS:
-        legal = {tuple(toy.abstract(toy.tokens_of(text))) for text in sentences(act)}
+        legal = {tuple(world.abstract(world.tokens_of(text))) for text in sentences(act)}
         for n in (2, 3):
             after = {}
             for words in sorted(legal):
@@ -145,7 +148,7 @@ def test_only_whole_sentences_are_understood():
 
 def test_no_sentence_has_two_kinds():
     """What helps whom would depend on the order of a table."""
-    assert len(toy.legal_sentences()) == sum(len(sentences(act)) for act in ACTS)
+    assert len(world.legal_sentences()) == sum(len(sentences(act)) for act in ACTS)
 
 
 def test_all_at_once_is_no_comfort():
@@ -200,7 +203,7 @@ def test_nothing_helps_twice():
 def test_the_weak_scorer_falls_for_all_of_it():
     """The lesson of --simulator toy-weak: it counts warm words, so salad of any kind beats every
     sentence. What it pays for, the judge punishes."""
-    weak = Simulator(toy.ScriptedModel(weak=True))
+    weak = Simulator(world.ScriptedModel(weak=True))
     for profile in toy_profiles("heldout", 8):
         need = read_scene(profile.scene, profile.task).need
         # not even words for their own need
@@ -229,7 +232,7 @@ def candidates(rng):
     plain = [join_parts(p, "sister", "hurt") for p in every_parts if "<" not in "".join(p)]
     people, feelings = PEOPLE["train"], FEELINGS["train"]
     named = [
-        toy.random_sentence(act, rng.choice(people), rng.choice(feelings), rng)
+        world.random_sentence(act, rng.choice(people), rng.choice(feelings), rng)
         for act in ACTS
         for _ in range(8)
     ]

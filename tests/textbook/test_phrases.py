@@ -1,4 +1,4 @@
-"""phrases.py: a user who hears plain English, by rule. A rule, a test; and that no fixed reply
+"""toy/phrases.py: a user who hears plain English, by rule. A rule, a test; and that no fixed reply
 wins.
 
 By hand: "My landlord missed my graduation. I feel nervous.", a user who wants empathy, is told
@@ -10,7 +10,6 @@ this user: +7. The landlord is named: +2. That is 9, and nothing else is heard.
 """
 
 from support.errors import BadInput
-from support.toy_words import NEEDS
 
 import asyncio
 import json
@@ -18,16 +17,16 @@ import re
 
 import pytest
 
-import phrases
 import simulator
-import toy
+from toy import phrases, world
+from toy.words import NEEDS
 
 STORY = "My landlord missed my graduation. I feel nervous."
 SORRY = "I am so sorry. It must hurt that your landlord was not there."
 
 
 def scene(need="empathise"):
-    return toy.Scene(
+    return world.Scene(
         STORY,
         "landlord",
         "nervous",
@@ -114,7 +113,7 @@ def test_a_phrasing_with_nothing_about_this_user_is_next_to_nothing():
 def test_other_needs_help_little_or_harm():
     advice = "You could try to ask about your graduation."
     assert notes(advice, "advise") == ["need"]
-    assert notes(advice, "side") == ["second"]  # toy.SECONDARY: advice helps those a little
+    assert notes(advice, "side") == ["second"]  # world.SECONDARY: advice helps those a little
     assert notes(advice, "praise") == ["others"]
     assert points(advice, "side", challenging=True) == phrases.POINTS["others"]
 
@@ -198,7 +197,7 @@ def test_silence(reply):
 
 def test_its_own_people_speak_english():
     """All that the users say, all phrasings, and the toy's replies are known words."""
-    for row in [*toy.profiles("train", 64), *toy.profiles("heldout"), *phrases.chatters()]:
+    for row in [*world.profiles("train", 64), *world.profiles("heldout"), *phrases.chatters()]:
         assert phrases.is_english(row["scene"])
     assert phrases.is_english("I can't believe she's been lying, that's awfully sad!")
 
@@ -226,8 +225,8 @@ def final(replies, row, lines=()):
 def test_no_fixed_reply_wins():
     """Any one phrasing, or one of each need in a heap, said to everybody in every turn, leaves
     users sadder than they came."""
-    users = toy.profiles("heldout", 16)
-    scenes = [toy.read_scene(row["scene"], row["task"]) for row in users]
+    users = world.profiles("heldout", 16)
+    scenes = [world.read_scene(row["scene"], row["task"]) for row in users]
     lists = phrases.phrasings()
     heap = " ".join(f"{lists[need][0].capitalize()} this." for need in NEEDS)
     fixed = [heap, SORRY]
@@ -247,8 +246,8 @@ def sum_of_changes(replies, scene):
 
 def test_the_right_reply_wins():
     """Four different phrasings of the need, each about this user, lift everybody."""
-    for row in toy.profiles("heldout", 8):
-        read = toy.read_scene(row["scene"], row["task"])
+    for row in world.profiles("heldout", 8):
+        read = world.read_scene(row["scene"], row["task"])
         replies = [
             f"So {phrase}, {read.person} and all."
             for phrase in phrases.phrasings()[read.need][::6][:4]
@@ -259,7 +258,7 @@ def test_the_right_reply_wins():
 def test_the_analysis_names_what_was_heard():
     model = phrases.PhrasesModel()
     user = simulator.User(
-        simulator.Simulator(model), simulator.Profile(**toy.profiles("heldout", 1)[0])
+        simulator.Simulator(model), simulator.Profile(**world.profiles("heldout", 1)[0])
     )
 
     async def talk():
@@ -334,7 +333,7 @@ def test_a_broken_list_is_one_line(tmp_path, monkeypatch, text, complaint):
 
 def test_people_of_other_files_are_refused():
     prompt = json.dumps([])
-    with pytest.raises(toy.NotOfThisWorld):
+    with pytest.raises(world.NotOfThisWorld):
         asyncio.run(
             phrases.PhrasesModel()(
                 "mark abcd\n<background>\nx\n</background>\n<hidden_theme>\ny\n</hidden_theme>\n"

@@ -25,7 +25,6 @@ from types import SimpleNamespace
 import pytest
 
 import simulator
-import toy
 from marks import LIN, Model, analysis, spoken, user_of, write
 from policy import Reply
 from rlver import converse
@@ -37,6 +36,7 @@ from simulator import (
     toy_profiles,
 )
 from tools.replay import consistency
+from toy import world
 
 
 def test_an_example_by_hand():
@@ -209,7 +209,7 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
     """What makes the reward verifiable: put the recorded replies to the user again, in the dialogue
     as it was, and the same emotions come out. A record with another emotion in it is found."""
     profile, heard = toy_profiles("heldout", 1)[0], []
-    scene, scripted = toy.read_scene(profile.scene, profile.task), toy.ScriptedModel()
+    scene, scripted = world.read_scene(profile.scene, profile.task), world.ScriptedModel()
     acts = [scene.need, "topic", scene.need, "cheer", scene.need]
 
     async def model(prompt):
@@ -219,7 +219,7 @@ def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
 
     async def reply(line):
         turn = len(heard)
-        text = toy.random_sentence(acts[turn], scene.person, scene.feeling, random.Random(turn))
+        text = world.random_sentence(acts[turn], scene.person, scene.feeling, random.Random(turn))
         text = text.replace(" ", "\u2028", 1)  # still one line
         # the last one is malformed: never sent, never replayed
         return Reply(text, text, "", turn == 4)

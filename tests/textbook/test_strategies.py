@@ -23,15 +23,15 @@ from support.strategies import (
     strategies_of,
     toy_codes,
 )
-from support.toy_words import ACTS
 
 import random
 
 import pytest
 
-import toy
 from marks import sign
 from tools.strategies import read_strategies
+from toy import world
+from toy.words import ACTS
 
 NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnopqrstuvwx")}
 MARK = "kqvt"
@@ -221,11 +221,13 @@ def test_tags_of_the_toy_are_exact():
     """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
     rng = random.Random(1)
     for act in ACTS:
-        said = toy.random_sentence(act, "sister", "hurt", rng)
+        said = world.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
-        assert toy_codes(said, toy) == expected
-        assert toy_codes(f"{said} {toy.random_sentence('praise', 'boss', 'lost', rng)}", toy) == [
+        assert toy_codes(said, world) == expected
+        assert toy_codes(
+            f"{said} {world.random_sentence('praise', 'boss', 'lost', rng)}", world
+        ) == [
             *expected,
             "E-1",
         ]
-    assert toy_codes("You are right and your sister.", toy) == [] == toy_codes("", toy)
+    assert toy_codes("You are right and your sister.", world) == [] == toy_codes("", world)

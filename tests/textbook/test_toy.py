@@ -1,14 +1,5 @@
 """The embedded world: its people, the scripted user, and what helps whom. Tests go by the rules of
-toy.py, not by its present wording."""
-
-from support.toy_words import (
-    ACTS,
-    FEELING_WORDS,
-    HABITS,
-    NEEDS,
-    PERSON_WORDS,
-    join_parts,
-)
+toy/world.py, not by its present wording."""
 
 import asyncio
 import re
@@ -16,14 +7,22 @@ from collections import Counter
 
 import pytest
 
-import toy
 from simulator import Profile, User, make_simulator, toy_profiles
-from toy import SECONDARY, NotOfThisWorld, act_of, judge, read_scene
+from toy import world
+from toy.words import (
+    ACTS,
+    FEELING_WORDS,
+    HABITS,
+    NEEDS,
+    PERSON_WORDS,
+    join_parts,
+)
+from toy.world import SECONDARY, NotOfThisWorld, act_of, judge, read_scene
 from toy_replies import change, sentences
 
 
 def splits():
-    return {split: toy.profiles(split) for split in ("train", "heldout")}
+    return {split: world.profiles(split) for split in ("train", "heldout")}
 
 
 HAND = Profile(
@@ -63,9 +62,9 @@ def test_profiles_are_made_by_code_and_always_the_same():
         size = {"train": 500, "heldout": 128}[split]
         assert len(rows) == size == len({row["id"] for row in rows})
         assert (
-            rows == toy.profiles(split)
-            and rows[:40] == toy.profiles(split, 40)
-            and rows != toy.profiles(split, seed=1)
+            rows == world.profiles(split)
+            and rows[:40] == world.profiles(split, 40)
+            and rows != world.profiles(split, seed=1)
         )
         counts = Counter(read_scene(row["scene"], row["task"]).need for row in rows)
         assert set(counts) == set(NEEDS) and max(counts.values()) - min(counts.values()) <= 1
@@ -102,8 +101,8 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
     """It stands where an LLM would. If it knew the generator, the chain of prompts and parsers
     would be decoration. Here a profile written by hand, with a story and cues that no list holds,
     is played all the same, and always alike."""
-    monkeypatch.setattr(toy, "profiles", None)
-    monkeypatch.setattr(toy, "NAMES", None)
+    monkeypatch.setattr(world, "profiles", None)
+    monkeypatch.setattr(world, "NAMES", None)
     lines = []
     for _ in range(2):
         user = User(make_simulator("toy"), HAND)

@@ -1,8 +1,7 @@
 """The toy's starting policies: the corpus that they are taught, and that what is
-shipped is of the recipe in toy.py."""
+shipped is of the recipe in toy/world.py."""
 
 from support.loading import load_model
-from support.toy_words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
 
 import json
 import random
@@ -11,14 +10,15 @@ import re
 import torch
 
 import policy
-import toy
-from toy import Recipe, act_of, split_sentences
+from toy import make_policy, world
+from toy.words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
+from toy.world import Recipe, act_of, split_sentences
 
 
 def test_an_example_by_hand():
     """A turn of the corpus is what the user says, what the policy thinks of it and what it replies:
     the thought names a feeling, a person and a need, and the reply is in the grammar."""
-    line, thought, reply = toy.corpus_dialogue(random.Random(0), good=0.17)[0]
+    line, thought, reply = make_policy.corpus_dialogue(random.Random(0), good=0.17)[0]
     assert re.match(r"My \w+ .*\. I feel \w+\. ", line)
     feeling, person, wants = thought.split(", ")
     assert f"My {person} " in line and f"I feel {feeling}." in line
@@ -31,12 +31,12 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     kind of sentence helps whom. Were the corpus already good at that, or not legible, RL could show
     nothing."""
     rng = random.Random(0)
-    turns = [turn for _ in range(400) for turn in toy.corpus_dialogue(rng, good=0.17)]
+    turns = [turn for _ in range(400) for turn in make_policy.corpus_dialogue(rng, good=0.17)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
     acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
     assert all(None not in acts_of_reply for acts_of_reply in acts)
     assert {acts_of_reply[0] for acts_of_reply in acts} == set(ACTS)
-    words = {w for reply in replies for w in toy.tokens_of(reply)}
+    words = {w for reply in replies for w in world.tokens_of(reply)}
     assert words >= PERSON_WORDS | FEELING_WORDS
     cues = [cue for need in NEEDS.values() for split in need.cues for cue in need.cues[split]]
     assert all(cue in heard for cue in cues)
@@ -45,39 +45,39 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 def test_what_is_shipped_is_of_the_recipe_that_is_shipped():
     """The digests beside the shipped policies are those of the code: who edits the recipe makes
-    them again (python toy.py --make-policy)."""
-    digests = json.loads((toy.SHIPPED / "recipe.json").read_text())
+    them again (python -m toy.make_policy)."""
+    digests = json.loads((world.POLICY / "recipe.json").read_text())
     for think, mode in ((True, "think"), (False, "direct")):
-        assert digests[mode] == toy.digest_of_recipe(think)
-        model, tokenizer = load_model(toy.SHIPPED / mode)
+        assert digests[mode] == make_policy.digest_of_recipe(think)
+        model, tokenizer = load_model(world.POLICY / mode)
         assert all(p.dtype == torch.float32 for p in model.parameters())
-        assert {key: getattr(model.config, key) for key in toy.MODEL} == toy.MODEL
-        assert tokenizer.chat_template == toy.CHAT_TEMPLATE
-    size = sum(path.stat().st_size for path in toy.SHIPPED.rglob("*") if path.is_file())
+        assert {key: getattr(model.config, key) for key in make_policy.MODEL} == make_policy.MODEL
+        assert tokenizer.chat_template == make_policy.CHAT_TEMPLATE
+    size = sum(path.stat().st_size for path in world.POLICY.rglob("*") if path.is_file())
     assert size < 6_000_000
 
 
 def test_the_digest_is_of_what_the_recipe_yields(monkeypatch):
     """An edit of a word, a number or the template asks for another policy; a comment does not."""
-    digests = {toy.digest_of_recipe(True), toy.digest_of_recipe(False)}
+    digests = {make_policy.digest_of_recipe(True), make_policy.digest_of_recipe(False)}
     for change in (
-        lambda patch: patch.setitem(toy.RECIPES, "think", Recipe(3, 0.17)),
-        lambda patch: patch.setitem(toy.MODEL, "hidden_size", 64),
-        lambda patch: patch.setattr(toy, "CHAT_TEMPLATE", toy.CHAT_TEMPLATE + " "),
+        lambda patch: patch.setitem(make_policy.RECIPES, "think", Recipe(3, 0.17)),
+        lambda patch: patch.setitem(make_policy.MODEL, "hidden_size", 64),
+        lambda patch: patch.setattr(make_policy, "CHAT_TEMPLATE", make_policy.CHAT_TEMPLATE + " "),
         lambda patch: patch.setitem(ACTS, "topic", Act(["So,"], ["what now"], ["?"])),
-        lambda patch: patch.setattr(toy, "users_line", lambda *said: "Hm."),
+        lambda patch: patch.setattr(make_policy, "users_line", lambda *said: "Hm."),
     ):
         with monkeypatch.context() as patch:
             change(patch)
-            digests.add(toy.digest_of_recipe(True))
+            digests.add(make_policy.digest_of_recipe(True))
     assert len(digests) == 7
-    assert toy.digest_of_recipe(True) in digests
+    assert make_policy.digest_of_recipe(True) in digests
 
 
 def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
     """The same recipe then gives the same policy, whatever the machine's cores: seen in the number
     of threads while it is trained, which is put back behind it."""
-    monkeypatch.setitem(toy.RECIPES, "direct", Recipe(2, 0.2))
+    monkeypatch.setitem(make_policy.RECIPES, "direct", Recipe(2, 0.2))
     seen, pack = [], policy.pack
     monkeypatch.setattr(
         policy, "pack", lambda *rows: seen.append(torch.get_num_threads()) or pack(*rows)
@@ -85,7 +85,7 @@ def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        toy.sft(tmp_path / "p", False)
+        make_policy.sft(tmp_path / "p", False)
         assert seen == [1, 1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

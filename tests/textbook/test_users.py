@@ -9,7 +9,6 @@ import json
 
 import pytest
 
-import toy
 from marks import LIN, write
 from simulator import (
     Profile,
@@ -18,6 +17,7 @@ from simulator import (
     refuse_foreign,
     toy_profiles,
 )
+from toy import world
 
 
 def test_an_example_by_hand(tmp_path):
@@ -115,7 +115,7 @@ def test_the_toy_user_is_refused_where_it_cannot_play():
     """--simulator toy --lang zh would answer Chinese prompts in English, an unknown name must not
     fall back on anything, and a profile of another world is named before a run begins."""
     assert (
-        isinstance(make_simulator("toy").model, toy.ScriptedModel)
+        isinstance(make_simulator("toy").model, world.ScriptedModel)
         and make_simulator("toy-weak").model.weak
     )
     assert make_simulator("toy", difficulty="challenging").model.challenging

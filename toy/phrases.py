@@ -1,4 +1,4 @@
-"""phrases.py - a user who understands plain English, by rule: `--simulator phrases`.
+"""toy/phrases.py - a user who understands plain English, by rule: `--simulator phrases`.
 
 This is a bag of phrases and no judge of comfort. The user looks for phrasings on a list, for the
 words of its own story, and for a few faults; it understands nothing. What it rewards is the *form*
@@ -6,7 +6,7 @@ of comfort, and a policy that is trained on it long enough finds replies that ha
 (docs/small.md shows some). What it is for: a real language model can be trained, on a laptop,
 against a user who hears any English sentence, and not only the toy's.
 
-The people are the toy's (toy.py): their stories, hidden needs and lines. The answers have the
+The people are the toy's (toy/world.py): their stories, hidden needs and lines. The answers have the
 sections and marks of every other user's model, so parser, clamp and log do the same work. For each
 of the eight needs prompts/phrases.txt has a list of phrasings. A reply gains by a phrasing of the
 need that this user has, in a sentence that is about this user, and by naming the person or the
@@ -25,13 +25,12 @@ It loses by
 A second kind of user chats: forty people who want to speak of what they love (`chatters`). They are
 for measuring whether what was trained carries over to everyday talk (`--world chit-chat`).
 
-Ask it yourself:  python phrases.py "I am so sorry. It must hurt, what your manager did."
+Ask it yourself:  python -m toy.phrases "I am so sorry. It must hurt, what your manager did."
 """
 
 from support.answers import mark_in
 from support.errors import BadInput
 from support.flags import Parser
-from support.toy_words import NEEDS, PERSON_WORDS
 
 import itertools
 import json
@@ -42,7 +41,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import toy
+from toy import world
+from toy.words import NEEDS, PERSON_WORDS
 
 PROMPTS = Path(__file__).parent / "prompts"
 
@@ -52,7 +52,7 @@ POINTS = {
     # the first of these five that applies, and none of the others:
     "need": 7,  # a phrasing of the user's own need, in a sentence about this user
     "empty": 1,  # a phrasing of the user's own need, in a sentence with nothing about this user
-    # of the need that helps a little (toy.SECONDARY), in a sentence about this user, who is not a
+    # of the need that helps a little (world.SECONDARY), in a sentence about this user, who is not a
     # challenging one
     "second": 2,
     "others": -3,  # phrasings of other needs alone
@@ -140,7 +140,7 @@ def known_words():
     known = set((PROMPTS / "common_words.txt").read_text(encoding="utf-8").split())
     for listed in phrasings().values():
         known.update(word for phrase in listed for word in phrase.split())
-    for row in [*toy.profiles("train"), *toy.profiles("heldout"), *chatters()]:
+    for row in [*world.profiles("train"), *world.profiles("heldout"), *chatters()]:
         known.update(words_of(row["scene"] + row["player"]))
     return known
 
@@ -236,7 +236,7 @@ def hear_needs(heard, reply, scene, challenging):
     """The phrasings of needs. Only those in a sentence about this user count in full: "I understand
     that." is a phrasing of empathy, and says nothing to anybody."""
     phrase_of, about_user = phrases_of_needs(reply, words_about(scene))
-    second = toy.SECONDARY[scene.need]
+    second = world.SECONDARY[scene.need]
     if scene.need in about_user:
         heard.add("need", about_user[scene.need])
     elif scene.need in phrase_of:
@@ -346,7 +346,7 @@ def chatters():
     rng = random.Random("chatters")
     rows = []
     for i, (interest, target) in enumerate(itertools.product(INTERESTS, CHAT_TASKS)):
-        person = toy.profiles("heldout", 1, seed=f"chat {i}")[0]
+        person = world.profiles("heldout", 1, seed=f"chat {i}")[0]
         dull = rng.choice([other for other in INTERESTS if other != interest])
         lines = [line.format(interest) for line in rng.sample(CHAT_LINES[target], 4)]
         scene = ["## What interests me", f"- {interest}", "", "## What bores me", f"- {dull}", ""]
@@ -380,9 +380,9 @@ class Chat:
 
 def read_chat(scene, task):
     """Read a profile's background and hidden theme as a Chat; None if it is no such profile."""
-    interests = toy.listed_under("What interests me", scene)
-    dull = toy.listed_under("What bores me", scene)
-    lines = toy.listed_under("What I say", scene)
+    interests = world.listed_under("What interests me", scene)
+    dull = world.listed_under("What bores me", scene)
+    lines = world.listed_under("What I say", scene)
     if not (interests and dull and lines) or task not in CHAT_TASKS.values():
         return None
     if interests[0] not in INTERESTS or dull[0] not in INTERESTS:
@@ -424,17 +424,17 @@ def listen_chatting(reply, chat, earlier):
 
 
 class PhrasesModel:
-    """Stands where an LLM would behind the simulated user, as toy.ScriptedModel does, and answers
+    """Stands where an LLM would behind the simulated user, as world.ScriptedModel does, and answers
     in the same sections: it hears any English, by the rules above."""
 
     is_scripted = True
 
     def __init__(self, difficulty="vanilla"):
         self.challenging = difficulty == "challenging"
-        self.toy = toy.ScriptedModel(difficulty)
+        self.toy = world.ScriptedModel(difficulty)
 
     async def __call__(self, prompt):
-        tags, mark = toy.tags_of(prompt), mark_in(prompt)
+        tags, mark = world.tags_of(prompt), mark_in(prompt)
         dialogue = json.loads(tags["dialogue"])
         chat = read_chat(tags["background"], tags["hidden_theme"])
         if "emotion_level" in tags:
@@ -444,13 +444,13 @@ class PhrasesModel:
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         if chat:
             return self.analysis(listen_chatting(reply, chat, earlier), mark)
-        scene = toy.read_scene(tags["background"], tags["hidden_theme"])
+        scene = world.read_scene(tags["background"], tags["hidden_theme"])
         return self.analysis(listen(reply, scene, earlier, self.challenging), mark)
 
     def answer_chatting(self, chat, dialogue, level, mark):
         """The hop f_reply of somebody who chats."""
         n_lines = sum(message["speaker"] == "me" for message in dialogue)  # said so far
-        line = f"{toy.OPENINGS[level]} " if n_lines and level in toy.OPENINGS else ""
+        line = f"{world.OPENINGS[level]} " if n_lines and level in world.OPENINGS else ""
         line += chat.lines[n_lines % len(chat.lines)]
         if level == "Emotion-F":
             line = "I am off. Goodbye."
@@ -484,8 +484,8 @@ def main(argv=None):
     parser.add_argument("reply", help='the reply, such as "I am so sorry. That must hurt."')
     reply = parser.parse_args(argv).reply
     print("By rule: hidden need, first line; change of emotion, what was heard in the reply:\n")
-    for row in toy.profiles("heldout", 8):
-        scene = toy.read_scene(row["scene"], row["task"])
+    for row in world.profiles("heldout", 8):
+        scene = world.read_scene(row["scene"], row["task"])
         heard = listen(reply, scene, [])
         print(f"{scene.need:<9} {scene.story} {scene.cues[0]}")
         print(f"{'':9} {heard.change:+d}  {'; '.join(heard.notes)}")

@@ -1,4 +1,4 @@
-"""support/toy_words.py - the words of the toy's world (toy.py): who its people are, what troubles
+"""toy/words.py - the words of the toy's world (toy/world.py): who its people are, what troubles
 them, what they say, and what can be said to them.
 
 Most lists exist twice: "train" for the training users, "heldout" for the held-out users. The two
