@@ -44,7 +44,7 @@ from pathlib import Path
 from toy import world
 from toy.words import NEEDS, PERSON_WORDS
 
-PROMPTS = Path(__file__).parent / "prompts"
+PROMPTS = Path(__file__).parent.parent / "prompts"
 
 # What each thing that is heard adds to the change of emotion, which is clamped to +-10 at the end.
 # The best reply has the need, the person and the feeling: 7 + 2 + 1.

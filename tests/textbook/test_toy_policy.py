@@ -1,5 +1,5 @@
 """The toy's starting policies: the corpus that they are taught, and that what is
-shipped is of the recipe in toy/world.py."""
+shipped is of the recipe in toy/make_policy.py."""
 
 from support.loading import load_model
 
@@ -11,8 +11,9 @@ import torch
 
 import policy
 from toy import make_policy, world
+from toy.make_policy import Recipe
 from toy.words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
-from toy.world import Recipe, act_of, split_sentences
+from toy.world import act_of, split_sentences
 
 
 def test_an_example_by_hand():
