@@ -186,20 +186,14 @@ def update_speeds(models, rank, length, tokens):
     critic_size = policy_size - model.get_output_embeddings().weight.numel()
     episodes = rows(length, model.config.vocab_size, tokens)
     batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens, models.pad)]]
-    settings = dict(clip_eps=0.2, entropy_coef=0.001, check_ratio=False, ratio_limit=1e9)
+    cfg = resolve_settings({"algo": "ppo"})
+    models.fresh, models.gap_limits, models.ratio_limit = False, None, 1e9
 
     def update_grpo():
-        grpo_update(models.policy, models.optimizer, batches, **settings)
+        grpo_update(models, batches, cfg)
 
     def update_ppo():
-        ppo_update(
-            models.policy,
-            models.optimizer,
-            models.critic,
-            models.critic_optimizer,
-            batches,
-            **settings,
-        )
+        ppo_update(models, batches, cfg)
 
     operations = 4 if rank else 6  # per parameter and token
     peak = peak_flops()

@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Without the directory of this file, in which `import trl` would import this file.
 sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place) != ROOT / "benchmarks")]
+from support.metrics import summarise
+from support.rundir import RunDir
 from support.settings import resolve_settings
 
 import numpy as np
@@ -33,8 +35,9 @@ from transformers import DynamicCache, TrainerCallback
 
 from benchmarks.tables import dialogues_until
 from engine import TorchEngine
-from rlver import Trainer
-from simulator import profiles_of_step
+from models import Models
+from rlver import KINDS, rollout, train
+from simulator import profiles_of_step, simulator_of_run, users_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
@@ -100,26 +103,74 @@ class GenerateEngine(TorchEngine):
         return replies
 
 
-def train_with_trl(trainer, steps, end_cycle):
-    """The same by TRL, whose trainer has a loop of its own. `trainer`, of rlver.py, lends it the
-    model, the optimizer and the users, and evaluates."""
+class TimedRun(RunDir):
+    """A run of rlver.py without checkpoints. A cycle ends with a step, or with the evaluation
+    behind it."""
+
+    def __init__(self, path, cfg, cycles):
+        super().__init__(path, cfg)
+        self.cycles, self.sampling, self.cycle = cycles, 0.0, cycles.take()
+
+    def log_step(self, state, episodes, row):
+        super().log_step(state, episodes, row)
+        sampling = state["seconds"]["rollout"]
+        self.cycle, self.sampling = self.cycles.take(sampling - self.sampling), sampling
+        if row["step"] % self.cfg.eval_every and row["step"] < self.cfg.steps:
+            self.cycles.end(self.cycle)
+
+    def log_evaluation(self, episodes, scores):
+        super().log_evaluation(episodes, scores)
+        self.cycle = self.cycle if scores["step"] else self.cycles.take()
+        self.cycles.end({**self.cycle, "score": scores["score"]})
+
+    def save(self, *_):
+        pass
+
+
+def train_with_trl(run, cycles):
+    """The same by TRL, whose trainer has a loop of its own. The model, the optimizer, the users and
+    the evaluations are those of rlver.py."""
     import trl
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
 
-    cfg, m = trainer.cfg, trainer.models
+    cfg = run.cfg
+    simulator = simulator_of_run(cfg, run.calls, run.clock)
+    training, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+    m = Models(cfg, None, run.clock, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine
     sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
+
+    def hold_dialogues(profiles, group_size, kind, step):
+        def make_agent(number):
+            return m.make_agent([cfg.seed, KINDS.index(kind), step, number])
+
+        m.engine.forget()
+        dialogues = rollout(
+            simulator,
+            dict(enumerate(profiles)),
+            group_size,
+            make_agent,
+            cfg.max_turns,
+            own_first_line=kind == "evaluation",
+        )
+        return run.runner.run(dialogues)[0]
+
+    def end_cycle(step, sampling=0.0):
+        cycle = cycles.take(sampling)
+        if step % cfg.eval_every == 0:
+            m.sync()  # here each step ends with it
+            cycle["score"] = summarise(hold_dialogues(heldout, 1, "evaluation", step))["score"]
+        cycles.end(cycle)
 
     def rollout_func(prompts, trl_trainer):
         """Dialogues in TRL's terms: the prompt is what stands before the first reply, the
         completion all that follows, env_mask says which of its tokens the policy sampled."""
         began, step = time.perf_counter(), trl_trainer.state.global_step // cfg.minibatches + 1
-        profiles = profiles_of_step(trainer.training_profiles, users, cfg.seed, step)
+        profiles = profiles_of_step(training, users, cfg.seed, step)
         m.engine = sampler
-        people = dict(enumerate(profiles))
-        episodes, _ = trainer.hold_dialogues(people, cfg.group_size, "training", step)
+        episodes = hold_dialogues(profiles, cfg.group_size, "training", step)
         m.engine = torch_engine
         clock.sampling = time.perf_counter() - began
         rest = [e.segments[1:] for e in episodes]
@@ -147,9 +198,9 @@ def train_with_trl(trainer, steps, end_cycle):
         m.policy.model,
         [lambda final, **kwargs: final],
         args=trl.GRPOConfig(
-            output_dir=str(trainer.run.path),
+            output_dir=str(run.path),
             seed=cfg.seed,
-            max_steps=steps * cfg.minibatches,
+            max_steps=cfg.steps * cfg.minibatches,
             per_device_train_batch_size=cfg.batch_size // cfg.minibatches,
             steps_per_generation=cfg.minibatches,
             num_generations=cfg.group_size,
@@ -166,7 +217,7 @@ def train_with_trl(trainer, steps, end_cycle):
             disable_tqdm=True,
             dataloader_pin_memory=False,
         ),
-        train_dataset=Dataset.from_dict({"prompt": ["a user"] * users * steps}),
+        train_dataset=Dataset.from_dict({"prompt": ["a user"] * users * cfg.steps}),
         processing_class=m.tokenizer,
         callbacks=[clock],
         rollout_func=rollout_func,
@@ -174,34 +225,35 @@ def train_with_trl(trainer, steps, end_cycle):
     ).train()
 
 
+class Cycles:
+    """What each cycle took: a line of JSON to `file`, the next cycle when a line comes in."""
+
+    def __init__(self, file):
+        self.file, self.began = file, self.now()
+
+    def now(self):
+        return np.array([time.perf_counter(), time.process_time()])
+
+    def take(self, sampling=0.0):
+        """The seconds since the last cycle ended."""
+        return dict(zip(("seconds", "cpu"), self.now() - self.began), sampling=sampling)
+
+    def end(self, cycle):
+        print(json.dumps(cycle), file=self.file, flush=True)
+        sys.stdin.readline()
+        self.began = self.now()
+
+
 def one_side(side, seed, steps, every):
     """In a process of its own: a line of JSON a cycle, the next when a line comes in."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints
-    cfg = resolve_settings({"algo": "grpo", "seed": int(seed), "steps": int(steps), **SIDES[side]})
-
-    def now():
-        return np.array([time.perf_counter(), time.process_time()])
-
-    def end_cycle(step, sampling=0.0):
-        cycle = dict(zip(("seconds", "cpu"), now() - began), sampling=sampling)
-        if step % int(every) == 0:
-            if side == "TRL":  # here each step ends with it
-                trainer.models.sync()
-            trainer.evaluate(step)
-            cycle["score"] = trainer.state["evaluations"][-1]["score"]
-        print(json.dumps(cycle), file=out, flush=True)
-        sys.stdin.readline()
-        began[:] = now()
-
+    numbers = {"seed": int(seed), "steps": int(steps), "eval_every": int(every)}
+    cfg = resolve_settings({"algo": "grpo", **numbers, **SIDES[side]})
     with tempfile.TemporaryDirectory() as place:
-        trainer, began = Trainer(cfg, Path(place), new=True), now()
+        cycles = Cycles(out)
         if side == "TRL":
-            return train_with_trl(trainer, cfg.steps, end_cycle)
-        end_cycle(0)
-        for step in range(1, cfg.steps + 1):
-            before = trainer.state["seconds"]["rollout"]
-            trainer.train_step(step)
-            end_cycle(step, trainer.state["seconds"]["rollout"] - before)
+            return train_with_trl(RunDir(Path(place), cfg), cycles)
+        train(cfg, TimedRun(Path(place), cfg, cycles))
 
 
 def compare(seed, steps, every=5):

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
             print(f"{self.prog}: {error}", file=sys.stderr)
             return getattr(error, "exit_code", 2)
         except KeyboardInterrupt:
-            print("\nstopped; the same command goes on where it was", file=sys.stderr)
+            print("\nstopped", file=sys.stderr)
             return 130
 
 

@@ -150,7 +150,7 @@ class RunDir:
         return self.cfg.profiles if self.is_new else profile_files(self.path, self.cfg.profiles)
 
     def refuse_other_heldout(self, heldout):
-        """Raise BadInput if a resumed run held out others than `heldout`."""
+        """`refuse_other_heldout` of a resumed run. heldout: Profiles."""
         if not self.is_new:
             refuse_other_heldout(self.path, [profile.id for profile in heldout])
 

@@ -75,6 +75,12 @@ def hacked(learning):
     return learning.wait("hacked")
 
 
+@pytest.fixture
+def unclipped(monkeypatch):
+    """The optimizer gets a gradient as it is, whatever its norm."""
+    monkeypatch.setattr("ppo.MAX_GRAD_NORM", float("inf"))
+
+
 @pytest.fixture(scope="module")
 def no_pictures():
     """Runs draw no learning curve: that takes half the time of a run this small, and few tests look

@@ -19,6 +19,7 @@ import pytest
 
 import rlver
 import toy
+from models import Models
 
 DRAW = picture.learning_curve
 SMALL = (
@@ -63,13 +64,13 @@ def suited(flags):
 
 class WholeRuns:
     """Uninterrupted runs of the policy in `model`, one for each algorithm, made when they are first
-    asked for: runs("grpo") is the directory, runs.trainers["grpo"] the Trainer."""
+    asked for: runs("grpo") is the directory, runs.models["grpo"] its Models."""
 
     def __init__(self, model, place):
         self.model = model
         self.place = place
         self.made = set()
-        self.trainers = {}
+        self.models = {}
 
     def __call__(self, algo):
         out = self.place / algo
@@ -79,17 +80,14 @@ class WholeRuns:
         return out
 
     def make(self, algo, out):
-        trainers = self.trainers
-
-        class KeptTrainer(rlver.Trainer):
-            def __init__(self, *args, **settings):
-                trainers[algo] = self
-                super().__init__(*args, **settings)
+        def keep(*args):
+            self.models[algo] = Models(*args)
+            return self.models[algo]
 
         # the learning curve of one of them is enough
         learning_curve = DRAW if algo == "ppo" else lambda *_: None
         with in_moods(learning_curve) as patch:
-            patch.setattr(rlver, "Trainer", KeptTrainer)
+            patch.setattr(rlver, "Models", keep)
             assert go(self.model, out, "--algo", algo) == 0
 
 

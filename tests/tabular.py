@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ppo import ppo_update
+from ppo import identity, ppo_update
 
 VOCAB, NAN, INF = 5, float("nan"), float("inf")
 
@@ -210,15 +210,50 @@ class Ranks:
             return list(pool.map(rank, range(2)))
 
 
-def update(policy, batches, critic=None, **settings):
-    """A PPO update with one mini-batch per batch, and SGD that moves."""
-    critic = critic or Values()
-    return ppo_update(
-        policy,
-        torch.optim.SGD(policy.parameters(), lr=1.0),
-        critic,
-        torch.optim.SGD(critic.parameters(), lr=1.0),
-        [[batch] for batch in batches],
-        clip_eps=0.2,
-        **settings,
+SETTINGS = dict(
+    clip_eps=0.2,
+    entropy_coef=0.0,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    value_clip=0.5,
+    gamma=1.0,
+    lam=1.0,
+    advantage="grpo",
+    reward="terminal",
+)
+
+
+def cfg_of(**changed):
+    """The settings that an update reads, some of them `changed`."""
+    assert changed.keys() <= SETTINGS.keys(), changed
+    return SimpleNamespace(**SETTINGS | changed)
+
+
+def models_of(policy=None, optimizer=None, critic=None, critic_optimizer=None, **changed):
+    """What an update is handed in place of a run's Models, as in a first step on one rank."""
+    fields = dict(
+        policy=policy,
+        optimizer=optimizer,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+        reference=None,
+        reduce=identity,
+        world_size=1,
+        fresh=True,
+        gap_limits=None,
+        ratio_limit=1e-3,
     )
+    assert changed.keys() <= fields.keys(), changed
+    return SimpleNamespace(**fields | changed)
+
+
+def sgd(model, lr=1.0):
+    """An optimizer that moves."""
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def update(policy, batches, critic=None, cfg=None, **fields):
+    """A PPO update with one mini-batch per batch, and SGD that moves. fields: of the models."""
+    critic = critic or Values()
+    models = models_of(policy, sgd(policy), critic, sgd(critic), **fields)
+    return ppo_update(models, [[batch] for batch in batches], cfg or cfg_of())

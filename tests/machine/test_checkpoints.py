@@ -26,7 +26,7 @@ def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_di
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place = whole("grpo") / "checkpoint-000004"
-    models = whole.trainers["grpo"].models
+    models = whole.models["grpo"]
     saved, start = (AutoModelForCausalLM.from_pretrained(d).state_dict() for d in (place, tiny_dir))
     for held in (models.policy.model.state_dict(), models.engine.model.state_dict()):
         assert set(saved) == set(held) == set(start)

@@ -24,9 +24,10 @@ from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
 from runs import suited
 from several_ranks import ROOT, SMALL, make_episodes
+from tabular import cfg_of, models_of
 
 fake_cuda = pytest.mark.fake_cuda
-FLAGS = dict(clip_eps=0.2, entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", ratio_limit=0.2)
+FLAGS = dict(entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2")
 
 
 @pytest.fixture
@@ -111,21 +112,12 @@ def test_an_update(algo, reward, tiny_dir, device):
     before = [p.cpu().clone() for p in policy.parameters()]
     optimizer = models.adamw(policy, 1e-2)
     batches = minibatches(device, reward=reward)
+    handed = models_of(policy, optimizer, reference=reference, ratio_limit=0.2)
     if algo == "ppo":
-        critic = cast(Critic(policy.model), device)
-        metrics = ppo_update(
-            policy,
-            optimizer,
-            critic,
-            models.adamw(critic, 1e-2),
-            batches,
-            reference=reference,
-            **FLAGS,
-        )
-    else:
-        metrics = grpo_update(
-            policy, optimizer, batches, reference=reference, **FLAGS, per_turn=reward == "delta"
-        )
+        handed.critic = cast(Critic(policy.model), device)
+        handed.critic_optimizer = models.adamw(handed.critic, 1e-2)
+    update = ppo_update if algo == "ppo" else grpo_update
+    metrics = update(handed, batches, cfg_of(**FLAGS, reward=reward))
     assert numbers(metrics)
     assert any(not torch.equal(a, p.cpu()) for a, p in zip(before, policy.parameters()))
 
@@ -141,15 +133,16 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     parts = [AdapterView(root, who) for who in ("policy", "critic", "reference")]
     before = {name: p.cpu().clone() for name, p in root.named_parameters()}
     recompute_activations(root.policy.model, context_fn=root.checkpoint_contexts)
-    metrics = ppo_update(
+    handed = models_of(
         parts[0],
         models.adamw(parts[0], 1e-2),
         parts[1],
         models.adamw(parts[1], 1e-2),
-        minibatches(device),
         reference=parts[2],
-        **FLAGS | {"kl_estimator": estimator},
+        ratio_limit=0.2,
     )
+    cfg = cfg_of(**FLAGS | {"kl_estimator": estimator})
+    metrics = ppo_update(handed, minibatches(device), cfg)
     assert numbers(metrics)
     for name, p in root.named_parameters():
         want = torch.float32 if "lora_" in name else torch.bfloat16

@@ -266,7 +266,8 @@ def test_after_is_compared_with_before_everywhere(tmp_path, capsys):
 
 
 def test_cut_replies_are_counted():
-    """A --max-tokens that cuts most replies must be seen."""
+    """A --max-tokens that cuts most replies must be seen. The last reply of a full context is
+    shorter: it was cut as well, but more tokens a reply would not help."""
     from policy import Episode, Segment
 
     e = Episode("p", 0, "Hi.")
@@ -275,8 +276,9 @@ def test_cut_replies_are_counted():
         Segment([5, 9], log_probs=[-1.0, -1.0]),
         Segment([9]),
         Segment([5, 6], branch=1, log_probs=[-1.0, -1.0]),
+        Segment([7], branch=2, log_probs=[-1.0]),
     ]
-    assert cut_replies([e, e], stop_id=9) == [2, 4]
+    assert cut_replies([e, e], stop_id=9, max_tokens=2) == [2, 6]
 
 
 def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from runs import suited
 from several_ranks import SMALL, make_episodes, torchrun
+from tabular import cfg_of, models_of
 
 
 def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
@@ -67,21 +68,17 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
         return norm(module, limit)
 
     ppo.clip_gradient = listening
-    shared = dict(
-        clip_eps=0.2,
-        entropy_coef=0.01,
-        reduce=all_reduce_sum,
-        ranks=max(1, ranks),
-        kl_coef=0.1,
-        kl_estimator="k2",
+    models = models_of(
+        policy,
+        optimizers[0],
+        critic,
+        optimizers[1],
         reference=reference,
+        reduce=all_reduce_sum,
+        world_size=max(1, ranks),
     )
-    if algo == "grpo":
-        metrics = grpo_update(policy, optimizers[0], cuts, **shared)
-    else:
-        metrics = ppo.ppo_update(
-            policy, optimizers[0], critic, optimizers[1], cuts, lam=0.9, **shared
-        )
+    cfg = cfg_of(entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", lam=0.9)
+    metrics = (grpo_update if algo == "grpo" else ppo.ppo_update)(models, cuts, cfg)
     ppo.clip_gradient = norm
     weights = {
         name: full_tensor(p.detach()).clone()
@@ -240,14 +237,14 @@ def failing(tiny_dir, out):
 
     import rlver
 
-    step = rlver.Trainer.train_step
+    choose = rlver.profiles_of_step
 
-    def ill(self, number):
-        if rlver.ranks.rank() == 1 and number == 2:
+    def ill(users, n, seed, step):
+        if rlver.ranks.rank() == 1 and step == 2:
             raise SelfCheckFailed("rank 1 fell ill")
-        return step(self, number)
+        return choose(users, n, seed, step)
 
-    rlver.Trainer.train_step = ill
+    rlver.profiles_of_step = ill
     sys.exit(rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", out])))
 
 

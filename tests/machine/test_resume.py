@@ -26,7 +26,7 @@ def test_the_first_ratio_is_checked_at_the_start_and_where_a_run_goes_on(
     monkeypatch.setattr(
         rlver,
         "grpo_update",
-        lambda *args, **more: seen.append(more["check_ratio"]) or update(*args, **more),
+        lambda models, *rest: seen.append(models.fresh) or update(models, *rest),
     )
     assert go(tiny_dir, tmp_path / "out", "--steps", 2) == 0
     assert go_on(tmp_path / "out", "--steps", 3) == 0
@@ -140,7 +140,9 @@ def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
     """Resuming a run that is still going, or whose ranks outlived a kill, would have two writers
     undo each other's files."""
     out = shutil.copytree(half, tmp_path / "out")
-    running = rlver.Trainer(Settings(**json.loads((out / "config.json").read_text())), out)
+    settings = Settings(**json.loads((out / "config.json").read_text()))
+    running = rundir.RunDir(out, settings, is_new=False)
+    running.lock()
     before = {
         name: (out / name).read_bytes()
         for name in files(out)

@@ -175,6 +175,7 @@ def test_the_summary_is_what_the_dialogues_say(whole):
             {
                 "dropped": 0,
                 "unreadable": 0,
+                "tokens_dropped": 0,
                 "score": mean(final),
                 "stderr": stdev(final) / len(final) ** 0.5,
                 "success": 100 * mean(e >= 100 for e in final),

@@ -229,7 +229,10 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(
     assert row["dialogue"][1]["text"]
     (line,) = rows(tmp_path / "out" / "metrics.jsonl")
     assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
-    assert "1 of 16 dialogues were dropped because the user's answers" in capfd.readouterr().out
+    # what the policy said in it was sampled too
+    assert row["tokens"] > 0 and line["tokens_sampled"] == line["tokens_trained"] + row["tokens"]
+    said = capfd.readouterr().out
+    assert "more than one dialogue in a hundred was dropped because the user's answers" in said
 
 
 @pytest.mark.slow

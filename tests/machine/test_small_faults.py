@@ -1,6 +1,7 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
 
+from support import flags
 from support.errors import BadModel
 from support.loading import load_model
 from support.settings import make_parser, resolve_settings
@@ -191,6 +192,16 @@ def test_a_terminal_without_chinese_letters_shows_their_numbers():
 
 
 # --------------------------------------------------------------------------- what was said, and how
+
+
+def test_a_program_that_saves_nothing_does_not_say_that_it_goes_on(capfd):
+    """Ctrl-C in a talk: the same command would begin anew."""
+
+    def work(args):
+        raise KeyboardInterrupt
+
+    assert flags.Parser(prog="chat").run(work, []) == 130
+    assert capfd.readouterr().err == "\nstopped\n"
 
 
 def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):

@@ -14,27 +14,32 @@ import torch
 from grpo import group_advantages, grpo_update, turn_advantages
 from ppo import ppo_update
 from tabular import (
-    INF,
     NAN,
     Notes,
     Ranks,
     Table,
     Values,
+    cfg_of,
     close,
     every_outcome,
     kl,
+    models_of,
     pack,
+    sgd,
     talk,
     untouched,
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("unclipped")
 
-def gradients(minibatches, policy=None, **settings):
-    """The policy's gradient at each step of a GRPO update that does not move, and the metrics."""
+
+def gradients(minibatches, policy=None, cfg=None, **fields):
+    """The policy's gradient at each step of a GRPO update that does not move, and the metrics.
+    fields: of the models."""
     policy = policy or Table()
     notes = Notes(policy)
-    metrics = grpo_update(policy, notes, minibatches, clip_eps=0.2, max_grad_norm=INF, **settings)
+    metrics = grpo_update(models_of(policy, notes, **fields), minibatches, cfg or cfg_of())
     return notes.seen, metrics
 
 
@@ -285,7 +290,7 @@ def test_a_turns_advantage_reaches_its_own_tokens():
     batches[0].reward, batches[1].reward = deltas[:2], deltas[2:]
     alive = torch.ones(3, 2, dtype=torch.bool)
     wanted = turn_advantages(deltas, alive, torch.zeros(3, dtype=torch.long), "rloo")
-    (gradient,), metrics = gradients([batches], policy, kind="rloo", per_turn=True)
+    (gradient,), metrics = gradients([batches], policy, cfg_of(advantage="rloo", reward="delta"))
     total = torch.zeros_like(gradient)
     for i, x in enumerate(d):
         for k in (1, 2):
@@ -332,28 +337,20 @@ def test_two_ranks_are_one_for_grpo_too():
     close(first[0] + second[0], whole)
 
 
-def test_grpo_takes_ppos_step():
+def test_grpo_takes_ppos_step(monkeypatch):
     """The two differ in the advantages, nowhere else: that is what makes a comparison of them mean
     something. One token a dialogue, one group and a critic that says 0 make the advantages equal
     (whitened by the batch, by the group); then two optimizer steps, with an engine that is off, an
     entropy bonus, a KL and both clips, end in the same weights."""
     d = [talk(s, 2, 1, 3, policy=Table(), gap=1.0) for s in range(16)]
     minibatches = [[pack(*d[:3]), pack(*d[3:8])], [pack(*d[8:12]), pack(*d[12:])]]
-    settings = dict(
-        clip_eps=0.1,
-        entropy_coef=0.05,
-        reference=Table(9),
-        kl_coef=0.2,
-        kl_estimator="k2",
-        max_grad_norm=0.1,
-    )
-    grpo, ppo, critic = Table(), Table(), Values(scale=0)
-
-    def sgd(model):
-        return torch.optim.SGD(model.parameters(), lr=20)
-
-    got = grpo_update(grpo, sgd(grpo), minibatches, **settings)
-    wanted = ppo_update(ppo, sgd(ppo), critic, sgd(critic), minibatches, **settings)
+    monkeypatch.setattr("ppo.MAX_GRAD_NORM", 0.1)
+    cfg = cfg_of(clip_eps=0.1, entropy_coef=0.05, kl_coef=0.2, kl_estimator="k2")
+    grpo, ppo, critic, reference = Table(), Table(), Values(scale=0), Table(9)
+    of_grpo = models_of(grpo, sgd(grpo, 20), reference=reference)
+    of_ppo = models_of(ppo, sgd(ppo, 20), critic, sgd(critic, 20), reference=reference)
+    got = grpo_update(of_grpo, minibatches, cfg)
+    wanted = ppo_update(of_ppo, minibatches, cfg)
     close(grpo.logits.detach(), ppo.logits.detach())
     assert got.pop("explained_variance") is None and wanted.pop("explained_variance") is not None
     assert got == pytest.approx(wanted, rel=1e-5) and got["clipfrac"] > 0 and got["grad_norm"] > 0.1
@@ -366,7 +363,7 @@ def test_the_kl_gradient_that_grpo_takes(estimator, direction):
     has. k3 is the GRPO paper's, and goes the other way round."""
     policy, reference, batch = every_outcome(reward=0.4)
     (gradient,), _ = gradients(
-        [[batch]], policy, reference=reference, kl_coef=0.3, kl_estimator=estimator
+        [[batch]], policy, cfg_of(kl_coef=0.3, kl_estimator=estimator), reference=reference
     )
     log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
     (exact,) = torch.autograd.grad(
@@ -382,9 +379,9 @@ def test_k1_is_refused():
     policy, batch = Table(), pack(talk(0, 2, 3), talk(1, 1, 4))
     before = weights(policy)
     with pytest.raises(ValueError, match="k1"):
-        gradients([[batch]], policy, reference=Table(9), kl_coef=0.1, kl_estimator="k1")
+        gradients([[batch]], policy, cfg_of(kl_coef=0.1, kl_estimator="k1"), reference=Table(9))
     assert untouched(policy, before)
-    gradients([[batch]], policy, kl_coef=0.0, kl_estimator="k1")
+    gradients([[batch]], policy, cfg_of(kl_coef=0.0, kl_estimator="k1"))
 
 
 def test_the_self_checks_hold_for_grpo_too():
@@ -402,12 +399,8 @@ def test_the_self_checks_hold_for_grpo_too():
     ):
         before = weights(policy)
         with pytest.raises(SelfCheckFailed, match=says):
-            grpo_update(
-                policy,
-                torch.optim.SGD(policy.parameters(), lr=1.0),
-                [[data]],
-                clip_eps=0.2,
-                gap_limits=None if says == "dropout" else (1e-4, 1e-4),
-            )
+            gap_limits = None if says == "dropout" else (1e-4, 1e-4)
+            models = models_of(policy, sgd(policy), gap_limits=gap_limits)
+            grpo_update(models, [[data]], cfg_of())
         assert untouched(policy, before)
     gradients([[batch]], gap_limits=(1e-4, 1e-4))

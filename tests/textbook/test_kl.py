@@ -4,7 +4,21 @@ import pytest
 import torch
 
 from ppo import kl_penalty, log_probs_of, optimize, ppo_update
-from tabular import INF, Notes, Table, Values, close, every_outcome, kl, normal, pack, talk
+from tabular import (
+    Notes,
+    Table,
+    Values,
+    cfg_of,
+    close,
+    every_outcome,
+    kl,
+    models_of,
+    normal,
+    pack,
+    talk,
+)
+
+pytestmark = pytest.mark.usefixtures("unclipped")
 
 
 def two_distributions():
@@ -84,16 +98,9 @@ def test_the_kl_gradient_that_ppo_takes(estimator, direction):
     policy, reference, batch = every_outcome()
     critic, notes = Values(scale=0, vocab=3), Notes(policy)
     ppo_update(
-        policy,
-        notes,
-        critic,
-        Notes(critic),
+        models_of(policy, notes, critic, Notes(critic), reference=reference),
         [[batch]],
-        clip_eps=0.2,
-        max_grad_norm=INF,
-        reference=reference,
-        kl_coef=0.3,
-        kl_estimator=estimator,
+        cfg_of(kl_coef=0.3, kl_estimator=estimator),
     )
     log_pi, log_ref = policy.logits[0].log_softmax(-1), reference.logits[0].detach().log_softmax(-1)
     (exact,) = torch.autograd.grad(
@@ -124,11 +131,9 @@ def test_k1_is_no_loss():
             [[batch]],
             old,
             advantages,
-            clip_eps=0.2,
-            max_grad_norm=INF,
+            cfg_of(kl_coef=kl_coef, kl_estimator=estimator),
+            models_of(),
             ref=ref,
-            kl_coef=kl_coef,
-            kl_estimator=estimator,
         )
         return notes.seen[0]
 

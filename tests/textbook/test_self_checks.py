@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ppo import log_probs_of, logp_gap
-from tabular import INF, NAN, Table, Values, close, pack, talk, untouched, update, weights
+from tabular import INF, NAN, Table, Values, cfg_of, close, pack, talk, untouched, update, weights
 
 
 def test_engine_and_trainer_must_agree():
@@ -63,16 +63,16 @@ def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
     policy.register_forward_hook(
         lambda module, args, out: passes.append([args[0] is b for b in batches].index(True))
     )
-    k1 = dict(reference=Table(9), kl_coef=0.1, kl_estimator="k1")
-    for settings, wanted in (
+    k1 = dict(cfg=cfg_of(kl_coef=0.1, kl_estimator="k1"), reference=Table(9))
+    for more, wanted in (
         ({}, [0, 1, 2] * 2),
-        ({"check_ratio": False}, [1, 2, 0, 1, 2]),
-        ({"check_ratio": False, **k1}, [0, 1, 2] * 2),
+        ({"fresh": False}, [1, 2, 0, 1, 2]),
+        ({"fresh": False, **k1}, [0, 1, 2] * 2),
     ):
-        update(policy, batches, **settings)
+        update(policy, batches, **more)
         assert passes == wanted
         passes.clear()
-    for check_ratio in (True, False):
+    for fresh in (True, False):
         policy, critic = Table(), Values()
         before, critic_before = weights(policy), weights(critic)
         with pytest.raises(SelfCheckFailed, match="engine"):
@@ -81,7 +81,7 @@ def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
                 [pack(talk(0, 2, 5, gap=1.0))],
                 critic,
                 gap_limits=(1e-4, 1e-2),
-                check_ratio=check_ratio,
+                fresh=fresh,
             )
         assert untouched(policy, before) and untouched(critic, critic_before)
 

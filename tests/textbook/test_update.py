@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 
+import ppo
 from ppo import CriticPart, log_probs_of, masked_mean_std, optimize, ppo_update
 from tabular import (
     INF,
@@ -19,14 +20,19 @@ from tabular import (
     Ranks,
     Table,
     Values,
+    cfg_of,
     close,
     every_outcome,
+    models_of,
     normal,
     pack,
     ragged,
+    sgd,
     talk,
     weights,
 )
+
+pytestmark = pytest.mark.usefixtures("unclipped")
 
 
 def test_the_metrics_are_means_over_all_tokens_and_steps():
@@ -51,9 +57,8 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
             [batches[:1], batches[1:]],
             old,
             [torch.ones(b.ids.shape) for b in batches],
-            clip_eps=0.2,
-            max_grad_norm=INF,
-            reduce=functools.partial(torch.mul, ranks),
+            cfg_of(),
+            models_of(reduce=functools.partial(torch.mul, ranks)),
         )
         norms = [float(gradient.norm()) for gradient in notes.seen]
         wanted = {
@@ -89,13 +94,11 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
             [batches],
             old,
             advantages,
-            clip_eps=0.2,
-            entropy_coef=0.01,
-            max_grad_norm=INF,
+            cfg_of(entropy_coef=0.01, kl_coef=0.1),
+            models_of(),
             ref=log_probs_of(Table(9), batches),
-            kl_coef=0.1,
             critic=CriticPart(
-                critic, critic_notes, [critic(b).detach() for b in batches], advantages, 0.5, INF
+                critic, critic_notes, [critic(b).detach() for b in batches], advantages
             ),
         )
         return notes.seen, critic_notes.seen, metrics
@@ -125,15 +128,13 @@ def test_a_gradient_is_of_its_own_step():
         [[batch], [batch]],
         old,
         [normal(*batch.ids.shape, seed=1)] * 2,
-        clip_eps=0.2,
-        max_grad_norm=INF,
+        cfg_of(),
+        models_of(),
         critic=CriticPart(
             critic,
             critic_notes,
             [critic(batch).detach()] * 2,
             [normal(*batch.ids.shape, seed=2)] * 2,
-            0.5,
-            INF,
         ),
     )
     for seen in (notes.seen, critic_notes.seen):
@@ -161,19 +162,13 @@ def test_two_ranks_are_one():
         [pack(*dialogues[2:4]), pack(*dialogues[4:])],
     ]
 
-    def update(batches, **more):
+    def update(batches, **fields):
         policy, critic = Table(), Values()
         notes, critic_notes = Notes(policy), Notes(critic)
         ppo_update(
-            policy,
-            notes,
-            critic,
-            critic_notes,
+            models_of(policy, notes, critic, critic_notes, **fields),
             [batches],
-            clip_eps=0.2,
-            entropy_coef=0.01,
-            max_grad_norm=INF,
-            **more,
+            cfg_of(entropy_coef=0.01),
         )
         return torch.cat(notes.seen + critic_notes.seen)
 
@@ -195,17 +190,10 @@ def test_what_sharding_divides_is_multiplied_back():
             [[batch]],
             log_probs_of(policy, [batch]),
             [normal(*batch.ids.shape, seed=1)],
-            clip_eps=0.2,
-            entropy_coef=0.1,
-            max_grad_norm=INF,
-            ranks=ranks,
+            cfg_of(entropy_coef=0.1),
+            models_of(world_size=ranks),
             critic=CriticPart(
-                critic,
-                critic_notes,
-                [critic(batch).detach()],
-                [normal(*batch.ids.shape, seed=2)],
-                0.5,
-                INF,
+                critic, critic_notes, [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)]
             ),
         )
         return torch.cat(notes.seen + critic_notes.seen)
@@ -227,16 +215,13 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
             [list(micros)],
             old,
             [torch.ones(b.ids.shape) for b in micros],
-            clip_eps=0.2,
-            entropy_coef=0.1,
-            max_grad_norm=INF,
+            cfg_of(entropy_coef=0.1),
+            models_of(),
             critic=CriticPart(
                 critic,
                 critic_notes,
                 [critic(b).detach() for b in micros],
                 [torch.ones(b.ids.shape) for b in micros],
-                0.5,
-                INF,
             ),
         )
         # to take no step at all is right as well
@@ -271,11 +256,10 @@ def test_importance_weights_are_in_the_policy_loss_only():
             [[batch]],
             old,
             [advantages],
-            clip_eps=0.2,
+            cfg_of(**more),
+            models_of(),
             ref=ref,
-            max_grad_norm=INF,
-            critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns, 0.5, INF),
-            **more,
+            critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns),
         )
         return notes.seen[0], critic_notes.seen[0]
 
@@ -306,9 +290,8 @@ def test_the_entropy_is_a_bonus():
         [[batch]],
         log_probs_of(policy, [batch]),
         [torch.zeros(batch.ids.shape)],
-        clip_eps=0.2,
-        entropy_coef=0.3,
-        max_grad_norm=INF,
+        cfg_of(entropy_coef=0.3),
+        models_of(),
     )
     (up,) = torch.autograd.grad(
         torch.distributions.Categorical(logits=policy.logits[0]).entropy(), policy.logits
@@ -316,8 +299,9 @@ def test_the_entropy_is_a_bonus():
     close(notes.seen[0], -0.3 * up.flatten())
 
 
-def test_each_model_has_its_own_limit_of_the_gradient():
-    """A norm is cut to the limit of its own model."""
+def test_each_model_is_clipped_by_itself(monkeypatch):
+    """Each norm is cut to the limit, and not that of both models together."""
+    monkeypatch.setattr(ppo, "MAX_GRAD_NORM", 0.02)
 
     def step():
         policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
@@ -328,19 +312,14 @@ def test_each_model_has_its_own_limit_of_the_gradient():
         )
         metrics = optimize(
             policy,
-            torch.optim.SGD(policy.parameters(), lr=1.0),
+            sgd(policy),
             [[batch]],
             old,
             [normal(*batch.ids.shape, seed=1)],
-            clip_eps=0.2,
-            max_grad_norm=0.02,
+            cfg_of(),
+            models_of(),
             critic=CriticPart(
-                critic,
-                torch.optim.SGD(critic.parameters(), lr=1.0),
-                [critic(batch).detach()],
-                [normal(*batch.ids.shape, seed=2)],
-                0.5,
-                0.03,
+                critic, sgd(critic), [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)]
             ),
         )
         return metrics, *[
@@ -351,17 +330,18 @@ def test_each_model_has_its_own_limit_of_the_gradient():
         ]
 
     metrics, *moved = step()
-    close(moved, [0.02, 0.03], 1e-4)
+    close(moved, [0.02, 0.02], 1e-4)
     assert metrics["grad_norm"] > 0.1
 
 
-def test_grad_norm_is_the_mean_over_all_mini_batches():
+def test_grad_norm_is_the_mean_over_all_mini_batches(monkeypatch):
     """Defect 28: an indentation, and the released code logs the last mini-batch's norm alone. And
     it is the norm before clipping: the one after never says more than the limit."""
     batches = [pack(talk(0, 2, 9)), pack(talk(1, 2, 3), talk(2, 2, 4)), pack(talk(3, 1, 5))]
     policy = Table()
 
     def optimise_at(chosen, limit):
+        monkeypatch.setattr(ppo, "MAX_GRAD_NORM", limit)
         notes, scale = Notes(policy), [1.0, 4.0, 0.2]
         metrics = optimize(
             policy,
@@ -369,8 +349,8 @@ def test_grad_norm_is_the_mean_over_all_mini_batches():
             [[batches[i]] for i in chosen],
             log_probs_of(policy, [batches[i] for i in chosen]),
             [scale[i] * batches[i].action_mask for i in chosen],
-            clip_eps=0.2,
-            max_grad_norm=limit,
+            cfg_of(),
+            models_of(),
         )
         return metrics["grad_norm"], [float(g.norm()) for g in notes.seen]
 

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from ppo import ppo_update
-from tabular import VOCAB, Table, Values, close, pack, talk
+from tabular import VOCAB, Table, Values, cfg_of, close, models_of, pack, sgd, talk
 
 
 def log_softmax(row):
@@ -129,7 +128,7 @@ def by_hand(policy, reference, critic, minibatches, **settings):
 
 @pytest.mark.parametrize("check_ratio", [True, False])
 @pytest.mark.parametrize("estimator", [None, "k1", "k2", "k3", "k3-ratio"])
-def test_a_whole_update_by_hand(estimator, check_ratio):
+def test_a_whole_update_by_hand(estimator, check_ratio, monkeypatch):
     """All of it, against the same thing written out: three optimizer steps of two micro-batches
     each, on dialogues with user lines between and behind, gamma and lambda below 1, an engine that
     is off, both clips and both limits of the gradients at work. If a list is out of order, a mask
@@ -161,22 +160,24 @@ def test_a_whole_update_by_hand(estimator, check_ratio):
         entropy_coef=0.05,
         kl_coef=0.3 if estimator else 0.0,
         value_clip=0.5,
-        max_grad_norm=0.1,
     )
+    monkeypatch.setattr("ppo.MAX_GRAD_NORM", 0.1)
     logits, table, acted, wanted = by_hand(
-        policy, reference, critic, minibatches, estimator=estimator, lr=20, critic_lr=15, **settings
-    )
-    got = ppo_update(
         policy,
-        torch.optim.SGD(policy.parameters(), lr=20),
+        reference,
         critic,
-        torch.optim.SGD(critic.parameters(), lr=15),
         minibatches,
-        reference=reference,
-        kl_estimator=estimator or "k3",
-        check_ratio=check_ratio,
+        estimator=estimator,
+        lr=20,
+        critic_lr=15,
+        max_grad_norm=0.1,
         **settings,
     )
+    optimizers = sgd(policy, 20), sgd(critic, 15)
+    models = models_of(
+        policy, optimizers[0], critic, optimizers[1], reference=reference, fresh=check_ratio
+    )
+    got = ppo_update(models, minibatches, cfg_of(kl_estimator=estimator or "k3", **settings))
     assert all(acted.values()), acted  # else the test would not see them
     close(policy.logits.detach(), logits)
     close(critic.table.detach(), table)
