@@ -19,7 +19,6 @@ import asyncio
 import copy
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,53 +41,32 @@ class SlotCache:
 
     def __init__(self):
         self.keys, self.values = {}, {}
-        # of the next forward pass, set by `place`
-        self.slots = []  # the R slots that it serves
-        self.columns = None  # in which its new tokens are stored, [R, W]
-        self.length = 0  # the number of columns that it reads
 
     def place(self, slots, columns, length):
-        """Say where the next forward pass reads and writes. slots: a list, or a range from 0."""
-        self.slots = slots
-        self.columns = columns
-        self.length = length
+        """Say where the next forward pass reads and writes, once for all of its layers. slots: a
+        list of R, or a range from 0; columns: in which the new tokens are stored, [R, W]; length:
+        the number of columns that the pass reads."""
+        rows = torch.tensor(list(slots), device=columns.device)
+        self.n_slots, self.length = max(slots) + 1, length
+        # [R, 1] and [R, W] broadcast to [R, W]. As a slice stands between them, torch puts these
+        # two dimensions in front of the others: [R, W, heads, size].
+        self.written = rows[:, None], slice(None), columns
+        # a range is read as a slice, which is a view and copies nothing
+        read = slice(len(slots)) if isinstance(slots, range) else rows
+        self.read = read, slice(None), slice(length)
 
     def update(self, key, value, layer, *args, **kwargs):
         """Store the keys and values of the new tokens, [R, heads, W, size]. Returns those of all
         tokens of the rows, [R, heads, length, size]."""
-        return self.extend(self.keys, layer, key), self.extend(self.values, layer, value)
-
-    def extend(self, store, layer, new):
-        """`update` for the keys or for the values."""
-        if layer not in store:
-            store[layer] = new[:0, :, :0]  # no slots and no columns
-        self.grow(store, layer, max(self.slots) + 1, self.length)
-        # The index [R, 1] and columns [R, W] broadcast to [R, W]. As a slice stands between them,
-        # torch puts these two dimensions in front of the others: [R, W, heads, size].
-        index = torch.tensor(list(self.slots), device=self.columns.device)
-        store[layer][index[:, None], :, self.columns] = new.transpose(1, 2)
-        if isinstance(self.slots, range):
-            return store[layer][: len(self.slots), :, : self.length]  # a view: copies nothing
-        return store[layer][index, :, : self.length]  # copies these rows
-
-    def grow(self, store, layer, min_slots, min_columns):
-        """Make room for so many slots and columns, if there is less."""
-        old = store[layer]
-        if old.shape[0] >= min_slots and old.shape[2] >= min_columns:
-            return
-        n_slots = max(min_slots, old.shape[0])
-        rounded_up = (min_columns + 127) // 128 * 128  # it grows by 128 columns at a time
-        n_columns = max(rounded_up, old.shape[2])
-        store[layer] = old.new_zeros(n_slots, old.shape[1], n_columns, old.shape[3])
-        store[layer][: old.shape[0], :, : old.shape[2]] = old
-
-    def copy_row(self, source, targets, length):
-        """Copy the first `length` keys and values of the slot `source` to the slots `targets`."""
-        for store in (self.keys, self.values):
-            for layer in store:
-                self.grow(store, layer, max(targets) + 1, length)
-                index = torch.tensor(targets, device=store[layer].device)
-                store[layer][index, :, :length] = store[layer][source, :, :length]
+        for store, new in ((self.keys, key), (self.values, value)):
+            old = store.setdefault(layer, new[:0, :, :0])  # no slots and no columns
+            slots = max(self.n_slots - old.shape[0], 0)  # that it lacks
+            columns = max(self.length - old.shape[2], 0)
+            if slots or columns:
+                columns = (columns + 127) // 128 * 128  # it grows by 128 columns at a time
+                store[layer] = F.pad(old, (0, 0, 0, columns, 0, 0, 0, slots))
+            store[layer][self.written] = new.transpose(1, 2)
+        return self.keys[layer][self.read], self.values[layer][self.read]
 
     def get_seq_length(self, *args):
         """The number of columns that the pass reads. transformers asks for it."""
@@ -100,27 +78,20 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     attention). query: [R, heads, W, size]; key, value: [R, kv_heads, length, size]; attention_mask:
     [R, 1, W, length], bool. Returns ([R, W, heads, size], None), as transformers wants it.
 
-    transformers copies the keys and values for every head of queries, at every token that is drawn:
-    a third of the time of a rollout with SmolLM2. Here the queries of the heads that share a head
-    stand one behind the other, as further queries of that head, and nothing is copied."""
-    rows, heads, width, size = query.shape
-    kv_heads = key.shape[1]
-    sharing = heads // kv_heads  # how many heads of queries share one
-    # if heads 0, 1, 2 share a head, their W queries each become its 3 W queries
-    stacked = query.reshape(rows, kv_heads, sharing * width, size)
-    mask = attention_mask.repeat(1, 1, sharing, 1)
-    result = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
-    return result.reshape(rows, heads, width, size).transpose(1, 2).contiguous(), None
+    Where there is a mask, transformers copies keys and values for every head of queries, at every
+    token that is drawn: a third of the time of a rollout with SmolLM2 on a CPU."""
+    result = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return result.transpose(1, 2).contiguous(), None
 
 
 def share_heads(model):
-    """Let a transformers model use `grouped_attention`, where its heads share keys and values."""
+    """Let a transformers model that uses PyTorch's attention use `grouped_attention`."""
     from transformers import AttentionInterface
 
-    config = model.config
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if kv_heads < config.num_attention_heads and config._attn_implementation == "sdpa":
-        AttentionInterface.register("grouped", grouped_attention)
+    AttentionInterface.register("grouped", grouped_attention)
+    if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation("grouped")
 
 
@@ -135,10 +106,7 @@ class Request:
     result: asyncio.Future  # (ids, log_probs)
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
-    uniform: Iterator = None  # random numbers in [0, 1), one for each token
-
-
-MIN_SHARED = 64  # ids that must be common to all new dialogues before the engine shares them
+    uniform: list = None  # random numbers in [0, 1), one for each token
 
 
 class TorchEngine:
@@ -150,16 +118,18 @@ class TorchEngine:
     them would cost more than the wait.
     """
 
-    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None):
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None, share=False):
+        """The weights are a copy of the given model's. share: they are the given model's itself,
+        for a caller who has loaded it for the engine alone."""
+        model = model if share else copy.deepcopy(model)
+        self.model = model.eval().requires_grad_(False)
         share_heads(self.model)
-        self.stop_id, self.temperature = stop_id, temperature
-        self.max_slots = max_slots
+        self.stop_id, self.temperature, self.max_slots = stop_id, temperature, max_slots
         self.clock = clock or Clock()
         self.cache = SlotCache()
         self.waiting = []  # Requests
         self.running = {}  # slot -> Request
-        self.slot_of = {}  # key of a dialogue -> slot
+        self.key_of_slot = {}  # slot -> the key of the dialogue that had it last
         # slot -> the token ids whose keys and values its row holds, least recently used first:
         # `admit` re-inserts a slot at the end, `pick_slot` takes from the front.
         self.ids_in_slot = {}
@@ -183,7 +153,7 @@ class TorchEngine:
     def forget(self):
         """Forget which dialogue has which slot, and what the slots hold. The rows of a batch, and
         so the last bits of its log-probs, must not depend on dialogues that are over."""
-        self.slot_of = {}
+        self.key_of_slot = {}
         self.ids_in_slot = {}
 
     def sleep(self):
@@ -209,22 +179,20 @@ class TorchEngine:
         """Serve requests until there are none: one token for each running request at a time."""
         try:
             while self.waiting or self.running:
-                self.drop_cancelled()
+                # without those whose dialogue was given up
+                self.waiting = [r for r in self.waiting if not r.result.cancelled()]
+                self.running = {s: r for s, r in self.running.items() if not r.result.cancelled()}
                 with self.clock.during("samplers"):
                     if len(self.waiting) * 4 >= len(self.running):
                         self.admit()
-                    self.step()
+                    if self.running:
+                        self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # passed on to every dialogue that waits
             for request in [*self.waiting, *self.running.values()]:
                 if not request.result.done():
                     request.result.set_exception(error)
             self.waiting, self.running = [], {}
-
-    def drop_cancelled(self):
-        """Drop the requests whose dialogue was given up."""
-        self.waiting = [r for r in self.waiting if not r.result.cancelled()]
-        self.running = {s: r for s, r in self.running.items() if not r.result.cancelled()}
 
     def admit(self):
         """Give each waiting request a slot, as long as there are any; compute what the slot's row
@@ -234,65 +202,27 @@ class TorchEngine:
             request = self.waiting.pop(0)
             slot = self.pick_slot(request.key)
 
-            past = request.prompt[:-1]  # at least one token must be computed, for its logits
             held = self.ids_in_slot.pop(slot, [])
-            reused = len(common_prefix([held, past]))
+            # at least one token must be computed, for its logits
+            reused = len(os.path.commonprefix([held, request.prompt[:-1]]))
             # put in again, so it is the last of the dict: the slot that was used most recently
             self.ids_in_slot[slot] = request.prompt[:reused]
             chunks[slot] = request.prompt[reused:]
 
-            # Whoever had this slot has lost it.
-            self.slot_of = {key: s for key, s in self.slot_of.items() if s != slot}
-            self.slot_of[request.key] = slot
+            self.key_of_slot[slot] = request.key
             self.running[slot] = request
-            request.uniform = iter(request.rng.random(request.max_tokens))
+            request.uniform = list(request.rng.random(request.max_tokens))
         if chunks:
-            self.share_prefixes(chunks)
             self.forward(list(chunks), list(chunks.values()))
-
-    def share_prefixes(self, chunks):
-        """Compute once what dialogues that begin now have in common, and copy it: the system
-        prompt, which is the same for all, then each group's first line. chunks: {slot: ids to be
-        computed}, of which the shared beginnings are cut off.
-
-        Where fewer than MIN_SHARED ids are common to all, nothing is shared: further forward passes
-        would cost more than they save. (So the toy, which has no system prompt, does without.)"""
-        new_slots = [slot for slot in chunks if not self.ids_in_slot[slot]]
-        if len(new_slots) < 2 or len(shared_beginning(new_slots, chunks)) < MIN_SHARED:
-            return
-        self.compute_once([new_slots], chunks)
-        groups = {}  # what is left of a prompt -> the slots of the dialogues that have it
-        for slot in new_slots:
-            groups.setdefault(tuple(chunks[slot]), []).append(slot)
-        self.compute_once([slots for slots in groups.values() if len(slots) > 1], chunks)
-
-    @torch.inference_mode()
-    def compute_once(self, groups, chunks):
-        """For each of `groups`, lists of slots: let the first slot compute what the chunks of all
-        have in common, and copy its keys and values to the others. `chunks` get shorter by that,
-        and `ids_in_slot` longer."""
-        prefixes = [shared_beginning(slots, chunks) for slots in groups]
-        if not any(prefixes):
-            return
-        self.append_chunks([slots[0] for slots in groups], prefixes)
-        for slots, prefix in zip(groups, prefixes):
-            for slot in slots:
-                self.ids_in_slot[slot] += prefix
-                chunks[slot] = chunks[slot][len(prefix) :]
-            first, *others = slots
-            if others:
-                self.cache.copy_row(first, others, len(self.ids_in_slot[first]))
 
     def pick_slot(self, key):
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
         nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
         least likely to go on."""
-        slot = self.slot_of.get(key) if key is not None else None
-        if slot is not None and slot not in self.running:
-            return slot
+        known = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
         empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-        oldest_first = list(self.ids_in_slot)
-        return next(s for s in empty + oldest_first if s not in self.running)
+        # a dict keeps its order: the least recently used first
+        return next(s for s in [*known, *empty, *self.ids_in_slot] if s not in self.running)
 
     def step(self):
         """Draw one token for each running request.
@@ -301,8 +231,6 @@ class TorchEngine:
         copied. An idle slot among them gets an empty chunk: what is computed for it is written
         behind the ids that its row holds, where nobody reads it, and no token is drawn.
         """
-        if not self.running:
-            return
         slots = range(max(self.running) + 1)
         chunks = [self.running[s].ids[-1:] if s in self.running else [] for s in slots]
         self.forward(slots, chunks)
@@ -317,27 +245,8 @@ class TorchEngine:
             admit    [0, 2]      [[5, 6, 7], [8]]     what follows 7 in slot 0, 8 in slot 2
             step     range(3)    [[4], [], [9]]       what follows 4 and 9; slot 1 is idle
         """
-        hidden = self.append_chunks(slots, chunks)
-
-        # Only the last token of each chunk predicts a token that is not yet there.
-        active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
-        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=hidden.device)
-        head = self.model.get_output_embeddings()
-        logits = head(hidden[torch.tensor(active, device=hidden.device), ends])  # [R', V]
-        # at temperature 0, which takes the likeliest token, the log-probs are the model's own
-        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
-        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
-        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
-
-        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
-            self.ids_in_slot[slots[i]] += chunks[i]
-            self.append_token(slots[i], token, log_prob)
-
-    def append_chunks(self, slots, chunks):
-        """Compute the chunks, padded to the length W of the longest, and store their keys and
-        values. Returns the hidden states, [R, W, H] for R slots."""
         device = next(self.model.parameters()).device
-        width = max(map(len, chunks))
+        width = max(map(len, chunks))  # W: shorter chunks are padded
         ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
 
         # A row's new tokens stand behind those that it holds.
@@ -349,14 +258,27 @@ class TorchEngine:
 
         # Padding may lie beyond the model's last position. Any valid one will do for it, because
         # nobody reads what is computed there.
-        last = self.model.config.max_position_embeddings - 1
-        return self.model.base_model(
+        hidden = self.model.base_model(
             input_ids=ids,
-            position_ids=positions.clamp(max=last),
+            position_ids=positions.clamp(max=self.model.config.max_position_embeddings - 1),
             attention_mask=visible[:, None],
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state
+        ).last_hidden_state  # [R, W, H]
+
+        # Only the last token of each chunk predicts a token that is not yet there.
+        active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
+        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
+        last = hidden[torch.tensor(active, device=device), ends]  # [R', H]
+        logits = self.model.get_output_embeddings()(last)  # [R', V]
+        # at temperature 0, which takes the likeliest token, the log-probs are the model's own
+        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
+        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
+        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
+
+        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
+            self.ids_in_slot[slots[i]] += chunks[i]
+            self.append_token(slots[i], token, log_prob)
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
@@ -364,11 +286,8 @@ class TorchEngine:
             return log_probs.argmax(-1, keepdim=True)
         # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
         cdf = log_probs.double().exp().cumsum(-1)
-        uniform = torch.tensor(
-            [[next(request.uniform)] for request in requests],
-            dtype=torch.float64,
-            device=log_probs.device,
-        )  # [R, 1]
+        draws = [[request.uniform[len(request.ids)]] for request in requests]
+        uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
 
@@ -384,17 +303,6 @@ class TorchEngine:
             del self.ids_in_slot[slot]
         if not request.result.cancelled():
             request.result.set_result((request.ids, request.log_probs))
-
-
-def shared_beginning(slots, chunks):
-    """The ids with which the chunks of all `slots` begin. The last id of a chunk is never among
-    them: it must be computed for its logits."""
-    return common_prefix([chunks[slot][:-1] for slot in slots])
-
-
-def common_prefix(lists):
-    """The ids with which all `lists` begin."""
-    return os.path.commonprefix(lists)  # it compares any sequences, not only paths
 
 
 # --------------------------------------------------------------------------------------------- vLLM
@@ -543,7 +451,4 @@ def reply_of(output):
     """(ids, log_probs) of one of vLLM's outputs. For each token vLLM gives {id: Logprob}, of the
     token that was drawn and of further candidates."""
     ids = list(output.token_ids)
-    log_probs = []
-    for token, candidates in zip(ids, output.logprobs):
-        log_probs.append(candidates[token].logprob)
-    return ids, log_probs
+    return ids, [candidates[token].logprob for token, candidates in zip(ids, output.logprobs)]

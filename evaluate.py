@@ -18,7 +18,6 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
-from support.report import report_of_results
 from support.results import (
     describe,
     differences_of_rows,
@@ -28,7 +27,7 @@ from support.results import (
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
-from support.settings import SCRIPTED, SMALL, looks_like_a_path, resolve_settings, split_name
+from support.settings import SCRIPTED, split_name
 from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
 import argparse
@@ -217,6 +216,8 @@ def find_policy(name, step=None):
     A run stands for its newest checkpoint, or for that of `step`; step 0 is where it started. A
     checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
     BadInput."""
+    from support.loading import looks_like_a_path
+
     directory = Path(name)
     run_settings = read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
@@ -296,15 +297,7 @@ def settings_of_policy(found_policy, flags):
 
 
 def usual_settings(found_policy):
-    """The defaults for a policy that no run describes. smollm2: those that
-    `rlver.py --model smollm2` would use."""
-    if found_policy.weights == SMALL:
-        defaults = resolve_settings({"model": SMALL})
-        return {
-            "temperature": defaults.temperature,
-            "max_tokens": defaults.max_tokens,
-            "context": defaults.context,
-        }
+    """The defaults for a policy that no run describes."""
     max_tokens = 48 if found_policy.is_toy else 2048
     return {"temperature": 1.0, "max_tokens": max_tokens, "context": None}
 
@@ -335,7 +328,7 @@ def policy_in_process(name, flags):
     """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
     directory, of the hub, or the toy's."""
     from support.chat_format import ChatFormat
-    from support.loading import best_device, load_model, stop_ids
+    from support.loading import load_to_sample, stop_ids
 
     from engine import TorchEngine
     from policy import Agent
@@ -347,7 +340,7 @@ def policy_in_process(name, flags):
     settings = settings_of_policy(found_policy, flags)
     if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
         label, weights = starting_toy(found_policy, settings["think"])
-    model, tokenizer = load_model(weights, best_device(), prefix="policy ")
+    model, tokenizer = load_to_sample(weights, prefix="policy ")
     if settings["context"] is None:
         settings["context"] = model.config.max_position_embeddings
     if not found_policy.run_settings and not found_policy.is_toy:
@@ -357,7 +350,7 @@ def policy_in_process(name, flags):
     chat = ChatFormat(
         tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
     )
-    engine = TorchEngine(model, chat.stop_id, settings["temperature"])
+    engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
 
     def make_agent(seed):
         return Agent(
@@ -471,13 +464,9 @@ def who_talks(args, name):
     their prompts, but not the policy's (see `settings_of_policy`)."""
     policy = open_policy(name, PolicyFlags.of(args))
 
-    usual_user = dict(USUAL_USER)
-    if name == SMALL:  # as in a run of it: a real model needs a user who hears plain English
-        usual_user["simulator"] = resolve_settings({"model": SMALL}).simulator
-
     def setting(key):
         """What the flag says, else the policy's run, else the usual value."""
-        return getattr(args, key) or policy.run_settings.get(key, usual_user[key])
+        return getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
 
     simulator_name = setting("simulator")
     lang = setting("lang")
@@ -605,11 +594,6 @@ def place_for_results(out, setup, usual_path=None):
 
 def named_file(path, setup):
     """The ResultFile that --out names. Raises BadInput."""
-    if path.suffix == ".html":
-        raise BadInput(
-            f"--out {path}: that name is for the web page of the results; choose a name that ends "
-            "in .jsonl"
-        )
     try:
         return continue_file(path, setup)
     except OtherSettings as error:
@@ -700,8 +684,7 @@ def run_before_after(args):
     if "algo" not in read_json(directory / "config.json"):  # as in `find_policy`
         raise BadInput(f"--before-after: {directory} is no run, so it has no step 0; name a run")
     usual_paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
-    pages = [path.with_suffix(".html") for path in usual_paths.values()]
-    refuse_overwriting({"--json": args.json}, [*usual_paths.values(), *pages])
+    refuse_overwriting({"--json": args.json}, usual_paths.values())
     files_of_sides = []
     for step, usual_path in usual_paths.items():
         of_side = {**vars(args), "policy": str(directory), "step": step, "json": None}
@@ -716,15 +699,14 @@ def run_before_after(args):
 
 
 def run_benchmark(args, usual_path=None):
-    """Hold the dialogues of the benchmark, print their tables and write their page. Returns the
-    exit code and the path of the results. usual_path: see `place_for_results`."""
+    """Hold the dialogues of the benchmark and print their tables. Returns the exit code and the
+    path of the results. usual_path: see `place_for_results`."""
     path, ids, n_lost = run_or_continue(args, usual_path)
     if n_lost == len(ids):
         raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
     result = score(path, args.rule, args.anyway, ids, n_lost)
     print_score(result)
-    page = report_of_results(path, result, ids)
-    print(f"results: {path}; to look at: {page}")
+    print(f"results: {path}; to look at them: python -m tools.report {path}")
     code = finish(args, result, result["problems"])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if n_lost * 5 > len(ids):
@@ -744,8 +726,7 @@ def run_or_continue(args, usual_path=None):
     # a path that cannot be written must be refused before the first dialogue
     file = place_for_results(args.out, setup, usual_path)
     try:
-        page = file.path.with_suffix(".html")
-        refuse_overwriting({"--json": args.json}, [file.path, page])
+        refuse_overwriting({"--json": args.json}, [file.path])
         lost = asyncio.run(hold_dialogues(setup, file.path, file.finished_ids))
     finally:
         os.close(file.lock)

@@ -20,6 +20,7 @@ out: dropout, and adapters on embeddings and output layer. Run it alone for the 
 """
 
 from support.errors import BadInput
+from support.files import write_json
 from support.flags import Parser
 from support.ranks import full_tensor
 
@@ -28,6 +29,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import nn
 
 from policy import Critic
@@ -153,15 +155,13 @@ class SharedBase(nn.Module):
             # share: the critic's body is the base itself and no copy; only its head is new
             self.critic = Critic(policy.model, share=True)
 
-    def forward(self, batch, who):
-        """What "policy", "critic" or "reference" (`who`) computes for the batch."""
+    def forward(self, batch, who, **how):
+        """What "policy", "critic" or "reference" (`who`) computes for the batch. how: further
+        arguments of its forward()."""
         adapter = None if who == "reference" else who  # the reference is the base alone
+        part = self.critic if who == "critic" else self.policy
         with use_adapter(self.switch, adapter):
-            if who == "critic":
-                return self.critic(batch)
-            if who == "reference":
-                return self.policy.score_as_reference(batch)
-            return self.policy(batch)
+            return part(batch, **how)
 
     def checkpoint_contexts(self):
         """For activation checkpointing, torch's `context_fn`, which is called in each forward pass:
@@ -178,8 +178,8 @@ class AdapterView:
         self.root, self.who = root, who
         self.model = root.policy.model
 
-    def __call__(self, batch):
-        return self.root(batch, self.who)
+    def __call__(self, batch, **how):
+        return self.root(batch, self.who, **how)
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, and of the critic's head."""
@@ -195,6 +195,33 @@ class AdapterView:
     def parameters(self):
         """The parameters without their names."""
         return [p for _, p in self.named_parameters()]
+
+
+def write_peft(directory, adapters, cfg):
+    """Write the policy's adapters in the format of the package peft, in a folder of their own. If
+    they stood beside config.json, transformers would silently add them to the merged weights."""
+    tensors = {}
+    for name, tensor in adapters.items():
+        if name.endswith(".policy"):
+            # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
+            # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+            bare = name.removeprefix("policy.").removesuffix("policy")
+            tensors[f"base_model.{bare}weight"] = tensor
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+    write_json(
+        directory / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": cfg.model,
+            "r": cfg.lora_rank,
+            "lora_alpha": cfg.lora_alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        },
+    )
 
 
 def show_a_few_steps():

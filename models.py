@@ -12,13 +12,12 @@ policy.py because the policy itself knows nothing of runs, files and engines.
 from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, locate, memory_of, stop_ids
+from support.loading import best_device, load_model, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
     broadcast,
     check_world,
-    first_rank_first,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -29,7 +28,6 @@ from support.ranks import (
     world,
 )
 
-import dataclasses
 import json
 import math
 
@@ -37,23 +35,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import toy
 from engine import TorchEngine, VllmEngine
-from lora import AdapterView, SharedBase, merge
+from lora import AdapterView, SharedBase, merge, write_peft
 from policy import (
     Agent,
     Critic,
     Episode,
     Policy,
-    ReferencePolicy,
     Segment,
     empty_batch,
     pack,
     recompute_activations,
 )
-from ppo import kl_penalty, logp_gap
+from ppo import kl_penalty, log_probs_of, logp_gap
 from simulator import load_prompt
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
@@ -87,10 +83,7 @@ class Models:
         Raises BadModel or BadInput.
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. What optimizers
-        change are the master weights, which are fp32 everywhere.
-
-        The engine is built first, because it copies weights that are still whole: later each rank
-        has only its shard of them."""
+        change are the master weights, which are fp32 everywhere."""
         self.cfg, self.checkpoint, self.runner = cfg, checkpoint, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
@@ -101,28 +94,38 @@ class Models:
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
-        # Weights come from three places. start: where the run began, pi_0. checkpoint: where it
-        # goes on from, or None. source: what is loaded now, one of the two.
+        # 1. Weights, tokenizer, chat template: of the checkpoint, or of pi_0, where the run began.
+        # Adapters go on the model that they were made for, which is pi_0: in a checkpoint they are
+        # merged into the weights.
         start = self.find_start()
-        if cfg.lora_rank:
-            # Adapters go on the model that they were made for. In a checkpoint they are merged into
-            # the weights, so it is no such base.
-            source = start
-        elif checkpoint:
-            source = checkpoint
-        else:
-            source = start
+        source = checkpoint if checkpoint and not cfg.lora_rank else start
         model, self.tokenizer = self.load(source)
         self.set_chat_format(model, source)
+
+        # 2. The engine, which copies weights that are still whole. From step 3 on each rank has
+        # only its shard of them.
         self.engine = self.make_engine(model, source, clock)
 
-        saved = self.read_saved()
+        # 3. Policy, critic and reference.
+        saved = None  # what `gather` has collected
+        if checkpoint:  # mapped from the file: a tensor is read when it is used
+            file = checkpoint / "trainer.pt"
+            saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         if cfg.lora_rank:
-            self.make_adapters(model, saved, source)
+            reference = self.make_adapters(model, saved, source)
         else:
-            self.make_whole_models(model, saved, source, start)
-        self.make_optimizers(saved)
+            reference = self.make_whole_models(model, saved, source, start)
+        self.reference = Reference(reference) if reference else None
 
+        # 4. Optimizers, of the parameters that step 3 has made.
+        self.optimizer = adamw(self.policy, cfg.lr)
+        self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
+        if saved:
+            load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
+        if saved and self.critic:
+            load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
+
+        # 5. A first sync, where one is needed.
         if cfg.engine == "vllm":
             # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
             self.engine.sleep()
@@ -130,16 +133,16 @@ class Models:
         elif saved and cfg.lora_rank:
             self.sync()  # the engine has the base only, without the checkpoint's adapters
         # True until the first update, which checks that its first ratio pi / pi_old is 1. It stands
-        # here at the end because `sync` makes it False.
+        # behind the first sync because `sync` makes it False.
         self.fresh = True
 
-    # -------------------------------------------------------------------------- parts of __init__
+    # ----------------------------------------------------- parts of __init__, in the order of use
 
     def find_start(self):
         """The name or directory of the model that the run began with."""
         if self.cfg.toy:
             return toy.base_policy(self.cfg.think)
-        return first_rank_first(lambda: locate(self.cfg.model))
+        return self.cfg.model
 
     def load(self, place):
         """(model, tokenizer) of `place`, a directory or a name on the hub.
@@ -147,13 +150,10 @@ class Models:
         Under adapters the weights are frozen, and so are loaded in the type of computing. Else
         their dtype is None: they stay as they are stored, in memory that is mapped from the file,
         until `make_masters_or_shards` makes the fp32 masters."""
-        dtype = None
-        prefix = "--model "
-        if self.cfg.lora_rank:
-            dtype = self.dtype
-            if self.checkpoint:
-                prefix = "the base of this run's adapters: "
-        return load_model(place, dtype=dtype, prefix=prefix)
+        if not self.cfg.lora_rank:
+            return load_model(place, dtype=None)
+        prefix = "the base of this run's adapters: " if self.checkpoint else "--model "
+        return load_model(place, dtype=self.dtype, prefix=prefix)
 
     def set_chat_format(self, model, source):
         """Set `chat`, `pad` and `context`, the tokens of a dialogue. Raises BadInput."""
@@ -191,16 +191,9 @@ class Models:
         check_world()
         return engine
 
-    def read_saved(self):
-        """What the checkpoint holds for the trainer (see `gather`), or None without a checkpoint.
-        The file is mapped: a tensor is read when it is used."""
-        if not self.checkpoint:
-            return None
-        file = self.checkpoint / "trainer.pt"
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-
     def make_adapters(self, model, saved, source):
-        """Policy, critic and reference as three views of one frozen model with adapters."""
+        """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference
+        policy, a third view."""
         cfg = self.cfg
         base = SharedBase(
             Policy(model, cfg.temperature),
@@ -212,12 +205,34 @@ class Models:
         if saved:
             load_adapters(base, saved["adapters"], self.checkpoint)
             check_base(model, source, self.checkpoint)
-        self.policy = AdapterView(base, "policy")
-        self.reference = Reference(AdapterView(base, "reference"))
-        self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
         if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         self.make_masters_or_shards(base)
+        self.policy = AdapterView(base, "policy")
+        self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
+        return AdapterView(base, "reference")
+
+    def make_whole_models(self, model, saved, source, start):
+        """Set `policy`, and `critic` for PPO. Returns the reference policy, or None without a KL.
+
+        Each is loaded once more, and not copied: mapped from the same file, weights take no memory
+        before they become masters."""
+        cfg = self.cfg
+        self.policy, self.critic, reference = Policy(model, cfg.temperature), None, None
+        if cfg.algo == "ppo":
+            self.critic = Critic(self.load(source)[0], share=True)
+            if saved:
+                self.critic.load_state_dict(saved["critic"], assign=True)
+        if cfg.kl_coef:
+            reference = Policy(self.load(start)[0], cfg.temperature)
+        if self.is_short_of_memory(model):
+            recompute_activations(model)
+            if self.critic:
+                recompute_activations(self.critic.body)
+        for module in (self.policy, self.critic, reference):
+            if module:
+                self.make_masters_or_shards(module)
+        return reference
 
     def is_short_of_memory(self, model):
         """Must activations be computed again in the backward pass? An update then takes a quarter
@@ -235,32 +250,6 @@ class Models:
         kept = self.cfg.tokens_per_gpu * numbers_per_token * self.dtype.itemsize  # bytes
         return kept > memory / 4
 
-    def make_whole_models(self, model, saved, source, start):
-        """Policy, critic and reference as models of their own, the latter two where a run needs
-        them."""
-        cfg = self.cfg
-        self.policy, self.critic, reference_policy = Policy(model, cfg.temperature), None, None
-        if cfg.algo == "ppo":
-            # Loaded once more, and not copied: mapped from the same file, the weights take no
-            # memory before they become masters.
-            critic_model, _ = self.load(source)
-            self.critic = Critic(critic_model, share=True)
-            if saved:
-                self.critic.load_state_dict(saved["critic"], assign=True)
-        if cfg.kl_coef:
-            reference_model, _ = self.load(start)
-            reference_policy = ReferencePolicy(reference_model, cfg.temperature)
-        if self.is_short_of_memory(model):
-            recompute_activations(model)
-            if self.critic:
-                recompute_activations(self.critic.body)
-        for module in (self.policy, self.critic, reference_policy):
-            if module:
-                self.make_masters_or_shards(module)
-        self.reference = None
-        if reference_policy:
-            self.reference = Reference(reference_policy)
-
     def make_masters_or_shards(self, module):
         """Make the fp32 masters of a module; as shards, if there is a process group. (The reference
         is never trained, but it is sharded, too.)"""
@@ -269,17 +258,6 @@ class Models:
             shard(module, self.device.type, dtype)
         else:
             make_masters(module)
-
-    def make_optimizers(self, saved):
-        """AdamW of the policy and of the critic, with the checkpoint's moments if there is one."""
-        self.optimizer = adamw(self.policy, self.cfg.lr)
-        self.critic_optimizer = None
-        if self.critic:
-            self.critic_optimizer = adamw(self.critic, self.cfg.critic_lr)
-        if saved:
-            load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
-            if self.critic:
-                load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
 
     # ---------------------------------------------------------------------------------- sampling
 
@@ -313,10 +291,8 @@ class Models:
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
         batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
-        with torch.no_grad():
-            trainer_log_probs, _ = self.policy(batch)
         # raises SelfCheckFailed beyond the limits
-        logp_gap([batch], [trainer_log_probs], self.gap_limits, all_reduce_sum)
+        logp_gap([batch], log_probs_of(self.policy, [batch]), self.gap_limits, self.reduce)
 
     # ------------------------------------------------------------------- distance from the start
 
@@ -326,24 +302,18 @@ class Models:
         without the starting policy in memory."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=lambda e: e.number)[:START_DIALOGUES]
-        dialogues = [self.rescored_segments(episode) for episode in episodes]
+        dialogues = []
+        for episode in episodes:
+            batch = pack([episode], self.pad).to(self.device)
+            [log_probs] = log_probs_of(self.policy, [batch])
+            sampled = iter(log_probs[batch.action_mask].tolist())
+            dialogue = [vars(s).copy() for s in episode.segments]
+            for segment in dialogue:
+                if segment["log_probs"] is not None:  # the engine's: the trainer's take their place
+                    segment["log_probs"] = [next(sampled) for _ in segment["ids"]]
+            dialogues.append(dialogue)
         if rank() == 0:
-            write_json(path, [[vars(s) for s in segments] for segments in dialogues])
-
-    def rescored_segments(self, episode):
-        """The segments of an episode, with the log-probs of the trainer's policy in place of the
-        engine's."""
-        batch = pack([episode], self.pad).to(self.device)
-        with torch.no_grad():
-            log_probs, _ = self.policy(batch)
-        sampled = iter(log_probs[batch.action_mask].tolist())
-        segments = []
-        for segment in episode.segments:
-            if segment.log_probs is not None:
-                new_log_probs = [next(sampled) for _ in segment.ids]
-                segment = dataclasses.replace(segment, log_probs=new_log_probs)
-            segments.append(segment)
-        return segments
+            write_json(path, dialogues)
 
     def read_start(self, path):
         """This rank's part of the dialogues that `keep_start` has kept, each a batch of its own.
@@ -364,13 +334,12 @@ class Models:
         sums = torch.zeros(2, dtype=torch.float64)
         for batch in self.start_batches:
             batch = batch.to(self.device)
-            with torch.no_grad():
-                log_probs, _ = self.policy(batch)
+            [log_probs] = log_probs_of(self.policy, [batch])
             # `keep_start` has put the log-probs of pi_0 in the place of the engine's
             start_log_probs = batch.engine_log_probs
             k3 = kl_penalty(start_log_probs, log_probs, "k3")[batch.action_mask]
             sums += torch.tensor([k3.double().sum().item(), k3.numel()])
-        kl, tokens = all_reduce_sum(sums).tolist()
+        kl, tokens = self.reduce(sums).tolist()
         return kl / max(1, tokens)
 
     def take_perplexity(self):
@@ -383,25 +352,19 @@ class Models:
         """Gather what a checkpoint holds. Returns write(directory), which writes it. Any number of
         ranks can go on from it.
 
-        A collective call: every rank takes part in the gathering of each tensor, but only the first
-        one keeps them. Eight copies of a 7B model with its moments are a terabyte."""
+        A collective call: every rank walks through all tensors, but only the first one keeps them.
+        Eight copies of a 7B model with its moments are a terabyte."""
         first, model = rank() == 0, self.policy.model
         repeated = second_names(model)
-        weights = {}
-        for name, tensor in merge(iter_full_weights(model), model):
-            # collective: every rank must walk this loop, whatever it keeps
-            if first and name not in repeated:
-                weights[name] = tensor.cpu()
+        merged = merge(iter_full_weights(model), model)
+        weights = {name: w.cpu() for name, w in merged if first and name not in repeated}
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
             saved["adapters"] = self.gather_adapters()
         elif self.critic:
-            saved["critic"] = {}
-            for name, tensor in iter_full_weights(self.critic):  # collective
-                if first:
-                    saved["critic"][name] = tensor.cpu()
+            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
 
         def write(directory):
             self.policy.model.save_pretrained(directory, state_dict=weights)
@@ -424,14 +387,13 @@ class Reference:
     """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds up
     what ref_perplexity is made of."""
 
-    def __init__(self, score):
-        """score: batch -> (log pi_ref at the sampling temperature, log pi_ref at temperature 1),
-        each [B, L]."""
-        self.score = score
+    def __init__(self, policy):
+        """policy: a Policy, or the reference's AdapterView, that is never trained."""
+        self.policy = policy
         self.sums = torch.zeros(2, dtype=torch.float64)  # negative log-likelihood, tokens
 
     def __call__(self, batch):
-        log_probs, log_probs_at_1 = self.score(batch)
+        log_probs, log_probs_at_1 = self.policy(batch, as_reference=True)
         at_actions = log_probs_at_1[batch.action_mask].double()
         self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
         return log_probs, None  # where a policy has its entropy
@@ -449,12 +411,8 @@ class Reference:
 def second_names(model):
     """The second names of tied tensors in the state_dict (lm_head.weight of a small Qwen). A
     checkpoint holds such a tensor once, under its first name; transformers ties it again."""
-    seen, repeated = set(), set()
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if id(p) in seen:
-            repeated.add(name)
-        seen.add(id(p))
-    return repeated
+    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return all_names - {name for name, _ in model.named_parameters()}
 
 
 def load_adapters(base, adapters, checkpoint):
@@ -485,33 +443,6 @@ def check_base(model, source, checkpoint):
                 f"--resume: {source} is not the base that this run's adapters were made "
                 f"for ({name} differs from {checkpoint.name}'s); put it back"
             )
-
-
-def write_peft(directory, adapters, cfg):
-    """Write the policy's adapters in the format of the package peft, in a folder of their own. If
-    they stood beside config.json, transformers would silently add them to the merged weights."""
-    tensors = {}
-    for name, tensor in adapters.items():
-        if name.endswith(".policy"):
-            # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
-            # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
-            bare = name.removeprefix("policy.").removesuffix("policy")
-            tensors[f"base_model.{bare}weight"] = tensor
-    directory.mkdir()
-    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
-    write_json(
-        directory / "adapter_config.json",
-        {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": cfg.model,
-            "r": cfg.lora_rank,
-            "lora_alpha": cfg.lora_alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": sorted({name.split(".")[-3] for name in tensors}),
-        },
-    )
 
 
 def adamw(module, lr):

@@ -419,23 +419,25 @@ def split_batch(
     device           where the batches go
     all_gather_list  joins the lists of all ranks; a collective
     """
-    # The numbers of the whole batch are shuffled and dealt like cards, so that the mini-batch of a
-    # dialogue does not depend on the number of ranks.
+    # 1. Shuffle the numbers of the whole batch.
     order = random.Random(seed).sample(range(batch_size), batch_size)
     place = {number: i for i, number in enumerate(order)}  # in the shuffled order
-    parts = [[] for _ in range(n_minibatches)]  # the dialogues of each mini-batch
+
+    # 2. Cut. They are dealt to the mini-batches like cards, so that the mini-batch of a dialogue
+    # does not depend on the number of ranks. Each mini-batch is then cut to fit the memory.
+    parts = [[] for _ in range(n_minibatches)]  # this rank's dialogues of each mini-batch
     for episode in sorted(episodes, key=lambda e: place[e.number]):
         parts[place[episode.number] % n_minibatches].append(episode)
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
     minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
-    # Every rank must run equally many micro-batches: as many as the rank that has most.
-    micro_counts = [len(micros) for micros in minibatches]
-    counts_per_rank = all_gather_list([micro_counts])  # [rank][mini-batch]
-    needed = [max(column) for column in zip(*counts_per_rank)]  # [mini-batch]
-    for micros, n_needed in zip(minibatches, needed):
-        missing = n_needed - len(micros)
-        micros += [empty_batch(pad_id)] * missing
+
+    # 3. Equalise the ranks: each must run as many micro-batches as the one that has most.
+    counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
+    for micros, counts in zip(minibatches, zip(*counts_per_rank)):  # counts: one of each rank
+        micros += [empty_batch(pad_id)] * (max(counts) - len(micros))
+
+    # 4. Move to the device.
     # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).
     # It is left out: an optimizer step without a gradient would still move the weights, by momentum
     # and weight decay.
@@ -516,52 +518,32 @@ class Policy(nn.Module):
     again in the backward pass; otherwise all chunks would be kept for it, and nothing saved. Where
     one chunk is enough, as for the toy, nothing is computed twice.
 
-    max_logits is 2^24 (64 MB in fp32) by default. For the gradient it is 2^27 on a GPU, so that
-    chunks are few: each of them rounds the head's gradient once more.
+    max_logits is 2^24 (64 MB in fp32) by default. On a GPU it is 2^27, so that chunks are few: each
+    of them rounds the head's gradient once more.
     """
 
     def __init__(self, model, temperature=1.0, max_logits=None):
         super().__init__()
         self.model, self.temperature, self.max_logits = model, temperature, max_logits
 
-    def forward(self, batch):
-        """(log pi of the sampled tokens, entropy), each [B, L]."""
+    def forward(self, batch, as_reference=False):
+        """(log pi of the sampled tokens, entropy), each [B, L]. as_reference: with log pi at
+        temperature 1 in the place of the entropy."""
+        score = reference_scores if as_reference else token_scores
         hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
         max_logits = self.max_logits or (2**27 if hidden.is_cuda else 2**24)
         chunk = max(1, max_logits // head.weight.shape[0])  # positions
         if len(targets) <= chunk:
-            log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
+            log_probs, second = score(head, hidden, targets, self.temperature)
         else:
             pieces = [
-                checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
+                checkpoint(score, head, h, t, self.temperature, use_reentrant=False)
                 for h, t in zip(hidden.split(chunk), targets.split(chunk))
             ]
-            log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
-        return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
-
-    def score_as_reference(self, batch):
-        """(log pi of the sampled tokens, the same at temperature 1), each [B, L]: what a reference
-        is asked for. There is no gradient, so chunks of logits need not be computed again."""
-        states = hidden_at_actions(self.model.base_model, batch)  # [N, H]
-        tokens = batch.ids[batch.action_mask]  # [N]
-        head = self.model.get_output_embeddings()
-        chunk = max(1, (self.max_logits or 2**24) // head.weight.shape[0])  # positions
-        pieces = [
-            reference_scores(head, some_states, some_tokens, self.temperature)
-            for some_states, some_tokens in zip(states.split(chunk), tokens.split(chunk))
-        ]
-        log_probs, log_probs_at_1 = (torch.cat(column) for column in zip(*pieces))
-        return scatter_to_actions(log_probs, batch), scatter_to_actions(log_probs_at_1, batch)
-
-
-class ReferencePolicy(Policy):
-    """pi_ref, a whole model that is only asked. (FSDP2 gathers weights for `forward` alone.)"""
-
-    def forward(self, batch):
-        """As `score_as_reference`."""
-        return self.score_as_reference(batch)
+            log_probs, second = (torch.cat(column) for column in zip(*pieces))
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(second, batch)
 
 
 class Critic(nn.Module):

@@ -18,11 +18,12 @@ files and pictures are in support/, which a first reading may skip.
 from support import errors, ranks, rundir, settings
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import batch_metrics, cut_replies, summarise
-from support.terminal import dialogue_text, print_finished, progress
+from support.terminal import dialogue_text, print_finished, print_summary, progress
 from support.users import INITIAL_EMOTION
 
 import asyncio
 import os
+import signal
 import sys
 import time
 
@@ -276,6 +277,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         """A checkpoint. All ranks gather, the first one writes."""
         sizes = ranks.all_gather_list(run.size_of_calls())
         run.save(state, models.gather(), sizes)
+        if state["step"] > 0:
+            draw_report(run)
 
     def save_if_needed():
         """Save the last whole step, if there is no checkpoint of it yet."""
@@ -371,11 +374,27 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 # --------------------------------------------------------------------------------------------- main
 
 
+def draw_report(run):
+    """Draw the picture and the page of the run so far. (A tool, and so imported here: who reads the
+    loop needs no report.)"""
+    if run.first:
+        from tools.report import draw
+
+        draw(run.path)
+
+
+def interrupt(*_):
+    """What Ctrl-C does in a run. (asyncio would cancel its main task, and forget the Ctrl-C if that
+    task ends without waiting for anything, as the toy's dialogues do.)"""
+    raise KeyboardInterrupt
+
+
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     rank = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = settings.read_flags(argv, quiet=rank > 0)
     run, out, code, message = None, None, 0, ""
+    usual_handler = signal.signal(signal.SIGINT, interrupt)
     try:
         ranks.join_ranks(cuda=settings.gpu_is_there() and rundir.model_of(given) != "toy")
         cfg, out, finished = ranks.broadcast(lambda: rundir.open_run(given))
@@ -385,10 +404,14 @@ def main(argv=None):
             return 0
         ranks.check_world()
         run = rundir.RunDir(out, cfg, rank, is_new=given["resume"] is None)
-        run.finish(train(cfg, run))
+        summary = run.finish(train(cfg, run))
+        draw_report(run)
+        if run.first:
+            print_summary(summary, out)
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank, ranks.world())
     finally:
+        signal.signal(signal.SIGINT, usual_handler)
         if run:
             run.close()
     if message:

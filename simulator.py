@@ -637,17 +637,17 @@ def load_local(path, temperature, flag="--simulator"):
     policy. Raises BadInput."""
     # Imported here, because these modules load torch.
     from support.chat_format import ChatFormat
-    from support.loading import best_device, load_model, stop_ids
+    from support.loading import load_to_sample, stop_ids
 
     import numpy as np
 
     from engine import TorchEngine
 
-    model, tokenizer = load_model(path, best_device(), prefix=f"{flag} local:")
+    model, tokenizer = load_to_sample(path, prefix=f"{flag} local:")
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
     return LocalModel(
         path,
-        TorchEngine(model, chat.stop_id, temperature),
+        TorchEngine(model, chat.stop_id, temperature, share=True),
         chat,
         model.config.max_position_embeddings,
         np.random.default_rng(0),

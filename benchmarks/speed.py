@@ -5,7 +5,7 @@ process.
     python benchmarks/speed.py --json     the same as JSON
     python benchmarks/speed.py --server   a user over a model server that takes 200 ms a call, as
                                           JSON (two minutes)
-    python benchmarks/speed.py --small    a step of smollm2, by part (20 minutes; needs its package)
+    python benchmarks/speed.py --small    a step of smollm2, by part (20 minutes; after recipes/smollm2.sh)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
@@ -15,8 +15,8 @@ engine/generate sampled tokens a second on the same prompts, turn after turn: th
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
-small           four short runs of `rlver.py --model smollm2` in turn, `ROUNDS` times, each in a
-                process of its own. "As it is" has three savings; each of the other runs has one
+small           three short runs of recipes/smollm2.sh's settings in turn, `ROUNDS` times, each in a
+                process of its own. "As it is" has two savings; each of the other runs has one
                 less (VARIANTS). Seconds are those of summary.json: of rollout and update per step,
                 of both evaluations together. The peak is of the process's whole memory. The table
                 has medians (of two rounds: means).
@@ -43,6 +43,7 @@ import numpy as np
 import torch
 
 import toy
+from benchmarks import tables
 from engine import TorchEngine
 from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss
@@ -52,11 +53,9 @@ from simulator import Simulator, make_simulator, toy_profiles
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu
 STEPS, ROUNDS = 2, 2
-SMALL = ["--algo", "grpo", "--model", "smollm2", "--steps", str(STEPS), "--eval-size", "8"]
+SMALL = f"{tables.OF_ALGO['grpo']} {tables.SMALL} --steps {STEPS} --eval-size 8".split()
 VARIANTS = {  # {run of the small model: what is changed before it begins}
     "as it is": "",
-    # every prompt is computed in full, not the common beginning of new dialogues once
-    "nothing shared": "import engine; engine.MIN_SHARED = 10**9",
     # keys and values are copied for every head of queries that shares them, as transformers does
     "heads copied": "import engine; engine.share_heads = lambda model: None",
     # the update makes the activations again in the backward pass, in place of keeping them

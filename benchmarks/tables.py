@@ -128,21 +128,30 @@ def users():
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
 
 
+# those of recipes/smollm2.sh, which makes the model, too
+SMALL = (
+    "--model .cache/smollm2 --simulator phrases --steps 24 --save-every 4 --batch-size 24 "
+    "--max-turns 3 --max-tokens 40 --temperature 0.7 --lora-rank 16 --lr 7e-4 --warmup 2 "
+    "--minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 64"
+)
+OF_ALGO = {"grpo": "--group-size 6", "ppo": "--critic-lr 2e-3"}
+
+
 def small():
     """The small real model: GRPO and PPO, three seeds each, then what one change does, one seed
     each."""
     for algo, seed in itertools.product(("grpo", "ppo"), range(3)):
-        flags = f"--algo {algo} --model smollm2 --seed {seed}"
+        flags = f"--algo {algo} {OF_ALGO[algo]} {SMALL} --seed {seed}"
         # one run has both cores for itself: docs/small.md promises its time and its memory
         threads = 2 if (algo, seed) == ("grpo", 2) else 1
         yield Job("small", f"small-{algo}-{seed}", flags, threads=threads)
     for algo, name, change in (
         ("grpo", "no-kl", "--kl-coef 0"),
         ("grpo", "delta", "--reward delta"),
-        ("grpo", "whole", "--lora-rank 0"),
+        ("grpo", "whole", "--lora-rank 0 --lr 2e-5"),
         ("ppo", "slow-critic", "--critic-lr 2e-4"),
     ):
-        flags = f"--algo {algo} --model smollm2 --seed 0 {change}"
+        flags = f"--algo {algo} {OF_ALGO[algo]} {SMALL} --seed 0 {change}"
         yield Job("small", f"small-{algo}-{name}-0", flags)
 
 

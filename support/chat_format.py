@@ -1,9 +1,23 @@
-"""support/chat_format.py - the chat template of a model, cut into pieces.
+r"""support/chat_format.py - the chat template of a model, cut into pieces.
 
 A dialogue grows by one message at a time, and no token that was sampled may ever be encoded again.
 But a template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at
 its messages. After that, prompts are put together from the ids of the pieces and the ids of the
 messages, and the template is no longer needed.
+
+A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
+
+    head       [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
+               My sister forgot my birthday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+               Tell me more.
+    stop_id    [<|im_end|>]
+    after      [\n<|im_start|>user\n]
+               It was last Monday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+    opening    [<think>\n]
+
+The second reply is sampled behind that. Most templates have no opening.
 """
 
 from support.errors import BadModel
@@ -11,112 +25,19 @@ from support.errors import BadModel
 import os
 import re
 import sys
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from tqdm import tqdm
 
-# ------------------------------------------------------------------------------------------- pieces
-
-
-@dataclass
-class Pieces:
-    r"""What the template writes around the messages, in ids.
-
-    A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
-
-        head             [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
-                         My sister forgot my birthday.
-        ask              [<|im_end|>\n<|im_start|>assistant\n]
-                         Tell me more.
-        ending.stop_id   [<|im_end|>]
-        ending.after     [\n<|im_start|>user\n]
-                         It was last Monday.
-        ask              [<|im_end|>\n<|im_start|>assistant\n]
-        opening          [<think>\n]
-
-    The second reply is sampled behind that. Most templates have no opening.
-    """
-
-    head: list  # from the beginning to the user's first text
-    ask: list  # from a user's text to the reply to it
-    opening: list  # in front of a reply that is to be sampled; not in front of a past one
-    ending: "Ending"  # what follows a reply
-    blanks: "Blanks"  # how messages and pieces are encoded, so that no blank is gained or lost
-    first_blank: str  # " " if it is encoded with the user's first text and not with `head`, or ""
-    later_blank: str  # the same for the user's later texts and `ending.after`
-
-
-class Ending(NamedTuple):
-    """What follows a reply, in ids."""
-
-    close: list  # blanks in front of the stop token; mostly none, as in the dialogue above
-    stop_id: int  # sampled by the policy, hence an action, hence trained
-    after: list  # from the stop token to the user's next text; context, hence never trained
-
-
-# ------------------------------------------------------------------------------ blanks at the seams
-#
-# Some tokenizers (SentencePiece: Llama 2, Mistral, Yi) put a blank in front of every text that they
-# encode: "My" becomes the token "_My", where "_" is the blank. Behind the piece "[INST] " that
-# blank is there twice. The remedy is to encode "\nMy" and to cut the ids of the newline off: behind
-# a newline, "My" gains no blank.
-#
-# Where the remedy is needed depends on tokenizer and template. So `choose_pieces` tries five ways.
-
-
-class Blanks(NamedTuple):
-    """Which parts of a dialogue are encoded behind a newline, which is then cut off."""
-
-    scaffold_behind_newline: bool = False  # the pieces, but for `head`
-    user_behind_newline: bool = False
-    reply_behind_newline: bool = False
-    # A blank at the end of the piece in front of a user's text is encoded with that text.
-    blank_with_user: bool = False
-
-
-# Byte-level tokenizers (Qwen, Llama 3, GLM-4, DeepSeek), which add no blank.
-NOTHING_BEHIND_NEWLINE = Blanks()
-# Only a past reply would gain a blank (Mistral 0.3, behind its special token [/INST]).
-REPLY_BEHIND_NEWLINE = Blanks(reply_behind_newline=True)
-# Only the user's text would gain a blank (GLM-4 over SentencePiece, Mistral 0.3 with a system
-# prompt).
-USER_BEHIND_NEWLINE = Blanks(user_behind_newline=True)
-# In "[INST] My", " My" is one token, while "[INST] " and "My" would be three (Mistral 0.3).
-BLANK_WITH_USER = Blanks(blank_with_user=True)
-# Every piece and every text would gain a blank (Llama 2, Mistral 0.1, Yi, TinyLlama, Vicuna,
-# Phi-3).
-ALL_BEHIND_NEWLINE = Blanks(
-    scaffold_behind_newline=True,
-    user_behind_newline=True,
-    reply_behind_newline=True,
-    blank_with_user=True,
-)
-# In the order in which they are tried. The templates of tests/textbook/test_templates.py, each over
-# each of the tokenizers there, need no other.
-WAYS = (
-    NOTHING_BEHIND_NEWLINE,
-    REPLY_BEHIND_NEWLINE,
-    USER_BEHIND_NEWLINE,
-    BLANK_WITH_USER,
-    ALL_BEHIND_NEWLINE,
-)
-
-
-# ---------------------------------------------------------------------------------- the chat format
-
-
-class Scaffold(NamedTuple):
-    """The template's own text around the messages of a dialogue."""
-
-    head: str  # up to the user's first text
-    before_past_reply: str  # from a user's text to a reply that is already there
-    after_reply: str  # from a reply to the user's next text
-    before_new_reply: str  # from a user's text to a reply that is to be sampled
-
 
 class ChatFormat:
-    """The chat template: cut once into `Pieces`, which are then put around every message.
+    """The chat template: cut once into pieces of ids, which are then put around every message.
+
+        head      from the beginning to the user's first text
+        ask       from a user's text to the reply to it
+        opening   in front of a reply that is to be sampled; not in front of a past one
+        close     white space in front of the stop token; mostly none
+        stop_id   sampled by the policy, hence an action, hence trained
+        after     from the stop token to the user's next text; context, hence never trained
 
     Some templates write more in front of a reply that is to be sampled than in front of one that is
     past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
@@ -128,30 +49,45 @@ class ChatFormat:
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
     arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
-    model's generation_config stops, if it names any. Raises BadModel for a template that cannot be
-    cut, or that does not suit `think` or `stop_ids`.
+    model's generation_config stops, if it names any. Raises BadModel for a tokenizer whose texts
+    cannot be put together, and for a template that cannot be cut, or that does not suit `think` or
+    `stop_ids`.
     """
 
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
         self.warned_of_thoughts = False
-        scaffold = self.split_template()
-        openings = [scaffold.before_past_reply, scaffold.before_new_reply]
-        ask = os.path.commonprefix(openings)  # what both begin with
-        self.past_reply_prefix = scaffold.before_past_reply[len(ask) :]
-        self.opening_text = scaffold.before_new_reply[len(ask) :]
-        self.check_openings(scaffold)
+        self.check_tokenizer()
+        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
+        self.past_reply_prefix = before_past_reply[len(ask) :]
+        self.opening_text = before_new_reply[len(ask) :]
+        self.check_openings(before_past_reply, before_new_reply)
         self.check_think(think)
-        self.pieces = self.choose_pieces(scaffold, ask)
-        self.opening = self.pieces.opening  # the ids of opening_text
-        self.stop_id = self.pieces.ending.stop_id
+        self.head, self.ask = self.encode(head), self.encode(ask)
+        self.opening = self.encode(self.opening_text)
+        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply))
+        self.check_pieces()
         self.check_stop_id(stop_ids)
 
     # ------------------------------------------------------------------------------- cutting, once
 
+    def check_tokenizer(self):
+        """Raise BadModel for a tokenizer that puts a blank in front of every text it encodes, as
+        SentencePiece's mostly do. In front of a message that stands behind something else, this
+        blank would be one that the template does not write."""
+        if self.decode(self.text("My") + self.text("self")) != "Myself":
+            raise BadModel(
+                "the tokenizer adds a blank in front of every text (SentencePiece: Llama 2, "
+                "Mistral, Phi-3), so the tokens of a message depend on what stands before it; "
+                "take a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+            )
+
     def split_template(self):
-        """The Scaffold of a dummy dialogue. Raises BadModel."""
+        """The template's own text around the messages of a dummy dialogue: up to the user's first
+        text, from there to a past reply, from there to the user's next text, and from there to a
+        reply that is to be sampled. Raises BadModel."""
         text = self.render("@@1@@", "@@2@@", "@@3@@")
         match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
         if not match or self.system_prompt.strip() not in match[1]:
@@ -159,7 +95,7 @@ class ChatFormat:
                 "the chat template does not show every message as it is; this code "
                 "cannot place the replies"
             )
-        return Scaffold(*match.groups())
+        return match.groups()
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
@@ -177,72 +113,31 @@ class ChatFormat:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
-    def check_openings(self, scaffold):
+    def check_openings(self, before_past_reply, before_new_reply):
         """Raise BadModel unless the template opens past and new replies alike. One of the two may
         have something more: a past one white space, a new one <think> or <think></think>."""
         both_have_more = self.past_reply_prefix and self.opening_text
         thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
         if both_have_more or self.past_reply_prefix.strip() or not thought_at_most:
             raise BadModel(
-                f"the chat template opens a first reply with {scaffold.before_past_reply!r} and a "
-                f"later one with {scaffold.before_new_reply!r}; this code needs one opening"
+                f"the chat template opens a first reply with {before_past_reply!r} and a "
+                f"later one with {before_new_reply!r}; this code needs one opening"
             )
 
     def check_think(self, think):
         """Raise BadModel if the opening begins a thought in direct mode, or ends it in think
         mode."""
-        if not self.opening_text.strip():
-            return
-        begins_a_thought = "</think>" not in self.opening_text
-        if think == begins_a_thought:
-            return
-        advice = "train it with --think"
-        if think:
-            advice = "leave out --think, or change its --template-args"
-        raise BadModel(
-            f"the chat template opens every reply with {self.opening_text.strip()!r}; {advice}"
-        )
-
-    def choose_pieces(self, scaffold, ask):
-        """The Pieces that give the template's own dialogue when they are glued together: if
-        possible its ids, else its text. Raises BadModel with the first difference."""
-        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
-        wanted = self.encode(self.render(*texts), behind_newline=False)
-        same_text = None  # the first pieces that give the template's text, but in other ids
-        for blanks in WAYS:
-            pieces = self.cut(blanks, scaffold, ask)
-            glued = self.glue(pieces, *texts)
-            if glued == wanted:
-                return pieces
-            if same_text is None and self.decode(glued) == self.decode(wanted):
-                same_text = pieces
-        if same_text is None:
-            pieces = self.cut(NOTHING_BEHIND_NEWLINE, scaffold, ask)
-            glued = self.glue(pieces, *texts)
-            raise_first_difference(self.decode(wanted), self.decode(glued))
-        return same_text
-
-    def cut(self, blanks, scaffold, ask):
-        """The template's Pieces, encoded as `blanks`, one of the WAYS, says."""
-        head, after_reply = scaffold.head, scaffold.after_reply
-        first_blank = later_blank = ""
-        if blanks.blank_with_user:
-            head, first_blank = split_blank(head)
-            after_reply, later_blank = split_blank(after_reply)
-        behind_newline = blanks.scaffold_behind_newline
-        return Pieces(
-            head=self.encode(head, behind_newline=False),
-            ask=self.encode(ask, behind_newline),
-            opening=self.encode(self.opening_text, behind_newline),
-            ending=self.find_stop(self.encode(after_reply, behind_newline)),
-            blanks=blanks,
-            first_blank=first_blank,
-            later_blank=later_blank,
-        )
+        opening = self.opening_text.strip()
+        begins_a_thought = "</think>" not in opening
+        if opening and think != begins_a_thought:
+            advice = "train it with --think"
+            if think:
+                advice = "leave out --think, or change its --template-args"
+            raise BadModel(f"the chat template opens every reply with {opening!r}; {advice}")
 
     def find_stop(self, tail):
-        """Find the stop token in the ids that follow a reply. Returns an Ending. Raises BadModel if
-        there is none, or if more than blanks stand in front of it."""
+        """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
+        Raises BadModel if there is none, or if more than white space stands in front of it."""
         added = self.tokenizer.added_tokens_decoder
         special_ids = set(self.tokenizer.all_special_ids)
         special_ids |= {i for i, token in added.items() if token.special}
@@ -257,26 +152,27 @@ class ChatFormat:
                 f"the chat template puts {self.decode(tail[:at])!r} between a "
                 "reply and its end; not supported"
             )
-        return Ending(close=tail[:at], stop_id=tail[at], after=tail[at + 1 :])
+        return tail[:at], tail[at], tail[at + 1 :]
 
-    def glue(self, pieces, first_line, reply, next_line):
-        """Ids of a dialogue of two turns, up to where the second reply is sampled."""
-        blanks, ending = pieces.blanks, pieces.ending
-        first_text = pieces.first_blank + first_line
-        past_text = self.past_reply_prefix + reply
-        next_text = pieces.later_blank + next_line
-        return (
-            pieces.head
-            + self.encode_text(first_text, blanks.user_behind_newline)
-            + pieces.ask
-            + self.encode_text(past_text, blanks.reply_behind_newline)
-            + ending.close
-            + [ending.stop_id]
-            + ending.after
-            + self.encode_text(next_text, blanks.user_behind_newline)
-            + pieces.ask
-            + pieces.opening
+    def check_pieces(self):
+        """Glue a dialogue of two turns together, and raise BadModel with the first difference if
+        its text is not the template's own."""
+        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
+        first_line, reply, next_line = texts
+        wanted = self.decode(self.encode(self.render(*texts)))
+        glued = self.decode(
+            self.first_prompt(first_line)
+            + self.past_reply(reply)
+            + self.next_prompt(next_line)
+            + self.opening
         )
+        if glued != wanted:
+            i = len(os.path.commonprefix([wanted, glued]))
+            raise BadModel(
+                "the chat template cannot be cut into pieces: it writes "
+                f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
+                f"{glued[max(0, i - 20) : i + 20]!r}"
+            )
 
     def check_stop_id(self, stop_ids):
         """Raise BadModel if the model does not stop at the template's stop token."""
@@ -291,26 +187,25 @@ class ChatFormat:
 
     def first_prompt(self, line):
         """Ids from the beginning to where the first reply is sampled, but for the opening."""
-        user = self.text(self.pieces.first_blank + line)
-        return self.pieces.head + user + self.pieces.ask
+        return self.head + self.text(line) + self.ask
 
     def next_prompt(self, line):
         """Ids from behind a reply's stop token to where the next one is sampled, but for the
         opening."""
-        user = self.text(self.pieces.later_blank + line)
-        return self.pieces.ending.after + user + self.pieces.ask
+        return self.after + self.text(line) + self.ask
 
     def past_reply(self, visible):
         """Ids of a reply as later turns see it, its stop token included."""
-        ending = self.pieces.ending
-        reply = self.text(self.past_reply_prefix + visible, reply=True)
-        return reply + ending.close + [ending.stop_id]
+        return self.text(self.past_reply_prefix + visible) + self.close + [self.stop_id]
 
-    def text(self, text, reply=False):
-        """Ids of what a user, or the policy (`reply`), said."""
-        blanks = self.pieces.blanks
-        behind_newline = blanks.reply_behind_newline if reply else blanks.user_behind_newline
-        return self.encode_text(text, behind_newline)
+    def text(self, text):
+        """Ids of what somebody said: text only, and no special token, even if it spells one."""
+        return self.encode(text, split_special_tokens=True)
+
+    def encode(self, text, **options):
+        """Ids of a text, in which special tokens are special, without any that the tokenizer would
+        add. options: further arguments of the tokenizer."""
+        return self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]
 
     def decode(self, ids):
         """The text of ids, special tokens shown."""
@@ -329,44 +224,3 @@ class ChatFormat:
                 file=sys.stderr,
             )
         self.warned_of_thoughts = True
-
-    # ------------------------------------------------------------------------------ text into ids
-
-    def encode_text(self, text, behind_newline):
-        """Ids of a text that was said. It is text only: no special token, even if it spells one."""
-        return self.encode(text, behind_newline, split_special_tokens=True)
-
-    def encode(self, text, behind_newline, **options):
-        """Ids of a text, in which special tokens are special, without any that the tokenizer would
-        add. options: further arguments of the tokenizer.
-
-        behind_newline: encode it behind a newline and cut that off (see `Blanks`). Where the
-        newline has become one token with the text, it cannot be cut off, and the text is encoded
-        alone."""
-
-        def ids(t):
-            return self.tokenizer(t, add_special_tokens=False, **options)["input_ids"]
-
-        if behind_newline:
-            newline, both = ids("\n"), ids("\n" + text)
-            if both[: len(newline)] == newline:
-                return both[len(newline) :]
-        return ids(text)
-
-
-def split_blank(text):
-    """("[INST]", " ") for "[INST] "; a text that does not end in a blank, and ""."""
-    if text.endswith(" "):
-        return text[:-1], " "
-    return text, ""
-
-
-def raise_first_difference(wanted, glued):
-    """Raise BadModel with the first difference between the template's text and that of its
-    pieces."""
-    i = len(os.path.commonprefix([wanted, glued]))
-    raise BadModel(
-        "the chat template cannot be cut into pieces: it writes "
-        f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
-        f"{glued[max(0, i - 20) : i + 20]!r}"
-    )

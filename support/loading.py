@@ -1,15 +1,15 @@
-"""support/loading.py - a model and its tokenizer: from a directory, from the hub, or smollm2.
+"""support/loading.py - a model and its tokenizer: from a directory or from the hub.
 
 What cannot be trained here is refused while loading, in one line: a directory without weights, a
-tokenizer that does not give back what it was given, logits that are no output of the last layer.
+tokenizer that does not give back what it was given, layers that do not attend to all that came
+before, logits that are no output of the last layer.
 """
 
 from support.errors import BadModel
-from support.settings import SMALL, may_be_on_the_hub
-from support.smollm2 import directory_of_smollm2
 
 import ctypes
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,8 +34,8 @@ DROPOUTS = (
 def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
 
-    path: a directory, a name on the hub, or smollm2. prefix: what stands before it in messages,
-    such as "--model " or "--simulator local:".
+    path: a directory, or a name on the hub. prefix: what stands before it in messages, such as
+    "--model " or "--simulator local:".
     dtype: of the weights.
 
         float32   The default, whatever the file holds. Weights that are trained must be fp32: a
@@ -43,45 +43,44 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                   would round to nothing. (transformers would load a bf16 file as bf16.)
         None      As stored. The file is mapped and not copied, which saves memory. Before training
                   the caller must call `make_masters`, which makes fp32 copies.
-        another   For a base that is frozen, as under adapters.
+        another   For weights that are never trained: the base under adapters, or what only samples.
+
+    Buffers (rotary frequencies, scales) are as exact as in float32, whatever the dtype.
 
     Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
     With dropout the same tokens would get other log-probs on every pass, and the first ratio would
     not be 1.
 
-    Raises BadModel if something is missing or damaged, and for the few architectures that scale or
-    cap their logits behind the output layer: `Policy.forward` takes the output layer's own.
+    Raises BadModel if something is missing or damaged, and for the architectures that this code
+    would get wrong: those with sliding windows (see `check_attention`), and the few that scale or
+    cap their logits behind the output layer, because `Policy.forward` takes the output layer's own.
     """
     from transformers import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    place = locate(path)
     typed = f"{prefix}{path}"
-    remedy = f"; delete {place}, and it is made again" if path == SMALL else ""
     try:
-        directory = directory_of(place)
+        directory = directory_of(path)
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
         check_vocabulary(tokenizer, model)
+        check_attention(model.config)
+        remove_dropout(model)
+        check_logits(model)
     except BadModel as error:
-        raise BadModel(f"{typed}: {error}{remedy}") from None
+        raise BadModel(f"{typed}: {error}") from None
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        raise BadModel(f"{typed}: {in_one_line(error)}{remedy}") from None
-    remove_dropout(model)
-    if not logits_are_of_the_output_layer(model):
-        raise BadModel(
-            f"{typed}: its logits are not those of its output layer (scaled or capped); "
-            "not supported"
-        )
+        raise BadModel(f"{typed}: {in_one_line(error)}") from None
     return model.to(device), tokenizer
 
 
-def locate(name):
-    """The directory of a model that is called by one word, smollm2, which is made if need be; any
-    other name as it is. Raises BadModel."""
-    return str(directory_of_smollm2()) if name == SMALL else name
+def load_to_sample(path, prefix):
+    """`load_model` for a model that nobody trains: on the device and in the type of computing."""
+    device = best_device()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return load_model(path, device, prefix, dtype)
 
 
 def in_one_line(error):
@@ -90,9 +89,9 @@ def in_one_line(error):
 
 
 def refuse_missing(name):
-    """Raise BadModel if --model `name` is no model, as far as can be seen without loading, making
-    or downloading anything. A run asks this first, before it waits for the simulator's server."""
-    if name in ("toy", SMALL):
+    """Raise BadModel if --model `name` is no model, as far as can be seen without loading or
+    downloading anything. A run asks this first, before it waits for the simulator's server."""
+    if name == "toy":
         return
     try:
         check_place(name)
@@ -111,31 +110,44 @@ def check_place(place):
         raise BadModel(f"no such directory; {needed}, or a model of the hub, OWNER/NAME")
 
 
+def may_be_on_the_hub(name):
+    """Could `name` be a model on the hub, OWNER/NAME? (`./NAME` and `../NAME` are paths, and NAME
+    alone is more likely a directory that is not here. The oldest models of the hub once had such
+    names, and have an owner now: openai-community/gpt2.)"""
+    is_a_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name))
+    return bool(is_a_name) and not Path(name).exists() and not looks_like_a_path(name)
+
+
+def looks_like_a_path(name):
+    """Is `name`, which does not exist here, meant as a path and not as a model on the hub? It is if
+    it begins with runs/, or if its parent is a directory. Then it is a typing error, and the hub
+    need not be asked for it."""
+    if Path(name).parts[0] == "runs":
+        return True
+    parent = Path(name).parent
+    return parent != Path() and parent.is_dir()
+
+
 def directory_of(place):
     """The directory with the files of a model, which is downloaded if `place` is a name on the hub.
-    Raises BadModel if it is neither a directory with a model nor to be had from the hub."""
+    Files that hold the same weights once more, in other formats, are left out. Raises BadModel if
+    it is neither a directory with a model nor to be had from the hub."""
     check_place(place)
     if Path(place).is_dir():
         return place
-    try:
-        return download(place)
-    except Exception as error:
-        reason = in_one_line(error)
-        raise BadModel(f"no such directory, and not to be had from the hub: {reason}") from None
-
-
-def download(name):
-    """Download a model from the hub, if it is not in the cache. Returns its directory. Files that
-    hold the same weights once more, in other formats, are left out."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # else it prints each of its retries
-    return snapshot_download(
-        name,
-        allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
-        ignore_patterns=["consolidated*", "*/*"],
-    )
+    try:
+        return snapshot_download(
+            place,
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+            ignore_patterns=["consolidated*", "*/*"],
+        )
+    except Exception as error:
+        reason = in_one_line(error)
+        raise BadModel(f"no such directory, and not to be had from the hub: {reason}") from None
 
 
 def load_tokenizer(directory):
@@ -170,10 +182,12 @@ def load_weights(directory, dtype):
 
     model, loading_info = load(dtype or stored_dtype(directory))
     narrow = (torch.bfloat16, torch.float16)
-    if dtype is None and any(buffer.dtype in narrow for buffer in model.buffers()):
-        # Buffers (rotary frequencies, scales) are not in the file. They are computed when the model
-        # is built, and here they were rounded to the narrow type. In fp32 they are not.
+    if any(buffer.dtype in narrow for buffer in model.buffers()):
+        # Buffers are not in the file. They are computed when the model is built, and here they were
+        # rounded to the narrow type. In a model that is built in fp32 they are not.
         model, loading_info = load(torch.float32)
+        for p in model.parameters():
+            p.data = p.data.to(dtype or p.dtype)
     if loading_info["missing_keys"]:
         raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
     return model
@@ -202,6 +216,21 @@ def check_vocabulary(tokenizer, model):
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
 
 
+def check_attention(config):
+    """Raise BadModel for a model some of whose layers do not attend to all that came before: the
+    trainer's mask (`policy.tree_mask`) knows no window, and the engine's neither."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
+        window = getattr(config, "sliding_window", None)
+        in_use = window and getattr(config, "use_sliding_window", True)
+        kinds = [f"a sliding window of {window} tokens"] if in_use else []
+    others = sorted(set(kinds) - {"full_attention"})
+    if others:
+        raise BadModel(
+            f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
+        )
+
+
 def remove_dropout(model):
     """Set every dropout of the model to 0: in its configuration, and in its layers, which copied
     the numbers from there when they were built."""
@@ -211,13 +240,17 @@ def remove_dropout(model):
                 setattr(part, name, 0.0)
 
 
-def logits_are_of_the_output_layer(model):
-    """Whether the model returns the logits of its output layer unchanged."""
+def check_logits(model):
+    """Raise BadModel unless the model returns the logits of its output layer unchanged."""
     with torch.no_grad():
         ids = torch.arange(4)[None]
         logits = model(ids).logits
         hidden = model.base_model(ids).last_hidden_state
-        return torch.allclose(logits, model.get_output_embeddings()(hidden), atol=1e-3)
+        of_the_output_layer = model.get_output_embeddings()(hidden)
+    if not torch.allclose(logits, of_the_output_layer, atol=1e-3):
+        raise BadModel(
+            "its logits are not those of its output layer (scaled or capped); not supported"
+        )
 
 
 def stop_ids(path):
@@ -225,7 +258,6 @@ def stop_ids(path):
     such file, or if the file names none."""
     from transformers import GenerationConfig
 
-    path = locate(path)
     try:
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:

@@ -136,18 +136,6 @@ def broadcast(make):
     return result
 
 
-def first_rank_first(make):
-    """Call make() on the first rank, and then on the others, which find done what it did. Returns
-    each rank's own result."""
-    if rank() == 0:
-        result = make()
-    wait_for_all()
-    if rank() > 0:
-        result = make()
-    wait_for_all()
-    return result
-
-
 def wait_for_all():
     """Return when every rank has called this."""
     all_gather_list([])

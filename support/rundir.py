@@ -8,11 +8,12 @@ done again. Nothing here knows what a policy is: `save_checkpoint` is handed a f
 it.
 """
 
-from support import STARTED, report
+from support import STARTED
 from support.errors import BadInput, CannotWrite, TooManyLost
 from support.files import append_line, read_json, size_of, try_lock, write_json
 from support.llm import CallLog, Clock
 from support.metrics import warnings_of
+from support.results import metrics_of
 from support.settings import SCRIPTED, resolve_settings, resumed_settings
 from support.terminal import calls_text, print_head, score_text
 
@@ -21,7 +22,9 @@ import contextlib
 import dataclasses
 import os
 import re
+import resource
 import shutil
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -150,7 +153,7 @@ class RunDir:
         return self.cfg.profiles if self.is_new else profile_files(self.path, self.cfg.profiles)
 
     def refuse_other_heldout(self, heldout):
-        """`refuse_other_heldout` of a resumed run. heldout: Profiles."""
+        """Raise BadInput if a resumed run held out others than `heldout`."""
         if not self.is_new:
             refuse_other_heldout(self.path, [profile.id for profile in heldout])
 
@@ -185,7 +188,7 @@ class RunDir:
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
-        self.seconds_before, self.heldout = state["seconds"]["total"], heldout
+        self.seconds_before = state["seconds"]["total"]
         self.cut_logs(state["log_bytes"])
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
@@ -197,10 +200,9 @@ class RunDir:
         return state
 
     def finish(self, state):
-        """What a run leaves when it is over: summary.json, the picture, the report, a table."""
+        """Write summary.json, by which a run is known to be over. Returns what it holds."""
         self.set_total_seconds(state)
-        if self.first:
-            report.finish(self.path, state, self.heldout)
+        return write_summary(self.path, state) if self.first else {}
 
     def close(self):
         """Release the lock, and cancel the dialogues that are still open: quietly, where asyncio
@@ -403,13 +405,11 @@ class RunDir:
 
     def save(self, state, write, sizes_of_calls):
         """Save a checkpoint: `write(directory)` writes everything but the state. sizes_of_calls: of
-        `size_of_calls`, of all ranks. Then draw the report of the run so far."""
+        `size_of_calls`, of all ranks."""
         self.set_total_seconds(state)
         state["call_bytes"].update(sizes_of_calls)
         if self.first:
             self.save_checkpoint(state, write)
-            if state["step"] > 0:  # before the first step there is nothing to draw
-                report.draw_while_running(self.path, state, self.heldout)
 
     def save_checkpoint(self, state, write):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
@@ -449,15 +449,41 @@ def checkpoints(out):
 
 
 def newest_state(out):
-    """The state of a run: when it has ended its summary.json, before that the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
+    """The state of a run: its summary.json or, if that is not there yet or is of fewer steps (the
+    run was resumed), the state.json of its newest checkpoint. Raises BadInput if there is neither.
+    """
     state = read_json(out / "summary.json")
-    places = checkpoints(out)
-    if not state and places:
-        state = read_json(places[-1] / "state.json")
+    for place in checkpoints(out)[-1:]:
+        at_checkpoint = read_json(place / "state.json")
+        if at_checkpoint.get("step", -1) > state.get("steps", -1):
+            state = at_checkpoint
     if "evaluations" not in state:
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     return state
+
+
+def write_summary(out, state):
+    """Write summary.json, by which a run is known to be over. state: as in state.json. Returns what
+    it holds."""
+    evaluations = state["evaluations"]
+    unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    before, after = (
+        {key: value for key, value in evaluation.items() if key != "step"}
+        for evaluation in (evaluations[0], evaluations[-1])
+    )
+    summary = {
+        "before": before,
+        "after": after,
+        "steps": state["step"],
+        "seconds": state["seconds"],
+        "tokens": state["tokens"],
+        "peak_rss_mb": round(peak, 1),
+        "warnings": list(warnings_of(metrics_of(out)).values()),
+        "evaluations": evaluations,
+    }
+    write_json(out / "summary.json", summary)
+    return summary
 
 
 # ----------------------------------------------------------------------------------- held-out users

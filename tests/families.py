@@ -1,7 +1,5 @@
 """Chat templates of real families, written down from memory, over tokenizers of their kinds."""
 
-import json
-
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -38,49 +36,30 @@ def byte_level(special, **_):
     return wrapped(bpe, special)
 
 
-def sentencepiece(special, legacy, rstrip=False):
+def sentencepiece(special, legacy):
     """The kind of Llama 2: a blank is a letter, and one is put in front of every text (`legacy`:
     behind every special token too)."""
-    bpe = Tokenizer(models.BPE())
+    bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     bpe.pre_tokenizer = pre_tokenizers.Metaspace()
     bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    learnt = json.loads(bpe.to_str())["model"]
-    vocab = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
-    for piece in learnt["vocab"]:
-        vocab.setdefault(piece, len(vocab))
-    bpe = Tokenizer(
-        models.BPE(
-            vocab=vocab,
-            merges=[tuple(m) for m in learnt["merges"]],
-            unk_token="<unk>",
-            byte_fallback=True,
-            fuse_unk=True,
-        )
-    )
     if legacy:
+        bpe.pre_tokenizer = None
         bpe.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
     else:
         bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     bpe.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return wrapped(bpe, special, rstrip)
+    return wrapped(bpe, special)
 
 
-def wrapped(bpe, special, rstrip=False):
+def wrapped(bpe, special):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token=special[0], pad_token=special[0]
     )
-    tokenizer.add_tokens(
-        [AddedToken(t, special=True, rstrip=rstrip) for t in special], special_tokens=True
-    )
+    tokenizer.add_tokens([AddedToken(t, special=True) for t in special], special_tokens=True)
     return tokenizer
 
 
@@ -123,9 +102,6 @@ QWEN3 = (
 IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
 
 
-S = ["</s>", "<s>"]
-
-
 # name: (tokenizer, its special tokens, how, template)
 FAMILIES = {
     "Qwen2.5": (byte_level, IM, {}, chatml()),
@@ -138,59 +114,6 @@ FAMILIES = {
         "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
         "{%- endfor %}{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant"
         "<|end_header_id|>\\n\\n' }}{%- endif %}",
-    ),
-    "Llama-2": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
-    ),
-    "Mistral-v0.1": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("[INST] %S%s [/INST]", "%s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Mistral-v0.3": (
-        sentencepiece,
-        [*S, "[INST]", "[/INST]"],
-        {"legacy": False},
-        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Mistral-v0.3, legacy": (
-        sentencepiece,
-        [*S, "[INST]", "[/INST]"],
-        {"legacy": True},
-        turns("[INST] %S%s[/INST]", " %s</s>", "%s\\n\\n", start="<s>"),
-    ),
-    "Yi": (sentencepiece, IM, {"legacy": True}, chatml()),
-    "TinyLlama": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns(
-            "%S<|user|>\\n%s</s>\\n",
-            "<|assistant|>\\n%s</s>\\n",
-            "<|system|>\\n%s</s>\\n",
-            "<|assistant|>\\n",
-        ),
-    ),
-    "Vicuna": (
-        sentencepiece,
-        S,
-        {"legacy": True},
-        turns("%SUSER: %s ", "ASSISTANT: %s</s>", "%s ", "ASSISTANT:", start="<s>"),
-    ),
-    "Phi-3": (
-        sentencepiece,
-        ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
-        {"legacy": False, "rstrip": True},
-        turns(
-            "%S<|user|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n%s<|end|>\\n",
-            "<|system|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n",
-        ),
     ),
     "GLM-4": (
         byte_level,
@@ -218,8 +141,29 @@ THINKING = {  # always: their template opens the reply with the tag
 }
 
 
+REFUSED = {  # tokenizers of SentencePiece
+    "Llama-2": (
+        sentencepiece,
+        ["</s>", "<s>"],
+        {"legacy": True},
+        turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
+    ),
+    "Phi-3": (
+        sentencepiece,
+        ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
+        {"legacy": False},
+        turns(
+            "%S<|user|>\\n%s<|end|>\\n",
+            "<|assistant|>\\n%s<|end|>\\n",
+            "<|system|>\\n%s<|end|>\\n",
+            "<|assistant|>\\n",
+        ),
+    ),
+}
+
+
 def tokenizer_of(name):
-    make, special, how, template = {**FAMILIES, **THINKING}[name]
+    make, special, how, template = {**FAMILIES, **THINKING, **REFUSED}[name]
     tokenizer = make(special, **how)
     tokenizer.chat_template = template
     return tokenizer

@@ -8,7 +8,7 @@ reply decides how it feels (`mood`, and conftest.py's fixture `moods`); the prom
 answers, the clamp and the log are the real ones.
 """
 
-from support import picture, report, rundir
+from support import rundir
 
 import json
 import zlib
@@ -20,8 +20,9 @@ import pytest
 import rlver
 import toy
 from models import Models
+from tools import report
 
-DRAW = picture.learning_curve
+DRAW = report.draw_curves
 SMALL = (
     "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
     "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
@@ -38,11 +39,11 @@ def mood(reply, *_):
 
 
 @contextmanager
-def in_moods(learning_curve=lambda *_: None):
-    """Within this block runs are judged by `mood`, and draw no picture unless `learning_curve`
+def in_moods(draw_curves=lambda *_: []):
+    """Within this block runs are judged by `mood`, and draw no curves unless `draw_curves`
     does. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "learning_curve", learning_curve)
+        patch.setattr(report, "draw_curves", draw_curves)
         patch.setattr(toy, "judge", mood)
         yield patch
 
@@ -84,9 +85,9 @@ class WholeRuns:
             self.models[algo] = Models(*args)
             return self.models[algo]
 
-        # the learning curve of one of them is enough
-        learning_curve = DRAW if algo == "ppo" else lambda *_: None
-        with in_moods(learning_curve) as patch:
+        # the curves of one of them are enough
+        draw_curves = DRAW if algo == "ppo" else lambda *_: []
+        with in_moods(draw_curves) as patch:
             patch.setattr(rlver, "Models", keep)
             assert go(self.model, out, "--algo", algo) == 0
 

@@ -29,7 +29,7 @@ from tools.judge import Judge, add_judge_flags, print_plan
 from tools.scores import made_by
 from tools.strategies import cases_of as cases_of_file
 from tools.strategies import strategies_question, tagged_dialogues
-from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
+from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 READING_OF_GROUPS = "a row: the replies more than half of whose strategies are of this group"
 
@@ -58,10 +58,9 @@ async def acceptance(args):
         answers = await judge.ask_all(question, cases)
 
     result = recorded_acceptance(args.files)
-    tables = Tables()
     if args.difficulty:
-        result |= await acceptance_by_difficulty(args, replies, answers, tables)
-    write_outputs(args, "acceptance", result, tables)
+        result |= await acceptance_by_difficulty(args, replies, answers)
+    write_outputs(args, "acceptance", result)
     return 0
 
 
@@ -130,7 +129,7 @@ class HeardReply(NamedTuple):
     changes: tuple  # of the emotion of the user of each difficulty
 
 
-async def acceptance_by_difficulty(args, replies, answers, tables):
+async def acceptance_by_difficulty(args, replies, answers):
     """Let users of each difficulty hear the same Replies. answers: the judge's, with the
     strategies; None, they are named by the toy's grammar. Shows the table, and returns
 
@@ -154,7 +153,7 @@ async def acceptance_by_difficulty(args, replies, answers, tables):
     ]
     source = made_by(answers) if answers else "Strategies by the toy's grammar, exactly. "
     reading = source + " ".join(note for note in notes if note)
-    tables.show("accepted, % of the same replies", [*changes_by_difficulty, "n"], rows, reading)
+    show_table("accepted, % of the same replies", [*changes_by_difficulty, "n"], rows, reading)
     return {"accepted": rows, "changes": changes_by_difficulty, "missing": missing}
 
 

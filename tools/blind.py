@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tools.dialogues import load_dialogues, messages_of
-from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
+from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 KEY_PREFIX = "pair (key: "  # in the header's first cell, before the name of the key and a ")"
@@ -37,13 +37,12 @@ READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, 
 def blind(args):
     """Write a sheet, or read those that came back. Returns the exit code."""
     check_files(args, least=0, inputs=args.read or (), out=args.out)
-    tables = Tables()
     if args.read:
         if args.files:
             raise BadInput(
                 f"--read reads sheets, and {args.files[0]} is a FILE to make one of; leave it out"
             )
-        result = {"blind": read_votes(args.read, tables)}
+        result = {"blind": read_votes(args.read)}
     else:
         if len(args.files) != 2 or not args.out:
             raise BadInput(
@@ -51,7 +50,7 @@ def blind(args):
             )
         pairs = pairs_of(*args.files)
         result = {"pairs": write_sheet(args.out, args.files, pairs, args.seed, args.limit)}
-    write_outputs(args, "blind", result, tables)
+    write_outputs(args, "blind", result)
     return 0
 
 
@@ -125,7 +124,7 @@ def write_sheet(path, files, pairs, seed, limit=None):
 # ----------------------------------------------------------------------------------- reading sheets
 
 
-def read_votes(paths, tables):
+def read_votes(paths):
     """What the sheets say, shown: {question: [share of pairs that the first file wins (= counts
     half), low, high, n, alpha of the raters, p]}. Raises BadInput."""
     files, votes = read_sheets(paths)
@@ -141,7 +140,7 @@ def read_votes(paths, tables):
     for row, p in zip(rows.values(), holm(p_values)):
         row.append(p)
     columns = ["wins", "from", "to", "pairs", "alpha", "p (Holm)"]
-    tables.show(f"{files[0]} against {files[1]}", columns, rows, READING)
+    show_table(f"{files[0]} against {files[1]}", columns, rows, READING)
     return rows
 
 

@@ -20,8 +20,7 @@ import sys
 
 from tools.dialogues import dialogue_slots, make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
-from tools.scores import MACHINERY_ONLY, SCRIPTED_JUDGE
-from tools.tables import Tables, add_files, tool_parser, write_outputs
+from tools.tables import add_files, tool_parser, write_outputs
 
 # The five capabilities (RLVER E.3), by the names that they have in files.
 CAPABILITIES = {
@@ -62,27 +61,14 @@ def cases_of(path):
 
 async def capabilities(args):
     """Ask about each dialogue of each file, and show the means. Returns the exit code."""
-    tables = Tables()
     scores = await score_dialogues(
-        args, capabilities_question(args.lang), cases_of, tables, RUBRIC.too_short, NAMES
+        args, capabilities_question(args.lang), cases_of, RUBRIC.too_short, NAMES
     )
     if scores is None:  # --plan has told the costs
         return 0
     result = {"capabilities": scores.as_json(), "correlations": {}}
-    write_outputs(args, "capabilities", result, tables, radar_of(scores))
+    write_outputs(args, "capabilities", result)
     return 0
-
-
-def radar_of(scores):
-    """What the page draws of FileScores: [{"label", "values": {capability: 1 to 5}, "judge": who
-    judged, in words}], each capability with its full name."""
-    name = scores.answers[0]["judge"]
-    judge = MACHINERY_ONLY if name == SCRIPTED_JUDGE else f"Judged by {name}."
-    radar = []
-    for file, table in scores.tables.items():
-        means = {CAPABILITIES[code]: score.mean for code, score in table.items()}
-        radar.append({"label": file, "values": means, "judge": judge})
-    return radar
 
 
 def main(argv=None):

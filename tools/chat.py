@@ -4,13 +4,11 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
     python -m tools.chat runs/NAME                                 you are the one who has troubles
     python -m tools.chat --as-policy                               you reply to user number 0
     python -m tools.chat runs/NAME --show --seed 7 --pause         watch it talk with user number 7
-    python -m tools.chat runs/NAME --show --html results/dialogue.html
 """
 
 from support.errors import BadInput
 from support.flags import Parser
-from support.page import write_report
-from support.results import PERSONA_GROUPS, intention_of, scale_of_settings
+from support.results import scale_of_settings
 from support.settings import made_by_rule
 from support.terminal import WIDTH, fold
 
@@ -77,9 +75,6 @@ def make_parser():
         "--pause", help="with --show: wait for Enter after each line", action="store_true"
     )
     parser.add_argument(
-        "--html", help="with --show: write the dialogue to FILE as a web page", metavar="FILE"
-    )
-    parser.add_argument(
         "--raw",
         help="with --show: print each analysis as the model wrote it, too: in sections, with their "
         "mark",
@@ -98,7 +93,7 @@ def run(args):
         return as_policy(args)
     if args.show:
         return show(args)
-    without_effect = [f"--{name}" for name in ("html", "pause", "raw") if getattr(args, name)]
+    without_effect = [f"--{name}" for name in ("pause", "raw") if getattr(args, name)]
     if without_effect:
         raise BadInput(
             f"{' and '.join(without_effect)} has no effect without --show; add --show, or leave it "
@@ -215,8 +210,7 @@ INDENT = 26  # columns of the bar and the emotion in front of a line
 
 
 def show(args):
-    """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed. With --html
-    as a page too, to be sent to somebody."""
+    """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed."""
     setup = who_talks(args, args.policy)
     profile = setup.users[args.seed % len(setup.users)]
     user = ShownUser(
@@ -237,9 +231,6 @@ def show(args):
     by_rule = made_by_rule(setup.evaluation_settings["simulator"])
     if by_rule:
         print(fold(by_rule))
-    if args.html:
-        write_page(args.html, setup, profile, episode)
-        print(f"written: {args.html}")
     return 0
 
 
@@ -312,28 +303,6 @@ class ShownAgent:
             text = reply.text if reply.malformed else reply.visible
             self.user.show(f"policy  {text}", textwrap.indent(reply.thought, " " * INDENT))
         return reply
-
-
-def write_page(path, setup, profile, episode):
-    """The dialogue as a page."""
-    intention, kind = intention_of(profile.task, profile.need)
-    dialogue = {
-        **vars(episode),
-        "id": profile.id,
-        "side": "",
-        "score": episode.emotion,
-        "intention": intention,
-        "kind": kind,
-        "group": PERSONA_GROUPS.get(profile.main_cha, profile.main_cha),
-        "persona": profile.player,
-    }
-    write_report(
-        path,
-        title=f"{setup.policy.label} with the user {profile.id}",
-        settings=setup.evaluation_settings,
-        dialogues=[dialogue],
-        scale=scale_of_settings(setup.evaluation_settings),
-    )
 
 
 if __name__ == "__main__":

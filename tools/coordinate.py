@@ -44,7 +44,7 @@ from tools.judge import (
 from tools.scores import made_by
 from tools.strategies import cases_of as reply_cases
 from tools.strategies import strategies_question, tagged_dialogues
-from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
+from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 # Headers of the answers in words, as patterns.
 REASONS_HEADERS = {"Reasons": "Reasons|原因", "Summary": "Summary|小结"}
@@ -90,10 +90,9 @@ async def coordinate(args):
     rows = place_rows(answers["place"], tagged)
     readable = [answer for answer in answers["place"] if answer["found"]]
     counted = f"{len(readable)} of {len(answers['place'])} answers read."
-    tables = Tables()
-    tables.show("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted} {READING}")
+    show_table("coordinate", COLUMNS, rows, f"{made_by(answers['place'])}{counted} {READING}")
     result = {"placed": rows, "columns": COLUMNS, "answers": answers}
-    write_outputs(args, "coordinate", result, tables)
+    write_outputs(args, "coordinate", result)
     return 0
 
 

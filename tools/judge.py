@@ -14,7 +14,7 @@ from support.errors import BadInput, SimulatorFailed
 from support.flags import natural, not_negative, positive
 from support.llm import CallLog, digest
 from support.server import ServerModel
-from support.settings import SMALL, split_name
+from support.settings import split_name
 from support.toy_words import ACTS, NEEDS
 
 import asyncio
@@ -158,10 +158,7 @@ class Judge(Simulator):
 
 
 def load_judge(name, temperature):
-    """The model that --judge names: openai:MODEL@URL, local:DIR, or smollm2, which is short for
-    local:smollm2. Raises BadInput."""
-    if name == SMALL:
-        name = f"local:{SMALL}"
+    """The model that --judge names: openai:MODEL@URL or local:DIR. Raises BadInput."""
     if not re.match(r"openai:.+@https?://[^\s/]|local:.", name):
         raise BadInput(f"--judge {name}: openai:MODEL@URL or local:DIR is needed")
     kind, model, url = split_name(name)
@@ -255,9 +252,9 @@ def in_other_words(reply):
 # ------------------------------------------------------------------------- a tool with one question
 
 
-async def score_dialogues(args, question, cases_of, tables, too_short=(), names=None):
-    """All that a tool of one question does: ask it about each of `args.files`, and show the means
-    in `tables`. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
+async def score_dialogues(args, question, cases_of, too_short=(), names=None):
+    """All that a tool of one question does: ask it about each of `args.files`, and print the
+    means. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
     as in `show_scores`. Returns the FileScores, or None if --plan told what would be asked. Raises
     BadInput."""
     check_files(args, least=1)
@@ -270,7 +267,7 @@ async def score_dialogues(args, question, cases_of, tables, too_short=(), names=
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
     scores = score_files(args.files, answers, too_short)
-    show_scores(tables, question.name, scores, names or {})
+    show_scores(question.name, scores, names or {})
     return scores
 
 

@@ -21,7 +21,7 @@ from simulator import as_json
 from tools.dialogues import make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
 from tools.scores import correlations_of
-from tools.tables import Tables, add_files, tool_parser, write_outputs
+from tools.tables import add_files, tool_parser, write_outputs
 
 RUBRIC = Rubric(
     low=0,
@@ -64,13 +64,12 @@ def analysis_of(turn):
 
 async def needs(args):
     """Ask about each line of each file, and show the means. Returns the exit code."""
-    tables = Tables()
-    scores = await score_dialogues(args, needs_question(args.lang), cases_of, tables)
+    scores = await score_dialogues(args, needs_question(args.lang), cases_of)
     if scores is None:  # --plan has told the costs
         return 0
     correlations = correlations_of("needs", scores)
     result = {"needs": scores.as_json(), "correlations": correlations}
-    write_outputs(args, "needs", result, tables)
+    write_outputs(args, "needs", result)
     return 0
 
 

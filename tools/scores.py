@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tools.tables import show_table
+
 # The name of the judge that is a script (tools/judge.py), and what must stand beside its scores.
 SCRIPTED_JUDGE = "scripted"
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
@@ -134,8 +136,8 @@ READING_OF_SCORES = (
 )
 
 
-def show_scores(tables, name, scores, names):
-    """Show the FileScores of the question `name` in `tables`. names: {item: how a row is called},
+def show_scores(name, scores, names):
+    """Print the FileScores of the question `name`. names: {item: how a row is called},
     where that is not the item itself."""
     reading = made_by(scores.answers) + READING_OF_SCORES
     columns = ["mean", "stderr", "spread", "missing", "n", "short"]
@@ -143,9 +145,9 @@ def show_scores(tables, name, scores, names):
         rows = {}
         for item, score in table.items():
             rows[names.get(item, item)] = [getattr(score, column) for column in columns]
-        tables.show(f"{name}, {path}", columns, rows, reading)
+        show_table(f"{name}, {path}", columns, rows, reading)
     if len(scores.tables) == 2:
-        tables.show(
+        show_table(
             "after minus before: the second FILE minus the first, paired over dialogues",
             ["mean", "from", "to", "n"],
             {names.get(item, item): difference for item, difference in scores.paired.items()},

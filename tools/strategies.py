@@ -34,7 +34,7 @@ from tools.dialogues import (
 )
 from tools.judge import Judge, Question, add_judge_flags, load_template, print_plan
 from tools.scores import made_by
-from tools.tables import Tables, add_files, cell, check_files, tool_parser, write_outputs
+from tools.tables import add_files, cell, check_files, show_table, tool_parser, write_outputs
 
 # {code: the codes that it excludes in the same paragraph}: a deeper kind of empathy excludes the
 # shallower ones, as the prompt says.
@@ -65,13 +65,12 @@ async def strategies(args):
     if is_judged:
         await judge.check(question)
         answers = await judge.ask_all(question, cases)
-    tables = Tables()
     result = {"answers": {"strategies": answers} if is_judged else {}, "files": {}}
     for path in args.files:
         counts = count_strategies(path, answers)
-        show_strategies(path, counts, answers, tables, names_of_codes(question.template))
+        show_strategies(path, counts, answers, names_of_codes(question.template))
         result["files"][path] = counts
-    write_outputs(args, "strategies", result, tables)
+    write_outputs(args, "strategies", result)
     return 0
 
 
@@ -90,7 +89,7 @@ def count_strategies(path, answers):
     }
 
 
-def show_strategies(path, counts, answers, tables, names):
+def show_strategies(path, counts, answers, names):
     """Show what `count_strategies` counted in one file. names: {code of a strategy: its name}."""
     rows = {}
     for name, usage in counts["strategies"].items():
@@ -106,7 +105,7 @@ def show_strategies(path, counts, answers, tables, names):
             "another one's name. "
         )
     repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
-    tables.show(
+    show_table(
         f"strategies, {path}",
         ["uses", "gain", "n", "gain asked", "n asked"],
         rows,
@@ -119,7 +118,7 @@ def show_strategies(path, counts, answers, tables, names):
                 usage_of = counts_of_step["strategies"]
                 rows[step] = [usage_of[name][key] for name in RLVER_GROUPS]
             title = f"{key} in each tenth of the training, by its last step"
-            tables.show(title, list(RLVER_GROUPS), rows, READING_OF_STEPS[key])
+            show_table(title, list(RLVER_GROUPS), rows, READING_OF_STEPS[key])
 
 
 def tagged_dialogues(path, answers):

@@ -1,13 +1,12 @@
 """tools/tables.py - what the tools print and write, and the flags that they share.
 
-A tool makes its parser with `tool_parser`, shows its numbers in `Tables`, and ends with
-`write_outputs`, which does what --json and --html ask for.
+A tool makes its parser with `tool_parser`, prints its numbers with `show_table`, and ends with
+`write_outputs`, which does what --json asks for.
 """
 
 from support.errors import BadInput
 from support.files import refuse_overwriting, write_json
 from support.flags import Parser
-from support.page import write_report
 from support.terminal import fold
 
 import argparse
@@ -15,32 +14,18 @@ import argparse
 # ------------------------------------------------------------------------------------------- tables
 
 
-class Tables:
-    """The tables of one command: printed as they come, and kept for --html."""
-
-    def __init__(self):
-        self.shown = []  # in the form that `write_report` takes
-
-    def show(self, title, columns, rows, reading):
-        """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
-        self.shown.append(
-            {
-                "title": title,
-                "columns": ["", *columns],
-                "reading": reading,
-                "rows": [[str(name), *map(cell, cells)] for name, cells in rows.items()],
-            }
-        )
-        name_width = max([len(str(name)) for name in rows], default=0) + 1
-        print(f"\n{title}")
-        for name, cells in {"": columns, **rows}.items():
-            line = f"{name!s:{name_width}}"
-            for value, column in zip(cells, columns):
-                width = max(NARROWEST, len(column))
-                line += f"  {cell(value):>{width}}"
-            print(line)
-        for line in reading.split("\n"):
-            print(fold(line))
+def show_table(title, columns, rows, reading):
+    """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
+    name_width = max([len(str(name)) for name in rows], default=0) + 1
+    print(f"\n{title}")
+    for name, cells in {"": columns, **rows}.items():
+        line = f"{name!s:{name_width}}"
+        for value, column in zip(cells, columns):
+            width = max(NARROWEST, len(column))
+            line += f"  {cell(value):>{width}}"
+        print(line)
+    for line in reading.split("\n"):
+        print(fold(line))
 
 
 NARROWEST = 7  # characters of a column: a table of six columns fits into 80
@@ -53,13 +38,10 @@ def cell(value):
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def write_outputs(args, tool, result, tables, radar=()):
-    """What --json and --html ask for. result: what goes into the JSON file; tables: the Tables that
-    were shown; radar: as `write_report` takes it."""
+def write_outputs(args, tool, result):
+    """What --json asks for. result: what goes into the file."""
     if args.json:
         write_json(args.json, {"command": tool, **result})
-    if args.html:
-        write_report(args.html, title=f"tools.{tool}", tables=tables.shown, radar=radar)
 
 
 # ---------------------------------------------------------------------------------- flags and files
@@ -75,7 +57,6 @@ def tool_parser(tool, about):
     parser.add_argument(
         "--json", metavar="FILE", help="write the tables and all that they were made of to FILE"
     )
-    parser.add_argument("--html", metavar="FILE", help="write the tables to FILE as a web page")
     return parser
 
 
@@ -91,10 +72,10 @@ def add_files(parser):
 
 def check_files(args, least, inputs=(), out=None):
     """Take each of `args.files` once, and refuse fewer than `least`. Refuse outputs (--json,
-    --html, and `out`, the file of --out, if the tool has one) that would overwrite one of the
+    and `out`, the file of --out, if the tool has one) that would overwrite one of the
     files, one of the further `inputs`, or each other. Raises BadInput."""
     args.files = list(dict.fromkeys(args.files))
-    outputs = {"--json": args.json, "--html": args.html, "--out": out}
+    outputs = {"--json": args.json, "--out": out}
     refuse_overwriting(outputs, [*args.files, *inputs])
     if len(args.files) < least:
         files = "one FILE" if least == 1 else f"{least} FILEs"

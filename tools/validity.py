@@ -42,7 +42,7 @@ from tools.dialogues import (
 from tools.hearing import Reply, add_user_flags, changes_felt
 from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import correlations_of, made_by, score_files, show_scores
-from tools.tables import Tables, add_files, check_files, tool_parser, write_outputs
+from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 # Barrett-Lennard relationship inventory, in the four subscales of the original.
 BLRI = Questionnaire(
@@ -127,9 +127,8 @@ def rank_policies(args):
     if args.plan:
         print_plan(Judge(args), [])  # nobody is asked
         return 0
-    tables = Tables()
-    ranks = compare_ranks(args.files, tables)
-    write_outputs(args, "validity", {"ranks": ranks}, tables)
+    ranks = compare_ranks(args.files)
+    write_outputs(args, "validity", {"ranks": ranks})
     return 0
 
 
@@ -146,14 +145,13 @@ async def ask_questionnaires(args):
         print_plan(judge, asked_about.values(), user_calls=user_calls)
         return 0
     answers = await ask_all(judge, asked_about)
-    tables = Tables()
-    scores = show_questionnaires(args.files, answers, tables)
-    correlations = show_correlations(scores, tables)
+    scores = show_questionnaires(args.files, answers)
+    correlations = show_correlations(scores)
     result = {name: scores_of_name.as_json() for name, scores_of_name in scores.items()}
     if args.paraphrase:
-        result["paraphrase"] = await compare_words(args, answers["paraphrase"], tables)
+        result["paraphrase"] = await compare_words(args, answers["paraphrase"])
     result["correlations"] = correlations
-    write_outputs(args, "validity", result, tables)
+    write_outputs(args, "validity", result)
     return 0
 
 
@@ -227,17 +225,17 @@ def analysis_sections(turn):
     return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
 
 
-def show_questionnaires(files, answers, tables):
+def show_questionnaires(files, answers):
     """Show what each questionnaire scored in each file. answers: of `ask_all`. Returns {name of the
     questionnaire: FileScores}."""
     scores = {}
     for name in QUESTIONNAIRES:
         scores[name] = score_files(files, answers[name])
-        show_scores(tables, TITLES[name], scores[name], {})
+        show_scores(TITLES[name], scores[name], {})
     return scores
 
 
-def show_correlations(scores, tables):
+def show_correlations(scores):
     """Show how far the scores of `show_questionnaires` go with the final emotion. Returns {row of
     the table: [r, from, to, n]}."""
     rows, shown = {}, {}  # the same numbers by the names of --json and of the terminal
@@ -246,7 +244,7 @@ def show_correlations(scores, tables):
         for row, cells in correlations_of(name, scores[name]).items():
             rows[row] = cells
             shown[title + row.removeprefix(name)] = cells
-    tables.show(
+    show_table(
         "correlation with the final emotion",
         ["r", "from", "to", "n"],
         shown,
@@ -263,7 +261,7 @@ def read_paraphrase(text, mark):
     return read_words(text, PARAPHRASE_HEADERS, mark)
 
 
-async def compare_words(args, answers, tables):
+async def compare_words(args, answers):
     """How far does the change of one user move when the same reply is put in other words? answers:
     the judge's, with the other words. Returns {row: [mean, from, to, n]}, and shows it."""
     (level,) = args.difficulty  # `check_flags` refuses two
@@ -285,7 +283,7 @@ async def compare_words(args, answers, tables):
         "moved": stats.interval(np.mean, moved),
         "same sign": stats.interval(np.mean, same_sign),
     }
-    tables.show(
+    show_table(
         "the same reply in other words",
         ["mean", "from", "to", "n"],
         rows,
@@ -298,7 +296,7 @@ async def compare_words(args, answers, tables):
 # -------------------------------------- third question: do two simulated users rank policies alike?
 
 
-def compare_ranks(files, tables):
+def compare_ranks(files):
     """The same policies under two simulators: are policies ranked alike, and their dialogues?
     Returns {row: [r, from, to, n]}, and shows it. Raises BadInput."""
     finals = final_emotions(files)
@@ -321,7 +319,7 @@ def compare_ranks(files, tables):
         emotions_one = [one[policy][profile] for profile in profiles]
         emotions_two = [two[policy][profile] for profile in profiles]
         rows[policy] = stats.interval(stats.spearman, emotions_one, emotions_two)
-    tables.show(
+    show_table(
         f"ranks, {' against '.join(finals)}", ["r", "from", "to", "n"], rows, READING_OF_RANKS
     )
     return rows

@@ -132,9 +132,6 @@ def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, ca
 
 def test_another_rank_is_refused(cut, capfd):
     assert "it has 4" in refuse(capfd, "--resume", cut, "--lora-rank", 8)
-    edit(cut, lora_rank=8)
-    line = refuse(capfd, "--resume", cut)
-    assert "config.json: lora_rank is 8, but checkpoint-000002 was made with 4" in line
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,7 @@ def test_another_rank_is_refused(cut, capfd):
     [
         (["--lora-rank", 33], "take 32 at most"),
         (["--lora-rank", -1], "a whole number from 0"),
-        (["--lora-alpha", 8], "give --lora-rank"),
+        (["--lora-alpha", 8], "without --lora-rank"),
         (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
         (["--engine-memory", 1.5], "a number from 0 to 1"),
     ],

@@ -180,7 +180,7 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
     batch = pack(episodes).to(device)
     with torch.no_grad():
         gap = (policy(batch)[0] - batch.engine_log_probs)[batch.action_mask].abs()
-    assert len(ids) > 3 and gap.mean() < models.LIMITS[torch.bfloat16]["gap_limits"][0]
+    assert len(ids) > 3 and gap.mean() < models.LIMITS[torch.bfloat16][0][0]
 
 
 @fake_cuda
@@ -201,9 +201,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
-    monkeypatch.setitem(
-        models.LIMITS, torch.float32, dict(gap_limits=(1e-3, 1e-2), ratio_limit=1e-3)
-    )
+    monkeypatch.setitem(models.LIMITS, torch.float32, ((1e-3, 1e-2), 1e-3))
     out = tmp_path / "run"
     with elsewhere():
         assert (

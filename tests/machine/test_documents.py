@@ -1,9 +1,8 @@
 """What the README and docs/ name is there: every function, file, flag, key, step and link."""
 
-from support.settings import Settings
+from support.settings import RESUMABLE
 
 import ast
-import dataclasses
 import functools
 import importlib
 import json
@@ -213,9 +212,8 @@ def test_the_numbered_steps_are_those_of_the_code():
 def test_the_docs_name_what_a_resumed_run_may_change():
     page = PAGES["docs/checkpoints.md"]
     section = page.split("## What may a resumed run change?")[1].split("\n## ")[0]
-    for setting in dataclasses.fields(Settings):
-        if setting.metadata["resumable"]:
-            assert f"`--{setting.name.replace('_', '-')}`" in section, setting.name
+    for name in RESUMABLE:
+        assert f"`--{name.replace('_', '-')}`" in section, name
 
 
 @pytest.mark.slow

@@ -143,11 +143,17 @@ def test_a_dialogue_whose_simulator_fails_is_dropped_and_counted(tiny_dir, tmp_p
         == 0
     )
     lines, torn = rows(tmp_path / "out" / "dialogues.jsonl"), 0
+    dropped = rows(tmp_path / "out" / "dropped.jsonl")
     for row in metrics(tmp_path / "out"):
         rest = [line for line in lines if (line["step"], line["split"]) == (row["step"], "train")]
         assert 0 < row["dropped"] == 32 - len(rest) <= 32 / 5
         assert row["reward"] == pytest.approx(mean(line["reward"] for line in rest))
-        assert row["tokens_trained"] == row["tokens_sampled"] > 0
+        lost = [
+            line for line in dropped if (line["step"], line["kind"]) == (row["step"], "training")
+        ]
+        not_trained = sum(line["tokens"] for line in lost)
+        assert not_trained == row["tokens_dropped"] > 0  # sampled all the same
+        assert row["tokens_trained"] + not_trained == row["tokens_sampled"]
         sizes = [sum(line["group"] == group for line in rest) for group in range(8)]
         torn += sum(0 < size < 4 for size in sizes)
     assert torn  # some group went on with less than its four

@@ -268,7 +268,7 @@ def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypa
 
     monkeypatch.setattr(rlver, "profiles_of_step", watched)
     assert go(tiny_dir, tmp_path / "out") == 130
-    assert seen == [False, True]  # before the first step there is nothing to look at
+    assert seen == [False, True]  # not yet at the checkpoint before the first step
     (tmp_path / "out" / "report.html").unlink()
     assert report_tool.main([str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").exists()

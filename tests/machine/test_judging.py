@@ -9,6 +9,7 @@ import asyncio
 import csv
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,12 @@ def bad(tmp_path):
 
 
 def test_two_files_are_paired(good, bad, capsys):
-    """And what a script judged says so, on the terminal and on the page."""
-    code, result = run("capabilities", good, bad, "--html", "page.html")
+    """And what a script judged says so."""
+    code, result = run("capabilities", good, bad)
     paired = result["capabilities"]["paired"]
     assert code == 0 and paired["SA"][0] == -4 and paired["SA"][3] == 8
-    page = Path("page.html").read_text("utf-8")
     assert "ED, empathic depth" in (text := capsys.readouterr().out)
-    assert MACHINERY_ONLY in text and MACHINERY_ONLY in page
-    assert '"radar":[{"label"' in page and "after minus before" in page
-    assert '"values":{"empathic depth":5' in page and '["SA, style adaptability","-4.00"' in page
+    assert MACHINERY_ONLY in text and "after minus before" in text
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):
@@ -155,10 +153,10 @@ def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
 # --------------------------------------------------------------------------- strategies, coordinate
 
 
-def test_strategies_by_the_grammar(bad):
-    """Exact, and asked of nobody. On the page the codes have names."""
-    told = run("strategies", bad, "--html", "page.html")[1]["files"][bad]
-    assert '["D-1 comfort","3.00","-6.00","24"' in Path("page.html").read_text("utf-8")
+def test_strategies_by_the_grammar(bad, capsys):
+    """Exact, and asked of nobody. In the table the codes have names."""
+    told = run("strategies", bad)[1]["files"][bad]
+    assert re.search(r"D-1 comfort +3.00 +-6.00 +24", capsys.readouterr().out)
     assert told["strategies"]["D-1"] == {
         "uses": 3,
         "gain": -6,

@@ -1,11 +1,9 @@
 """The toy learns: from its judge what is meant, and from a weak scorer what is not. Here the toy's
 own judge and its own policy are at work, in processes beside the tests (learning.py)."""
 
-import json
-
 import pytest
 
-from runs import summary
+from runs import metrics, summary
 from simulator import make_simulator, toy_profiles
 from tools.replay import consistency
 
@@ -31,7 +29,5 @@ def test_a_weak_scorer_is_hacked(hacked):
     scores = consistency(hacked / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
     (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[26]
     assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
-    assert any(
-        "times as long" in line
-        for line in json.loads((hacked / "summary.json").read_text())["warnings"]
-    )
+    lengths = [row["reply_tokens"] for row in metrics(hacked)]
+    assert lengths[-1] > 1.5 * lengths[0]

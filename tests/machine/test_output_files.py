@@ -32,8 +32,7 @@ MAINS = {
         ["evaluate", "--compare", "F", "G", "--json", "G"],
         ["replay", "F", "--json", "./F"],
         ["strategies", "F", "--json", "F"],
-        ["capabilities", "F", "--html", "F"],
-        ["capabilities", "F", "--html", "x", "--json", "x"],
+        ["capabilities", "F", "--json", "F"],
         ["blind", "F", "G", "--out", "F"],
     ],
 )
@@ -46,26 +45,6 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
     main = MAINS[flags[0]]
     assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
     assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
-
-
-def test_results_are_no_page(tiny_dir, tmp_path, capsys):
-    """--out x.html: the page went over the results."""
-    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "x.html") == 2
-    assert ".jsonl" in capsys.readouterr().err
-    assert (
-        measure(
-            "--policy",
-            tiny_dir,
-            *SHORT,
-            "--limit",
-            1,
-            "--out",
-            tmp_path / "r.jsonl",
-            "--json",
-            tmp_path / "r.html",
-        )
-        == 2
-    )
 
 
 def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):

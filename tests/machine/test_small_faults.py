@@ -1,10 +1,9 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
 
-from support import flags
-from support.errors import BadModel
+from support import flags, settings
+from support.errors import BadInput, BadModel
 from support.loading import load_model
-from support.settings import make_parser, resolve_settings
 
 import ast
 import asyncio
@@ -68,19 +67,48 @@ def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
     assert flag.split()[0] in line and "leave it out" in line
     other = {"grpo": "ppo", "ppo": "grpo"}[algo]
     assert f"--algo {other}" in line
-    resolve_settings(vars(make_parser().parse_args(["--algo", other, *flag.split()])))
+    words = ["--algo", other, *flag.split()]
+    settings.resolve_settings(vars(settings.make_parser().parse_args(words)))
+
+
+@pytest.mark.parametrize(
+    "flag, needed",
+    [
+        ("--kl-estimator k2", "--kl-coef 0.1"),
+        ("--kl-estimator k3", "--kl-coef 0.1"),  # the default, too
+        ("--lora-alpha 8", "--lora-rank 4"),
+        ("--engine-memory 0.3", "--engine vllm"),
+        ("--simulator-concurrency 4", f"--simulator {SERVER}"),
+        ("--simulator-timeout 9", f"--simulator {SERVER}"),
+        ("--simulator-temperature 1", f"--simulator {SERVER}"),
+        ("--simulator-temperature 1", "--simulator local:dir"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(flag, needed, capfd, monkeypatch, tmp_path):
+    """`--kl-estimator k2` without `--kl-coef` trained without a KL, and said nothing of it."""
+    monkeypatch.setattr(settings, "vllm_is_there", lambda: True)
+    without, value = flag.split()[0], needed.partition(" ")[0]
+    line = refused(capfd, rlver.main, *flag.split(), "--out", tmp_path / "out")
+    assert f"{without} has no effect without {value}" in line
+    settings.resolve_settings(vars(settings.make_parser().parse_args(f"{flag} {needed}".split())))
+
+
+def test_a_flag_without_effect_is_refused_in_a_resumed_run_too():
+    config = vars(settings.resolve_settings({}))
+    with pytest.raises(BadInput, match="--engine-memory has no effect without --engine vllm"):
+        settings.resumed_settings(config, {"resume": "run", "engine_memory": 0.3})
+    assert settings.resumed_settings(config, {"resume": "run", "steps": 99}).steps == 99
 
 
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ("--html page.html", "--html has no effect without --show"),
         ("--pause", "--pause has no effect without --show"),
-        ("--html page.html --pause", "--html and --pause has no effect without --show"),
+        ("--raw --pause", "--pause and --raw has no effect without --show"),
     ],
 )
-def test_a_talk_has_no_page(flags, told, capfd, tmp_path, monkeypatch):
-    """`--html` without `--show` wrote no page, and said nothing of it."""
+def test_what_a_talk_lacks_is_refused(flags, told, capfd, tmp_path, monkeypatch):
+    """`--pause` without `--show` did nothing, and said nothing of it."""
     monkeypatch.chdir(tmp_path)
     assert told in refused(capfd, chat.main, "toy", *flags.split())
     assert not list(tmp_path.iterdir())

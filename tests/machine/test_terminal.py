@@ -55,9 +55,9 @@ def test_what_differs_from_the_defaults_is_printed_as_one_types_it(capsys):
         # with adapters another learning rate is usual: it is no change
         ({"lora_rank": 8}, "--lora-rank 8"),
         ({"lora_rank": 8, "lr": 4e-4}, "--lora-rank 8 --lr 0.0004"),
-        # PPO's groups of one are no choice, and smollm2 has defaults of its own
+        # PPO's groups of one are no choice, and a real model has defaults of its own
         ({"algo": "ppo"}, "--algo ppo"),
-        ({"model": "smollm2", "kl_coef": 0.0}, "--model smollm2 --kl-coef 0.0"),
+        ({"model": "a/b", "steps": 36, "engine": "torch"}, "--model a/b --steps 36"),
         ({"engine": "torch"}, ""),
         ({"template_args": {"a": False}}, """--template-args '{"a": false}'"""),
         ({"profiles": ["a.jsonl", "b.jsonl"]}, "--profiles a.jsonl b.jsonl"),

@@ -37,7 +37,7 @@ def test_the_pieces_glued_together_are_the_template(system, tiny_tokenizer):
     )
     assert (
         chat.decode([chat.stop_id]) == "<|im_end|>"
-        and chat.decode(chat.pieces.ending.after) == "\n<|im_start|>user\n"
+        and chat.decode(chat.after) == "\n<|im_start|>user\n"
     )
 
 

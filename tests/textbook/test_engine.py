@@ -325,60 +325,6 @@ def test_a_dialogue_that_is_given_up_leaves_the_engine(tiny_model, chat):
     assert talk(True) == talk(False) and talk(True)[2:] == (0, True)
 
 
-# ------------------------------------------------------------------------------- shared beginnings
-
-
-def two_turns(engine, prompts):
-    """[(ids, log_probs)] of a first and a second turn of dialogues that begin with `prompts`."""
-
-    def turn(texts):
-        rngs = [np.random.default_rng(i) for i in range(len(texts))]
-        return [engine.generate(t, 4, rngs[i], key=i) for i, t in enumerate(texts)]
-
-    async def both():
-        first = await asyncio.gather(*turn(prompts))
-        later = [p + ids + [5, 6, 7] for p, (ids, _) in zip(prompts, first)]
-        return first + await asyncio.gather(*turn(later))
-
-    return asyncio.run(both())
-
-
-def test_a_shared_beginning_is_computed_once(chat, model, monkeypatch):
-    """Twelve dialogues in groups of four: the system prompt (70 ids) is computed once, a first line
-    (9 ids) once a group, and each member computes the last id of its prompt alone. What is drawn,
-    and its log-probs, are those of an engine that shares nothing. Copy a column too few, and they
-    are not."""
-    rng = np.random.default_rng(0)
-    system = rng.integers(5, 60, 70).tolist()
-    lines = [rng.integers(5, 60, 9).tolist() + [i] for i in range(3)]
-    prompts = [system + lines[i // 4] for i in range(12)]
-    computed, results = {}, {}
-    append = TorchEngine.append_chunks
-    for least in (engine_module.MIN_SHARED, 10**9):
-        monkeypatch.setattr(engine_module, "MIN_SHARED", least)
-        tokens = computed[least] = []
-        monkeypatch.setattr(
-            TorchEngine,
-            "append_chunks",
-            lambda self, slots, chunks, n=tokens: (
-                n.append(sum(map(len, chunks))) or append(self, slots, chunks)
-            ),
-        )
-        results[least] = two_turns(TorchEngine(model, chat.stop_id), prompts)
-    (sharing, alone), (few, all_of_it) = results.values(), computed.values()
-    assert [ids for ids, _ in sharing] == [ids for ids, _ in alone]
-    for (_, a), (_, b) in zip(sharing, alone):
-        assert_close([torch.tensor(a)], [torch.tensor(b)], 1e-5)
-    assert few[:3] == [70, 3 * 9, 12] and all_of_it[0] == 12 * 80
-
-
-def test_the_toy_shares_nothing(chat, tiny_model):
-    """Prompts without a long common beginning are computed as ever, in one pass."""
-    engine = Recorder(tiny_model, chat.stop_id)
-    two_turns(engine, [[5, 6, 7, i] for i in range(6)])
-    assert engine.read[:6] == [4] * 6
-
-
 # --------------------------------------------------------------------------------- heads that share
 
 
@@ -399,8 +345,7 @@ def attention_by_hand(query, key, value, visible):
 @pytest.mark.parametrize("heads, kv_heads, width", [(6, 2, 1), (6, 2, 4), (4, 1, 3), (3, 3, 2)])
 def test_heads_that_share_look_at_the_same_keys(heads, kv_heads, width):
     """Grouped-query attention without copies: which head looks at which, and who sees whom, is as
-    by hand. (Stacked in another order, head 1 would look with the mask of head 2's tokens, or at
-    the keys of another head: the text would still look like text.)"""
+    by hand. (With the keys of another head the text would still look like text.)"""
     torch.manual_seed(0)
     rows, length, size = 3, 7, 8
     query = torch.randn(rows, heads, width, size)
@@ -412,10 +357,8 @@ def test_heads_that_share_look_at_the_same_keys(heads, kv_heads, width):
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_only_heads_that_share_are_stacked(chat, tiny_model, tiny_gqa_model):
-    """The engine's copy alone is changed: the trainer's model keeps transformers' own attention, so
-    that the two check each other. Where no head shares, as in the toy, nothing changes."""
-    for model, expected in ((tiny_model, "sdpa"), (tiny_gqa_model, "grouped")):
-        engine = TorchEngine(model, chat.stop_id)
-        assert engine.model.config._attn_implementation == expected
-        assert model.config._attn_implementation == "sdpa"
+def test_only_the_engines_copy_computes_without_copies(chat, model):
+    """The trainer's model keeps transformers' own attention, so that the two check each other."""
+    engine = TorchEngine(model, chat.stop_id)
+    assert engine.model.config._attn_implementation == "grouped"
+    assert model.config._attn_implementation == "sdpa"

@@ -2,8 +2,9 @@
 here is refused in one line.
 """
 
+from support import loading
 from support.errors import BadModel
-from support.loading import load_model
+from support.loading import load_model, load_to_sample, load_weights
 from support.ranks import make_masters
 
 import shutil
@@ -12,6 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+import evaluate
+import simulator
 
 FAMILIES = {
     "qwen2": dict(
@@ -86,9 +90,13 @@ def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
     assert torch.equal(wide.eval()(ids).logits, model.eval()(ids).logits)
 
 
-def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(
+    dtype, tiny_tokenizer, tmp_path
+):
     """Gemma keeps the square root of its width as a buffer, made in the type it is loaded in: 5.66
-    instead of 5.657 would make training and `evaluate.py` two models."""
+    instead of 5.657 would make training and `evaluate.py` two models. The weights are in the type
+    that was asked for all the same."""
     config = AutoConfig.for_model(
         "gemma3_text",
         vocab_size=len(tiny_tokenizer),
@@ -98,12 +106,49 @@ def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(tiny_tokeni
         head_dim=16,
         num_attention_heads=2,
         num_key_value_heads=2,
+        layer_types=["full_attention"] * 2,
     )
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=dtype)
+    assert {p.dtype for p in model.parameters()} == {dtype or torch.float32}
     for (name, a), b in zip(wide.named_buffers(), model.buffers()):
-        assert a.dtype == b.dtype and torch.equal(a, b), name
+        assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
+
+
+def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
+    """A model of 7B that plays the user, or is evaluated, took 30 GB twice: loaded in fp32, and
+    copied by its engine. It is loaded in the type of computing, and the engine has that very
+    model."""
+    loaded = []
+
+    def load(directory, dtype):
+        loaded.append(load_weights(directory, dtype))
+        return loaded[-1]
+
+    monkeypatch.setattr(loading, "load_weights", load)
+    assert simulator.load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
+    policy = evaluate.open_policy(str(tiny_dir))
+    assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_the_type_of_computing_rounds_weights_and_no_rotary_frequency(
+    stored, tiny_tokenizer, tmp_path, monkeypatch
+):
+    """bf16 on a GPU, where frequencies in bf16 would be off by a radian at position 1,000."""
+    settings = {**FAMILIES["qwen2"], "vocab_size": len(tiny_tokenizer)}
+    config = AutoConfig.for_model("qwen2", **settings)
+    AutoModelForCausalLM.from_config(config).to(stored).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    wide, _ = load_model(tmp_path)
+    here = torch.device("cpu")
+    monkeypatch.setattr(loading, "best_device", lambda: here)
+    assert {p.dtype for p in load_to_sample(tmp_path, "")[0].parameters()} == {torch.float32}
+    narrow, _ = load_model(tmp_path, here, dtype=torch.bfloat16)
+    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
+    for a, b in zip(wide.buffers(), narrow.buffers(), strict=True):
+        assert b.dtype == torch.float32 and torch.equal(a, b)
 
 
 def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
@@ -160,6 +205,38 @@ def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_pa
         and told in str(error.value)
         and "\n" not in str(error.value)
     )
+
+
+SMALL = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+
+
+@pytest.mark.parametrize(
+    "family, settings, told",
+    [
+        ("qwen2", dict(use_sliding_window=True, max_window_layers=1), "sliding_attention"),
+        ("gemma3_text", dict(head_dim=16), "sliding_attention"),
+        ("mistral", dict(sliding_window=8), "sliding window of 8 tokens"),
+        ("mistral", dict(sliding_window=None), None),
+        # as in Qwen2.5's config.json
+        ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
+        ("llama", {}, None),
+    ],
+)
+def test_a_model_with_sliding_windows_is_refused(family, settings, told, tiny_tokenizer, tmp_path):
+    """The trainer gives a model its mask, and so takes its windows from it: layers that were
+    trained to see 4,096 tokens would see all. vLLM keeps them, and the two would disagree, but in
+    dialogues that are longer than a window only."""
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tiny_tokenizer), num_key_value_heads=2, **SMALL, **settings
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    if told is None:
+        assert load_model(tmp_path)
+        return
+    with pytest.raises(BadModel) as error:
+        load_model(tmp_path)
+    assert told in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_model_whose_logits_this_code_would_get_wrong_is_refused(tiny_tokenizer, tmp_path):

@@ -17,7 +17,7 @@ import torch
 from agents import random_episode, rows_of
 from lora import AdapterView, SharedBase
 from models import Reference
-from policy import Policy, ReferencePolicy, empty_batch, pack
+from policy import Policy, empty_batch, pack
 
 
 def made_up(think, count=4, seed=3):
@@ -41,7 +41,7 @@ def by_hand(model, episodes, temperature=1.0):
 
 def whole_model(model):
     """A reference that is a model of its own, as where the whole policy is trained."""
-    return Reference(ReferencePolicy(model, 0.7))
+    return Reference(Policy(model, 0.7))
 
 
 def under_adapters(model):
@@ -65,7 +65,7 @@ def test_the_example_by_hand():
     at_1 = torch.zeros(batch.ids.shape)
     at_1[0, [2, 5]] = torch.tensor([1 / 2, 1 / 8]).log()
     at_1[0, 3] = -7.0  # the user's token: nobody asks how likely it was
-    reference = Reference(lambda _: (torch.zeros(batch.ids.shape), at_1))
+    reference = Reference(lambda _, as_reference: (torch.zeros(batch.ids.shape), at_1))
     ask(reference, batch)
     assert reference.take_perplexity() == pytest.approx(4)
 
@@ -98,7 +98,7 @@ def test_every_token_counts_the_same(tiny_model):
     in which a short micro-batch would weigh as much as a long one."""
     episodes = made_up(think=False, count=6)
     three_a_chunk = 3 * tiny_model.config.vocab_size
-    reference = Reference(ReferencePolicy(tiny_model, 0.7, max_logits=three_a_chunk))
+    reference = Reference(Policy(tiny_model, 0.7, max_logits=three_a_chunk))
     ask(reference, pack(episodes[:1]), empty_batch(), pack(episodes[1:]))
     assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
 

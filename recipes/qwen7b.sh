@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The paper's runs: Qwen2.5-7B on one node with eight GPUs, the user a model behind a server (docs/servers.md).
+#   SIMULATOR=openai:deepseek-chat@https://HOST/v1 RLVER_API_KEY=... bash recipes/qwen7b.sh ppo --think
+# The first word is ppo or grpo; with --think the policy thinks before it replies, without it replies directly.
+# Flags of rlver.py may follow. The defaults for a real model are the paper's (RLVER, appendix B).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+algo=${1:?ppo or grpo is needed}
+shift
+exec torchrun --nproc-per-node "${GPUS:-8}" rlver.py --algo "$algo" \
+    --model "${MODEL:-Qwen/Qwen2.5-7B-Instruct}" --simulator "${SIMULATOR:?openai:MODEL@URL is needed}" \
+    --profiles prompts/profiles/en_train.jsonl prompts/profiles/en_test.jsonl "$@"

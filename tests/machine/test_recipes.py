@@ -1,0 +1,52 @@
+"""recipes/: bash can read them, and rlver.py and evaluate.py take their flags. Nothing is trained:
+`python` and `torchrun` are scripts that write down what they were asked to do."""
+
+from support.settings import make_parser, resolve_settings
+
+import os
+import subprocess
+
+import pytest
+
+import evaluate
+from several_ranks import ROOT
+
+SERVER = {"SIMULATOR": "openai:m@https://h/v1", "HOST": "h", "NODE": "1"}
+COMMANDS = [  # words behind the name of the recipe, and how often each program is called
+    ("smollm2.sh --steps 1 --out runs/x", {"rlver.py": 1}),
+    ("smollm2.sh ppo --seed 1", {"rlver.py": 1}),
+    ("qwen7b.sh ppo --think", {"rlver.py": 1}),
+    ("qwen7b.sh grpo", {"rlver.py": 1}),
+    ("two_nodes.sh grpo --think", {"rlver.py": 1}),
+    # four trainings, eight measurements, and a line of scores for each file that is there
+    ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
+]
+
+
+def test_every_recipe_is_tried():
+    names = {command.split()[0] for command, _ in COMMANDS}
+    assert names == {path.name for path in ROOT.glob("recipes/*.sh")}
+
+
+@pytest.mark.parametrize("command, calls", COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_a_recipe_is_short_and_its_flags_are_taken(command, calls, tmp_path):
+    for program in ("python", "torchrun"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+        (tmp_path / program).chmod(0o755)
+    name, *words = command.split()
+    recipe = ROOT / "recipes" / name
+    assert len(recipe.read_text().splitlines()) < 40
+    env = {**os.environ, **SERVER, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-n", recipe], check=True)
+    subprocess.run(["bash", recipe, *words], check=True, env=env, stdout=subprocess.DEVNULL)
+    parsers = {"rlver.py": make_parser(), "evaluate.py": evaluate.make_parser()}
+    seen = dict.fromkeys(calls, 0)
+    for line in (tmp_path / "asked").read_text().splitlines():
+        for script in calls:
+            before, found, flags = line.partition(script)
+            if found:
+                seen[script] += 1
+                given = vars(parsers[script].parse_args(flags.split()))
+                if script == "rlver.py":
+                    resolve_settings(given)
+    assert seen == calls
