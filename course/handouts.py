@@ -191,7 +191,8 @@ def files_of_tests():
 def names_wanted(trees, tests):
     """{(file, name)} of the tests and of all that they use, directly or not, at the top levels of
     the files of tests. trees: {file: module}; tests: [(file, name)]."""
-    todo, wanted = list(tests), set()
+    # A file's pytestmark names fixtures that all of its tests need.
+    todo, wanted = [*tests, *((file, "pytestmark") for file, _ in tests)], set()
     while todo:
         file, name = todo.pop()
         node = next((node for node in trees[file].body if name in names_bound(node)), None)

@@ -149,6 +149,10 @@ def test_what_is_not_chosen_stays_solved(tmp_path, capsys):
         "test_grpo.py",
     ]
     assert "2 exercises, 11 points" in capsys.readouterr().out
+    # the fixtures that all tests of a file need are not lost
+    assert "pytestmark = " in (tmp_path / "h" / "tests" / "test_grpo.py").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.soak
