@@ -17,9 +17,8 @@ files and pictures are in support/, which a first reading may skip.
 
 from support import errors, ranks, rundir, settings
 from support.loading import refuse_missing, return_freed_memory
-from support.metrics import batch_metrics, cut_replies, summarise
+from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
 from support.terminal import dialogue_text, print_finished, print_summary, progress
-from support.users import INITIAL_EMOTION
 
 import asyncio
 import os

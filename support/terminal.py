@@ -1,13 +1,12 @@
 """support/terminal.py - what a run prints: its head, dialogues, and the table at its end.
 
 The head says what differs from the defaults, config.json has the rest. Wherever a score is printed
-its scale stands beside it (support.users.scale_in_words), and what is made by rule says so.
+its scale stands beside it (support.metrics.scale_in_words), and what is made by rule says so.
 """
 
 from support.files import read_json
-from support.metrics import stderr_text
+from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words, stderr_text
 from support.settings import changed_from_defaults, made_by_rule
-from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
 import shlex
 import textwrap

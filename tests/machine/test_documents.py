@@ -36,7 +36,7 @@ def attribute(thing, name):
 def resolve(name, home=None):
     """Find what `name` names. Returns the module that it was found in; raises NoSuchName.
 
-    name: "ppo.gae", "policy.Policy.forward", "support.signs", or without a module: then it is a
+    name: "ppo.gae", "policy.Policy.forward", "support.metrics", or without a module: then it is a
     name of the module `home`, which was named before it ("parse_emotion" behind
     "simulator.User.feel"), or "RunDir.save", a method of a class of any module."""
     parts = name.split(".")
@@ -106,7 +106,7 @@ def test_every_function_that_the_readme_names_is_there():
         "`RunDir.saved`",
         "`RunDirs.save`",
         "`support.sign.signs`",
-        "`support.signs.sign`",
+        "`support.metrics.sign`",
         "`policy.Batch.mask`",
         "`grpo.group_advantages`, `policy_loss`",
     ],
@@ -125,7 +125,7 @@ def test_methods_and_bare_names_are_resolved():
         "policy.Batch.action_mask",
         "tree_mask",
         "RunDir.save",
-        "support.signs.signs",
+        "support.metrics.signs",
         "support.ranks",
     ]
     assert resolve_all(words, strict=True) == len(words)
