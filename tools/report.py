@@ -274,7 +274,10 @@ def draw(path):
 
 def main(argv=None):
     """Draw what the command line names. Returns the exit code."""
-    parser = Parser(prog="python -m tools.report", description="The page of a run or of results.")
+    parser = Parser(
+        prog="python -m tools.report",
+        description="Draw the page and the picture of a run, or the page of a result file.",
+    )
     parser.add_argument("path", help="directory of a run, or a result file", metavar="PATH")
     place = draw(parser.parse_args(argv).path)
     if not place:

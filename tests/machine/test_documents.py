@@ -65,7 +65,7 @@ def resolve_all(words, strict):
             (".py", ".md", ".txt", ".json", ".jsonl")
         ):
             continue
-        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools."))])
+        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools.", "toy."))])
         if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
             home, count = resolve(word, home), count + 1
     return count
