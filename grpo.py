@@ -2,8 +2,8 @@
 diff against ppo.py.
 
 No critic: the baseline of a dialogue is the mean of its *group*, the dialogues that the same user
-began with the same first line. All tokens of a dialogue have one advantage; where each turn is
-paid, all tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
+began with the same first line. All tokens of a dialogue have the same advantage; with
+--reward delta, all tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
 
 Run it alone for the smallest example:  python grpo.py
 """

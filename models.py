@@ -61,7 +61,7 @@ from toy import world
 # it that large for a single token, so only the mean is limited: it was 0.05 with SmolLM2-135M, and
 # 1.1 with weights of one step before.
 # The first ratio compares the trainer with itself, mostly by the same kernels.
-LIMITS = {
+LIMITS = {  # dtype: (gap_limits, ratio_limit)
     torch.float32: ((1e-4, 1e-2), 1e-3),
     torch.bfloat16: ((0.1, float("inf")), 0.2),
 }
@@ -89,15 +89,15 @@ class Models:
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
-        # of ppo.py, which knows nothing of ranks
+        # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
         self.start_batches = None  # read by `kl_start` when it first needs them
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
-        # 1. Weights, tokenizer, chat template: of the checkpoint, or of pi_0, where the run began.
-        # Adapters go on the model that they were made for, which is pi_0: in a checkpoint they are
-        # merged into the weights.
+        # 1. Weights, tokenizer, chat template. start: pi_0, where the run began. source: what is
+        # loaded now, the checkpoint if there is one. Adapters go on pi_0, for which they were made:
+        # in a checkpoint they are merged into the weights.
         start = world.POLICY / cfg.mode if cfg.toy else cfg.model
         source = checkpoint if checkpoint and not cfg.lora_rank else start
         model, self.tokenizer = self.load(source)
@@ -133,8 +133,8 @@ class Models:
             self.sync()  # wakes it
         elif saved and cfg.lora_rank:
             self.sync()  # the engine has the base only, without the checkpoint's adapters
-        # True until the first update, which checks that its first ratio pi / pi_old is 1. It stands
-        # behind the first sync because `sync` makes it False.
+        # True until the first update, which checks that its first ratio pi / pi_old is 1. It is set
+        # after the first sync because `sync` makes it False.
         self.fresh = True
 
     # ----------------------------------------------------- parts of __init__, in the order of use

@@ -1,8 +1,8 @@
 """ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
 
 Pure functions on tensors first; then the update, which takes models and optimizers: `ppo_update`
-is the main function, at the bottom, and `optimize` its loop of optimizer steps. All tensors are
-[B, L]: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is
+is the main function, at the bottom, and `optimize` its loop of optimizer steps. Tensors are [B, L],
+if nothing else is said: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is
 not the policy's (the user's lines, the chat template, padding) is skipped everywhere: in the loss,
 GAE, whitening, entropy, KL and all means.
 
@@ -306,7 +306,7 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
 
-    policy         batch -> (log_probs, entropy), [B, L] each
+    policy         batch -> (log_probs, entropy), [B, L] each; with its optimizer
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
     old_log_probs  log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
                    returns it: None where the first mini-batch was skipped
@@ -323,7 +323,7 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
     """
     # A copy, because it is filled in below: None where the first mini-batch was skipped.
     old_log_probs = list(old_log_probs)
-    sums = torch.zeros(4, dtype=torch.float64)  # over this rank's tokens: KL, entropy, clipped, 1
+    sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
     k = 0  # counts micro-batches
     for step, micros in enumerate(minibatches):
@@ -332,7 +332,8 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
         tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
         for batch in micros:
             mask = batch.action_mask
-            # Score the tokens. Before the first step pi is pi_old, so this pass gives log pi_old.
+            # Score the tokens. Where log pi_old was skipped, this pass gives it: nothing is stepped
+            # yet, so pi is pi_old.
             log_probs, entropy = policy(batch)
             if old_log_probs[k] is None:
                 old_log_probs[k] = log_probs.detach()
@@ -346,8 +347,8 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
             loss, clipped = policy_loss(log_probs, old, advantages[k], mask, cfg.clip_eps, weights)
             loss = loss - cfg.entropy_coef * entropy[mask].sum()
             if cfg.kl_coef and cfg.kl_estimator != "k1":
-                kl = kl_penalty(log_probs, ref[k], cfg.kl_estimator, old)
-                loss = loss + cfg.kl_coef * kl[mask].sum()
+                penalty = kl_penalty(log_probs, ref[k], cfg.kl_estimator, old)
+                loss = loss + cfg.kl_coef * penalty[mask].sum()
 
             # Backward: gradients add up over the micro-batches. FSDP averages them over the ranks,
             # where their sum is meant, so the loss is multiplied by the number of ranks.
@@ -381,13 +382,12 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
             critic.optimizer.step()
             critic.optimizer.zero_grad(set_to_none=True)
 
-    kl, entropy, clipped, n_tokens = models.reduce(sums.to(tokens.device)).tolist()
+    totals = models.reduce(sums.to(tokens.device)).tolist()
+    means = [total / max(1.0, totals[3]) for total in totals[:3]]
     return {
-        "kl": kl / max(1.0, n_tokens),
-        "entropy": entropy / max(1.0, n_tokens),
-        "clipfrac": clipped / max(1.0, n_tokens),
+        **dict(zip(("kl", "entropy", "clipfrac"), means)),
         "grad_norm": sum(norms) / len(norms),
-        "tokens_trained": int(n_tokens),
+        "tokens_trained": int(totals[3]),
         **gap,
     }
 
@@ -424,9 +424,9 @@ def ppo_update(models, minibatches, cfg):
     # 3. Advantages, whitened over the whole batch.
     advantages, returns = [], []
     for reward, values, mask in zip(rewards, old_values, masks):
-        advantage, value_target = gae(reward, values, mask, cfg.gamma, cfg.lam)
+        advantage, return_ = gae(reward, values, mask, cfg.gamma, cfg.lam)
         advantages.append(advantage)
-        returns.append(value_target)
+        returns.append(return_)
     mean, std = masked_mean_std(advantages, masks, models.reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.

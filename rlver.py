@@ -8,14 +8,15 @@
     2. roll out     many dialogues at once; a group is one user and one first line
     3. update       advantages and clipped policy-gradient steps (ppo.py, grpo.py)
     4. sync         the new weights go to the engine that samples
-    5. log          a line of metrics, every dialogue word for word, a checkpoint
-    6. evaluate     held-out users, before and after
+    5. log          a line of metrics, every dialogue word for word
+    6. evaluate     held-out users, before and after; and save checkpoints
 
 First come the dialogue and the rollout; then `train`, which is the whole loop. Flags, torchrun,
-files and pictures are in support/, which a first reading may skip.
+files and printing are in support/, pictures in tools/report.py: a first reading may skip them.
 """
 
 from support import errors, ranks, rundir, settings
+from support.llm import LocalModel
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
 from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
@@ -59,7 +60,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         emotion_min     the emotion fell to `floor` or below: 0 in training, 9 in the benchmark,
                         which stops below 10
         turn_limit      the last reply is scored; nobody answers it
-        goodbye         the user took leave
+        goodbye         the user said goodbye
 
     A turn is logged as a dict of TURN_FIELDS, None where it did not come to that. reply: what was
     sent; user: the answer to it; mark: the four letters behind the headers of the analysis.
@@ -168,7 +169,9 @@ def row_of_dropped(error, user, agent=None):
         "profile_id": user.profile.id,
         "reason": reason,
         "unreadable": isinstance(error, errors.UnreadableAnswers),
-        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs) if agent else 0,
+        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs is not None)
+        if agent
+        else 0,
         "dialogue": user.dialogue,
     }
 
@@ -179,9 +182,10 @@ KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each d
 
 
 def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than ten tidy pieces
-    """RLVER's Figure 1: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with
-    an evaluation, a resumed one where its newest checkpoint stands. Returns the state. Raises
-    BadInput or BadModel before anything is written, and TooManyLost.
+    """RLVER's Figure 1: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
+    checkpoint begins with an evaluation, another where its newest checkpoint stands. Returns the
+    state. Raises BadInput or BadModel before config.json is written; later SimulatorRefused,
+    TooManyLost, SelfCheckFailed and CannotWrite.
 
     With many ranks each has its own dialogues, its own engine and a shard of the models. `state` is
     what a checkpoint keeps of the run: step, seconds, tokens, evaluations.
@@ -193,28 +197,31 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     users, heldout = users_of_run(run.profile_files(), cfg.eval_size, cfg.simulator)
     run.refuse_other_heldout(heldout)
     # One question before anything is paid for: a wrong key or model shows at once.
+    if isinstance(simulator.model, LocalModel):  # which may take a while to answer
+        run.tell(f"asking {simulator.model.name}, the user's model, one question")
     tokens_of_check = ranks.broadcast(lambda: run.runner.run(simulator.check()))
     simulator.checked = True  # on all ranks
     checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
     ranks.wait_for_all()
+    run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
         print_head(cfg, run.path, *sizes, state["step"], tokens_of_check)
 
-    # ---- the steps that are taken twice: in training, and in evaluations
+    # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):
-        """Steps 1 and 2: `group_size` dialogues with each of `profiles`. Returns this rank's
+        """1 and 2 of the figure: `group_size` dialogues with each of `profiles`. Returns this rank's
         episodes, those of all ranks (without their tokens), and what run.log_dropped counts.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn."""
         models.engine.forget()
         make_room()
-        people = dict(enumerate(profiles))
         # A group never crosses ranks.
-        here = {n: p for n, p in people.items() if n % ranks.world_size() == ranks.rank()}
+        n_ranks, rank = ranks.world_size(), ranks.rank()
+        here = {n: p for n, p in enumerate(profiles) if n % n_ranks == rank}
 
         def make_agent(number):
             return models.make_agent([cfg.seed, KINDS.index(kind), step, number])
@@ -231,13 +238,13 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
                 timeout=ROLLOUT_TIMEOUT,
                 own_first_line=kind == "evaluation",
             )
-            episodes, dropped = run.runner.run(dialogues)
-        dropped = ranks.all_gather_list(dropped)
+            episodes, dropped_here = run.runner.run(dialogues)
+        dropped = ranks.all_gather_list(dropped_here)
         counts = run.log_dropped(kind, step, dropped, len(profiles) * group_size, save_if_needed)
         return episodes, ranks.gather_episodes(episodes), counts
 
     def split(episodes, batch_size, minibatches, seed):
-        """Episodes as micro-batches of packed rows, in mini-batches."""
+        """Episodes as mini-batches, each a list of micro-batches of packed rows."""
         return split_batch(
             episodes,
             batch_size=batch_size,
@@ -251,8 +258,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         )
 
     def evaluate(step):
-        """Step 6. One dialogue with every held-out user. Returns the episodes; the scores are kept
-        in the state."""
+        """6 of the figure: one dialogue with every held-out user. Returns the episodes; the scores
+        are kept in the state."""
         began = time.perf_counter()
         episodes, everyone, counts = hold_dialogues(heldout, 1, "evaluation", step)
         if step == 0:
@@ -283,7 +290,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     def save_if_needed():
         """Save the last whole step, if there is no checkpoint of it yet."""
-        if ranks.broadcast(lambda: not run.has_saved(state["step"])):
+        if ranks.broadcast(lambda: run.needs_checkpoint(state["step"])):
             save()
 
     def show_dialogue(title, episode):
@@ -297,7 +304,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             return_freed_memory()
 
     # ---- 6. Evaluate, before.
-    if state["step"] < 0:  # a new run
+    if state["step"] < 0:  # not even this evaluation is done
         episodes = evaluate(0)
         state["step"] = 0
         save()
@@ -305,8 +312,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     elif evaluation_is_due() and state["evaluations"][-1]["step"] != state["step"]:
         evaluate(state["step"])  # the run was stopped between a step and its evaluation
 
-    for step in (bar := run.step_bar(state["step"])):
-        began, simulator_began = time.perf_counter(), run.clock.simulator
+    bar = run.step_bar(state["step"])
+    for step in bar:
+        began, simulator_before = time.perf_counter(), run.clock.simulator
 
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
@@ -333,12 +341,13 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
         state["seconds"]["rollout"] += rolled_out - began
-        state["seconds"]["simulator"] += run.clock.simulator - simulator_began
+        state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
         batch = batch_metrics(everyone, cfg.think)
-        cut = cut_replies(episodes, models.engine.stop_id, cfg.max_tokens)
-        sampled = [sum(e.tokens_sampled for e in episodes)]
-        cut, replies, sampled = ranks.all_reduce_sum(torch.tensor(cut + sampled)).tolist()
+        cut, replies = cut_replies(episodes, models.engine.stop_id, cfg.max_tokens)
+        sampled = sum(e.tokens_sampled for e in episodes)
+        counted_here = torch.tensor([cut, replies, sampled])
+        cut, replies, sampled = ranks.all_reduce_sum(counted_here).tolist()
         row = {
             "step": step,
             **batch,
@@ -348,9 +357,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             **metrics,
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
             "kl_start": models.kl_start(run.start_file),
-            # where the KL has asked the reference anyway
+            # None without a KL, for which the reference is asked anyway
             "ref_perplexity": models.take_perplexity(),
-            # how much happier the training users are than the held-out ones were
+            # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
             "tokens_sampled": sampled + counts["tokens_dropped"],
             "seconds": synced - began,
@@ -375,8 +384,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
 
 def draw_report(run):
-    """Draw the picture and the page of the run so far. (A tool, and so imported here: who reads the
-    loop needs no report.)"""
+    """Draw the picture and the page of the run so far. (Imported here, because rlver.py depends on
+    no tool until it draws.)"""
     if run.first:
         from tools.report import draw
 
@@ -403,7 +412,7 @@ def main(argv=None):
                 print_finished(out)
             return 0
         ranks.check_world()
-        run = rundir.RunDir(out, cfg, rank, is_new=given["resume"] is None)
+        run = rundir.RunDir(out, cfg, ranks.rank(), is_new=given["resume"] is None)
         summary = run.finish(train(cfg, run))
         draw_report(run)
         if run.first:

@@ -180,8 +180,8 @@ class RunDir:
 
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
-        after it, because it will be done again; write config.json and heldout.json. Returns the
-        state. Raises BadInput."""
+        after it, because it will be done again, but read the calls that were paid for; write
+        config.json and heldout.json, and lock the directory. Returns the state. Raises BadInput."""
         state = read_json(checkpoint / "state.json") if checkpoint else new_state()
         if self.cfg.steps < state["step"]:
             raise BadInput(
@@ -204,7 +204,6 @@ class RunDir:
             places = {name: str(Path(name).resolve()) for name in self.cfg.profiles or ()}
             ids = [profile.id for profile in heldout]
             write_json(self.path / "heldout.json", {"ids": ids, "profiles": places})
-        self.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
         return state
 
     def finish(self, state):
@@ -384,10 +383,10 @@ class RunDir:
         path = self.calls.path
         return [(path.name, size_of(path))] if path and path.exists() else []
 
-    def has_saved(self, step):
-        """Is the newest checkpoint of this step? (Before step 0 there is nothing to save.)"""
+    def needs_checkpoint(self, step):
+        """Is this step done, and the newest checkpoint of an earlier one?"""
         existing = checkpoints(self.path)[-1:]
-        return step < 0 or existing == [self.path / f"checkpoint-{step:06d}"]
+        return step >= 0 and existing != [self.path / f"checkpoint-{step:06d}"]
 
     def save(self, state, write, sizes_of_calls):
         """Save a checkpoint: `write(directory)` writes everything but the state. sizes_of_calls: of

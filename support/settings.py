@@ -48,7 +48,7 @@ TOY = {
     "tokens_per_gpu": 8192,
     "eval_size": 128,
 }
-REAL = {  # the paper's (RLVER appendix B): 32 dialogues for PPO, 32 groups of 4 for GRPO
+REAL = {  # the paper's (RLVER appendix B) or its script's: 32 dialogues for PPO, 32 groups of 4 for GRPO
     "steps": 350,
     "save_every": 25,  # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes
     "batch_size": {"ppo": 32, "grpo": 128},
@@ -453,7 +453,7 @@ def resumed_settings(config, given):
     names = {setting.name for setting in fields(Settings)}
     if not isinstance(config, dict) or set(config) != names:
         raise BadInput(
-            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing or "
+            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing, of another version or "
             "unreadable)"
         )
     changes = {

@@ -143,11 +143,8 @@ def test_the_scripted_judge_is_for_the_toy_alone(good, tmp_path, capfd):
     [
         (["capabilities", "EMPTY"], "has a reply"),
         (["needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line after the reply
-        (["coordinate", "GOOD", "ONE"], "nothing to ask the question 'reasons' about"),
         (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
-        (["needs", "nowhere"], "No such file"),
         (["capabilities"], "at least one FILE must be named"),
-        (["coordinate", "GOOD"], "at least 2 FILEs must be named"),
         (["blind", "GOOD", "GOOD", "--out", "s"], "name two FILEs"),
         (["blind", "--read", "GOOD"], "no sheet of tools.blind"),
         (["capabilities", "GOOD", "--judge", "openai:m"], "--judge openai:m"),

@@ -25,6 +25,15 @@ from tools.scores import MACHINERY_ONLY
 from toy.words import NEEDS
 
 
+def felt(change):
+    """What a user answers who feels this."""
+    return f"Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: {change}"
+
+
+def users(server):
+    return "--simulator", f"openai:scripted@{server.url}"
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     judging.fresh(tmp_path, monkeypatch)
@@ -65,32 +74,24 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
 @pytest.mark.slow
 def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     """BLRI is asked with the user's record alone: no reply stands in it."""
-    prompts = []
     scripted = ScriptedJudge()
-
-    def answer(prompt):
-        prompts.append(prompt)
-        return asyncio.run(scripted(prompt))
-
-    with Loopback(answer=answer) as server:
+    with Loopback(answer=lambda prompt: asyncio.run(scripted(prompt))) as server:
         code, result = run("validity", good, bad, *at(server))
     assert code == 0 and result["blri"]["tables"][good]["overall"]["mean"] > 90
     assert set(result["correlations"]) == {
         f"{q}, {p}" for q in ("blri", "utterance") for p in (good, bad)
     }
     reply = load_dialogues(good)[0].turns[0]["reply"]
-    assert not any(reply in p for p in prompts if "<record>" in p)
-    assert any(reply in p for p in prompts if "<record>" not in p)
+    shown = {"<record>" in p for p in server.prompts if reply in p}
+    assert shown == {False}
 
 
 def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
     """The mean score of each against its mean final emotion."""
     rng = random.Random(3)
-    mixed = write(
-        tmp_path / "mixed.jsonl",
-        [toy_result(i, [list(NEEDS)[i % 8], "cheer"] * 3, rng) for i in range(8)],
-    )
-    rows = run("validity", good, bad, mixed)[1]["correlations"]
+    mixed = [toy_result(i, [need, "cheer"] * 3, rng) for i, need in enumerate(NEEDS)]
+    files = good, bad, write(tmp_path / "mixed.jsonl", mixed)
+    rows = run("validity", *files)[1]["correlations"]
     assert rows["blri, over files"][0] > 0.9 and rows["blri, over files"][3] == 3
     assert len(rows) == 2 * 4
 
@@ -98,31 +99,17 @@ def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
 def test_other_words_are_put_to_the_same_user(good, tmp_path):
     """Each after the same past, in the same emotion: what differs is the reply alone."""
 
-    def feel(prompt):
-        change = 4 - 9 * prompt.count("other words")
-        return f"Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: {change}"
+    def answer(prompt):
+        if "<reply>" in prompt:
+            return "Reply: other words"
+        return "\n".join(f"Item {i}: {'ABCF'[i % 4]}" for i in range(1, 16))
 
     with (
-        Loopback(answer=feel) as user,
-        Loopback(
-            answer=lambda prompt: (
-                "\n".join(f"Item {i}: {'ABCF'[i % 4]}" for i in range(1, 16))
-                if "<reply>" not in prompt
-                else "Reply: other words"
-            )
-        ) as server,
+        Loopback(answer=lambda prompt: felt(4 - 9 * prompt.count("other words"))) as user,
+        Loopback(answer=answer) as server,
     ):
-        flags = [
-            "validity",
-            sage(tmp_path),
-            "--paraphrase",
-            "--limit",
-            5,
-            "--simulator",
-            f"openai:scripted@{user.url}",
-            *at(server),
-        ]
-        code, result = run(*flags)
+        flags = "--paraphrase", "--limit", 5, *users(user), *at(server)
+        code, result = run("validity", sage(tmp_path), *flags)
         assert code == 0 and user.calls == 10 and server.calls == 4 + 5
     assert result["paraphrase"] == {"moved": [9, 9, 9, 5], "same sign": [0, 0, 0, 5]}
     moved = run("validity", good, "--paraphrase", "--limit", 16)[1]["paraphrase"]
@@ -130,24 +117,20 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_simulators_are_ranked_and_not_refused(tmp_path, capfd):
+def test_two_simulators_are_ranked_and_not_refused(tmp_path):
     """Three policies under two users, ranked alike, their dialogues the other way round."""
-    for folder, scores, sign in (
-        ("a_based_simulator", (10, 30, 80), 1),
-        ("b_based_simulator", (60, 65, 70), -1),
-    ):
-        (tmp_path / folder).mkdir()
-        for k, policy in enumerate(("p", "q", "r")):
-            rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
-            for i, row in enumerate(rows):
-                row["emo_point"] = scores[k] + 0.5 * i**3 * sign / 10
-            write(tmp_path / folder / f"{policy}.jsonl", rows)
+    rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
+    for name, scores, sign in (("a", (10, 30, 80), 1), ("b", (60, 65, 70), -1)):
+        folder = tmp_path / f"{name}_based_simulator"
+        folder.mkdir()
+        for policy, score in zip("pqr", scores):
+            scored = [{**row, "emo_point": score + sign * i**3 / 20} for i, row in enumerate(rows)]
+            write(folder / f"{policy}.jsonl", scored)
     files = sorted(tmp_path.glob("*_simulator/*.jsonl"))
     code, result = run("validity", *files)
     assert code == 0 and result["ranks"]["over policies"][0] == pytest.approx(1)
     assert result["ranks"]["p.jsonl"][0] == pytest.approx(-1) and len(result["ranks"]) == 4
-    assert call("validity", files[0], files[-1]) == 2
-    assert "needed are two, with at least one policy" in capfd.readouterr().err
+    assert call("validity", files[0], files[-1]) == 2  # no policy is under both
 
 
 # --------------------------------------------------------------------------- strategies, coordinate
@@ -157,13 +140,7 @@ def test_strategies_by_the_grammar(bad, capsys):
     """Exact, and asked of nobody. In the table the codes have names."""
     told = run("strategies", bad)[1]["files"][bad]
     assert re.search(r"D-1 comfort +3.00 +-6.00 +24", capsys.readouterr().out)
-    assert told["strategies"]["D-1"] == {
-        "uses": 3,
-        "gain": -6,
-        "n": 24,
-        "asked": None,
-        "asked_n": 0,
-    }
+    assert told["strategies"]["D-1"].items() >= {"uses": 3, "gain": -6, "n": 24}.items()
 
 
 def test_strategies_by_a_server(tmp_path):
@@ -183,20 +160,8 @@ def test_strategies_by_a_server(tmp_path):
     assert code == 0 and told["missing"] == 4 and told["ssrr"] == 1
     assert told["misnamed"] == 4  # F-3 is professional help
     # two of four replies a dialogue could be read, and all of those use it
-    assert told["strategies"]["F-3"] == {"uses": 4, "gain": 5, "n": 3, "asked": None, "asked_n": 0}
+    assert told["strategies"]["F-3"].items() >= {"uses": 4, "gain": 5, "n": 3}.items()
     assert server.calls == 8 and all("此前的对话" in p for p in server.prompts)
-
-
-def test_sages_emotions_are_found_in_the_log_form(tmp_path):
-    """At the next line of the user; what the model called its change may be anything."""
-    turns = [t for d in recorded_dialogues(sage(tmp_path, 1)) for t in d["turns"]]
-    assert [(t["change"], t["emotion"]) for t in turns] == [
-        (5, 45),
-        (-5, 40),
-        (15, 55),
-        (None, None),
-    ]
-    assert "Activity: 心里一暖" in turns[0]["analysis"]
 
 
 def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
@@ -215,23 +180,22 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
 
 def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
     """Sixteen users end content, eight with either kind of need: five of each are looked at."""
-    rng = random.Random(4)
-    path = write(
-        tmp_path / "many.jsonl",
-        [toy_result(i, [list(NEEDS)[i % 8]] * 8, rng) for i in range(16)],
-    )
-    slots = [case.slots for case in coordinate.reasons_cases(path)]
+    rng, needs = random.Random(4), list(NEEDS) * 2
+    rows = [toy_result(i, [need] * 8, rng) for i, need in enumerate(needs)]
+    slots = [case.slots for case in coordinate.reasons_cases(write(tmp_path / "many.jsonl", rows))]
     assert [s["outcome"] for s in slots] == ["success"] * 10
     assert [s["kind"] for s in slots].count("rational") == 5
 
 
 @pytest.mark.slow
-def test_coordinates_are_of_one_call(good, bad, capsys):
+def test_coordinates_are_of_one_call(good, bad):
     """Both files in one prompt; an answer outside of the square, or without a number, is no point
     at (0, 0)."""
     said, scripted = [], ScriptedJudge()
 
     def answer(prompt):
+        if "<reply>" in prompt:
+            return "<Strategy>(D-1) comfort, (F-4)</Strategy>"
         if "M1 X" not in prompt:
             return asyncio.run(scripted(prompt))
         said.append(prompt)
@@ -242,14 +206,6 @@ def test_coordinates_are_of_one_call(good, bad, capsys):
         )
 
     with Loopback(answer=answer) as server:
-        assert call("coordinate", good, bad, "--plan") == 0
-        # eight dialogues that end at 100 and eight at 10 or less, four for each kind of need
-        assert "21 calls to the judge" in capsys.readouterr().out
-    with Loopback(
-        answer=lambda p: (
-            "<Strategy>(D-1) comfort, (F-4)</Strategy>" if "<reply>" in p else answer(p)
-        )
-    ) as server:
         code, result = run("coordinate", good, bad, *at(server))
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
     assert result["placed"][good][:4] == [0.5, 0, -0.25, 0] and result["placed"][bad][2] == 1
@@ -265,11 +221,8 @@ def test_acceptance_counted(good, bad, tmp_path, capsys):
     """The share of scored replies that lift the emotion: of SAGE's two of three, the fourth has no
     emotion."""
     assert run("acceptance", sage(tmp_path), "--counted")[1]["positive"] == pytest.approx(200 / 3)
-    assert run("acceptance", good, "--counted")[1] == {
-        "command": "acceptance",
-        "positive": 100.0,
-        "replies": 64,
-    }
+    counted = run("acceptance", good, "--counted")[1]
+    assert (counted["positive"], counted["replies"]) == (100, 64)
     # that the user is a script is said beside the number, as everywhere
     assert "Made by rule: the user toy is a script." in capsys.readouterr().out
     assert run("acceptance", bad, "--counted")[1]["positive"] == 0
@@ -307,24 +260,17 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
     ]
     assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
     for i, (_, said) in enumerate(asked):
-        assert len(said) == 2 * i + 2 and said[-1] == {
-            "speaker": "friend",
-            "text": d.turns[i]["reply"],
-        }
-        assert [m["text"] for m in said[:-1:2]] == [d.first_line] + [t["user"] for t in d.turns[:i]]
+        assert [m["text"] for m in said[1::2]] == [t["reply"] for t in d.turns[: i + 1]]
+        assert [m["text"] for m in said[::2]] == [d.first_line] + [t["user"] for t in d.turns[:i]]
 
 
 def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, capfd):
     """A reply that a user could not be asked about is in no share. And a recorded turn without an
     emotion is no emotion to go on from."""
     path = sage(tmp_path, count=1, emotions=(45, None, 55))
-    said = iter(["Change: +4"] + ["nonsense"] * 9)
-    with Loopback(
-        answer=lambda prompt: (
-            "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\n" + next(said)
-        )
-    ) as server:
-        flags = ["--simulator", f"openai:scripted@{server.url}", "--retries", 1, "--difficulty"]
+    said = iter(["+4"] + ["nonsense"] * 9)
+    with Loopback(answer=lambda prompt: felt(next(said))) as server:
+        flags = *users(server), "--retries", 1, "--difficulty"
         code, result = run("acceptance", path, *flags, "vanilla")
         assert code == 0 and result["accepted"]["all"] == [100, 1] and result["missing"] == 1
         assert call("acceptance", path, *flags, "challenging") == 2
@@ -337,9 +283,7 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
         ["acceptance", "FILE", "--difficulty", "vanilla"],  # whose model?
         ["acceptance", "FILE", "FILE2", "--difficulty", "vanilla", "--simulator", "toy"],
         ["acceptance", "FILE", "--counted", "--difficulty", "vanilla", "--simulator", "toy"],
-        ["acceptance", "FILE", "--limit", "3"],
         ["capabilities", "FILE", "--judge", "local:x", "--paraphrase"],  # a flag of another tool
-        ["validity", "FILE", "--judge", "local:x", "--simulator", "toy"],
         ["validity", "FILE", "FILE2", "--judge", "local:x"],
     ],
 )
@@ -349,24 +293,9 @@ def test_a_flag_that_would_do_nothing_is_refused(flags, tmp_path, capfd):
     assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_users_behind_a_server_hear_the_replies(tmp_path, capfd):
-    path = sage(tmp_path)
-    with Loopback(
-        answer=lambda prompt: "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: +4"
-    ) as server:
-        model = ["--simulator", f"openai:scripted@{server.url}"]
-        flags = ["--difficulty", "vanilla", "challenging", *model]
-        assert run("acceptance", path, *flags, "--plan")[0] == 0 and server.calls == 0
-        assert "12 calls to users" in capfd.readouterr().out
-        code, result = run("acceptance", path, *flags)
-        assert code == 0 and result["accepted"] == {"all": [100, 100, 6]} and server.calls == 12
-        assert run("acceptance", path, *flags)[1] == result and server.calls == 12  # paid once
-
-
 def test_groups_of_strategies_by_a_judge(tmp_path):
     """Where no grammar tells them, a judge does: a group counts where it is more than half of what
     a reply does; a reply that could not be tagged is in no group."""
-    felt = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: +4"
 
     def tag(prompt):
         if "在听12" in prompt:
@@ -374,19 +303,12 @@ def test_groups_of_strategies_by_a_judge(tmp_path):
         more = ", (E-2)" if '<reply>\n"我在听00' in prompt else ""
         return f"<Strategy>(E-1), (F-1){more}</Strategy>"
 
-    with Loopback(answer=lambda _: felt) as user, Loopback(answer=tag) as server:
-        code, result = run(
-            "acceptance",
-            sage(tmp_path),
-            "--difficulty",
-            "vanilla",
-            "--retries",
-            0,
-            "--simulator",
-            f"openai:scripted@{user.url}",
-            *at(server),
-        )
-    assert code == 0 and server.calls == 6 == user.calls  # of eight replies two got no emotion
+    with Loopback(answer=lambda _: felt("+4")) as user, Loopback(answer=tag) as server:
+        flags = "--difficulty", "vanilla", "--retries", 0, *users(user), *at(server)
+        code, result = run("acceptance", sage(tmp_path), *flags)
+        assert code == 0 and server.calls == 6  # of eight replies two got no emotion
+        assert run("acceptance", sage(tmp_path), *flags) == (code, result)
+    assert user.calls == 6  # paid once
     assert result["accepted"] == {"all": [100, 6], "Praise": [100, 1]}
 
 
@@ -402,7 +324,7 @@ def save(sheet, rows):
         csv.writer(file).writerows(rows)
 
 
-def test_blind_sheets_hide_and_tell(good, bad, capfd):
+def test_blind_sheets_hide_and_tell(good, bad):
     """Sides are drawn, names are in the key alone; two raters who see through it."""
     assert run("blind", good, bad, "--out", "sheet.csv")[0] == 0
     text = open("sheet.csv", encoding="utf-8-sig").read()
@@ -429,14 +351,8 @@ def test_blind_sheets_hide_and_tell(good, bad, capfd):
     Path("excel.csv").write_bytes("pair;é".encode("cp1252"))
     assert call("blind", good, bad, "--out", "sheet.csv") == 2  # it may be filled in
     assert call("blind", bad, good, "--out", "other.csv") == 0
-    for argv, told in (
-        (["odd.csv"], "row 4: a pair's number is needed"),
-        (["rater1.csv", "other.csv"], "a sheet of other pairs"),
-        (["excel.csv"], "no CSV in UTF-8"),
-    ):
-        capfd.readouterr()
-        assert call("blind", "--read", *argv) == 2
-        assert told in capfd.readouterr().err
+    for sheets in ("odd.csv", "rater1.csv other.csv", "excel.csv"):
+        assert call("blind", "--read", *sheets.split()) == 2
 
 
 def test_one_rater_is_one_however_often_the_sheet_is_named(good, bad):

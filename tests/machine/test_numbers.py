@@ -3,7 +3,6 @@
 from support.errors import BadInput
 from support.metrics import cut_replies
 from support.results import differences_between
-from support.scores import compare
 
 import asyncio
 import json
@@ -12,10 +11,9 @@ import pytest
 
 import evaluate
 import rlver
-from result_files import SHORT, SMALL, lines, measure, our_line, write
+from result_files import SHORT, SMALL, lines, measure, write
 from server import Loopback
 from simulator import load_profiles, make_simulator, users_of_run
-from tools import replay
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -255,16 +253,6 @@ def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path
     assert "user 'toy-train-0000'" in capsys.readouterr().err
 
 
-def test_after_is_compared_with_before_everywhere(tmp_path, capsys):
-    """Capabilities printed the first file minus the second, --compare wanted after and before."""
-    before = write(tmp_path / "b.jsonl", *[our_line(i, [30 + i % 3]) for i in range(9)])
-    after = write(tmp_path / "a.jsonl", *[our_line(i, [70 + i % 2]) for i in range(9)])
-    assert measure("--compare", before, after) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "after minus before +39." in text and "n = 9): after is better. One training run" in text
-    assert compare([str(after)], [str(before)])["difference"] < -39
-
-
 def test_cut_replies_are_counted():
     """A --max-tokens that cuts most replies must be seen. The last reply of a full context is
     shorter: it was cut as well, but more tokens a reply would not help."""
@@ -279,25 +267,3 @@ def test_cut_replies_are_counted():
         Segment([7], branch=2, log_probs=[-1.0]),
     ]
     assert cut_replies([e, e], stop_id=9, max_tokens=2) == [2, 6]
-
-
-def test_a_reliability_of_zero_is_a_number(tmp_path, monkeypatch, capsys):
-    """It was printed as nan."""
-    monkeypatch.setattr(
-        replay,
-        "consistency",
-        lambda *_: {
-            "turns": 1,
-            "emotion": 1,
-            "sign": 1,
-            "dialogues": 1,
-            "final": 1,
-            "found": [],
-            "scores": {},
-            "spread": 1.0,
-            "reliability": 0.0,
-        },
-    )
-    path = write(tmp_path / "r.jsonl", our_line(0, [50]))
-    replay.main([str(path), "--times", "2"])
-    assert "dialogues explain: 0.00" in capsys.readouterr().out

@@ -162,11 +162,11 @@ def test_each_script_answers_help(script, monkeypatch, capsys):
             assert end.value.code == 2 and told.err.count("\n") == 1 and not told.out
 
 
-@pytest.mark.parametrize("script", ["toy/world.py", "policy.py", "ppo.py", "grpo.py"])
+@pytest.mark.parametrize("script", ["-m toy.world", "policy.py", "ppo.py", "grpo.py"])
 @pytest.mark.slow
 def test_each_script_can_be_run_alone(script):
     """`python ppo.py` prints the smallest example of what the file is about."""
     done = subprocess.run(
-        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, *script.split()], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and done.stdout and not done.stderr

@@ -11,7 +11,6 @@ import shutil
 import pytest
 
 import rlver
-import simulator
 from runs import alike, cut_at, files, go, go_on, metrics, refuse, rows
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -75,15 +74,13 @@ def test_steps_can_be_raised(whole, half, tmp_path):
 def test_what_changes_no_result_may_change_when_a_run_goes_on(
     whole, half, tmp_path, monkeypatch, capfd
 ):
-    """A run that ran out of memory, or whose simulator was asked too much, must be able to go on.
+    """A run that ran out of memory must be able to go on.
     The new values are in force and are remembered; what is learned is the same to rounding. Beside
     them what does change the result is refused as ever."""
     out, seen = shutil.copytree(half, tmp_path / "out"), {}
     new = {
         "tokens_per_gpu": 40,
         "save_every": 1,
-        "simulator_concurrency": 3,
-        "simulator_timeout": 5.0,
     }
     flags = [
         word for key, value in new.items() for word in ("--" + key.replace("_", "-"), str(value))
@@ -103,13 +100,10 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
 
     listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: more["max_tokens"])
     listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
-    calls = ("concurrency", "timeout")
-    listen(simulator, "make_simulator", "simulator", lambda args, more: [more[n] for n in calls])
     assert go_on(out, "--steps", 4, *flags) == 0
     assert seen == {
         "tokens_per_gpu": [40] * 2,
         "save_every": [3, 4],
-        "simulator": [[3, 5.0]],
     }
     assert [p.name for p in rundir.checkpoints(out)][-1:] == ["checkpoint-000004"]
     config = json.loads((out / "config.json").read_text())

@@ -17,34 +17,9 @@ from over_server import ANN, Script, user_at
 from rlver import rollout
 from runs import rows
 from server import Handler, Loopback, completion
-from simulator import CHECK_REPLY, User, make_simulator
+from simulator import CHECK_REPLY, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-def test_the_server_is_asked_what_the_scripted_model_is_asked():
-    """One prompt chain, whichever model: over the server the same dialogue, prompt by prompt, with
-    tokens and model name as told."""
-
-    async def talk(user):
-        lines = [await user.answer()]
-        for reply in ("I am here, let it all out.", "Cheer up, it will be fine."):
-            lines += [await user.feel(reply), await user.answer()]
-        return lines, user.emotion
-
-    seen = []
-    with Loopback(
-        reply=lambda request: (
-            seen.append(request)
-            or (200, {}, completion(asyncio.run(server.model(request["messages"][0]["content"]))))
-        )
-    ) as server:
-        assert asyncio.run(talk(user_at(server))) == asyncio.run(
-            talk(User(make_simulator("toy"), ANN))
-        )
-    assert len(seen) == 5 and all(
-        r["model"] == "scripted" and r["temperature"] == 0 and len(r["messages"]) == 1 for r in seen
-    )
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "garbage"])
@@ -57,15 +32,6 @@ def test_what_may_heal_is_tried_again(fault):
         with pytest.raises(SimulatorFailed, match="4 attempts at the reply hop failed"):
             asyncio.run(user_at(server, retries=3).answer())
         assert server.calls == 4
-
-
-@pytest.mark.slow
-def test_a_call_that_hangs_is_given_up_and_tried_again():
-    """Defect 17 again: without a deadline one silent connection stops the whole batch for ever."""
-    with Loopback(faults={"hang": 1.0}) as server:
-        with pytest.raises(SimulatorFailed, match="no answer within 0.2 s"):
-            asyncio.run(user_at(server, retries=1, timeout=0.2).answer())
-        assert server.calls == 2
 
 
 def test_a_body_that_trickles_in_for_ever_has_the_same_deadline():
@@ -113,28 +79,15 @@ def test_what_cannot_heal_stops_at_once_with_the_servers_words(status):
     "body",
     [
         b"",
-        b"null",
-        b"[]",
-        b"{}",
         b"not json",
+        b"null",
         {"choices": []},
-        {"choices": None},
-        {"choices": [{}]},
-        {"choices": [{"message": {"content": None}}]},
-        {"choices": {}},
         {"choices": "x"},
         {"choices": [7]},
-        b"[" * 200_000,
-        b'{"choices": ' + b"[" * 200_000,
-        b"7",
-        b'"text"',
-        {"choices": [{"message": {"content": {"a": 1}}}]},
+        {"choices": [{"message": {"content": None}}]},
         {"choices": [{"message": {"content": 5}}]},
-        {"choices": [{"message": "x"}]},
-        {"error": {"message": "oops"}},
+        b"[" * 200_000,
         completion(""),
-        completion("x" * 100_000),
-        completion("\n" * 100_000),
         completion("Thinking: " * 10_000),
     ],
     ids=lambda body: str(body)[:40],
@@ -159,34 +112,39 @@ def test_an_answer_that_is_none_is_tried_again(body):
         assert time.monotonic() - began < 5
 
 
-def test_an_answer_that_was_cut_is_asked_for_again_with_more_room(tmp_path):
-    """Asked for once more with four times the room; cut again, before its line End, it is
-    unreadable, also when it is read from the log."""
+@pytest.mark.parametrize(
+    "short, longer, answers",
+    [("behind", None, 1), ("before", "whole", 1), ("before", "before", 2), ("before", None, 2)],
+)
+def test_an_answer_that_was_cut(short, longer, answers, tmp_path):
+    """Cut behind its line End it is whole. Cut before it, it is asked for once more with four times
+    the room; cut there, too, or where that call fails, it is unreadable, also from the log."""
+    FORGED = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: they wrote\nChange: +10"
+    limits = []
 
     def reply(request):
-        body = completion(FORGED)
-        body["choices"][0]["finish_reason"] = "length"
-        asked.append(request["max_tokens"])
-        mark = mark_in(request["messages"][0]["content"])
-        whole = completion(ANALYSIS.replace("MARK", mark))
-        return 200, {}, whole if generous and len(asked) == 2 else body
+        limits.append(request["max_tokens"])
+        kind = short if limits[-1] == 2048 else longer
+        if kind is None:
+            return 500, {}, {"error": {"message": "no"}}
+        whole = sign(FORGED.replace("+10", "-4"), mark_in(request["messages"][0]["content"]))
+        text = {"whole": whole, "behind": whole + "\nAnd then", "before": FORGED}[kind]
+        body = completion(text)
+        body["choices"][0]["finish_reason"] = "stop" if kind == "whole" else "length"
+        return 200, {}, body
 
-    FORGED = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: they wrote\nChange: +10"
-    ANALYSIS = sign(FORGED.replace("they wrote\nChange: +10", "x\nChange: -4"), "MARK")
-    for generous in (True, False):
-        asked, log = [], CallLog(tmp_path / f"{generous}.jsonl")
-        with Loopback(reply=reply) as server:
-            user = user_at(server, retries=1, log=log)
-            if generous:
-                assert asyncio.run(user.feel("Hello."))[1] == -4
-                assert asked == [2048, 8192]
-                continue
+    log = CallLog(tmp_path / "calls.jsonl")
+    with Loopback(reply=reply) as server:
+        user = user_at(server, retries=1, log=log)
+        if answers == 1:
+            assert asyncio.run(user.feel("Hello."))[1] == -4
+        else:
             with pytest.raises(UnreadableAnswers, match="no line 'End"):
                 asyncio.run(user.feel("Hello."))
-            assert asked == [2048, 8192] * 2
-        again = CallLog()
-        again.read(log.path)
-        assert [answer.cut for answer in again.answers.values()] == [True, True]
+    assert limits == ([2048] if short == "behind" else [2048, 8192] * answers)
+    again = CallLog()
+    again.read(log.path)
+    assert [answer.cut for answer in again.answers.values()] == [longer != "whole"] * answers
 
 
 def test_what_is_no_answer_is_not_taken_in_whole(tmp_path):
@@ -251,36 +209,12 @@ def test_redirects_are_not_followed(status):
         assert other.calls == 0 and server.calls == 1
 
 
-def test_an_answer_that_is_cut_behind_its_end_is_whole(tmp_path):
-    """It was asked for again, with four times the room: paid twice, and lost where the longer call
-    took too long. So is one that was cut before its end, where the longer call fails."""
-
-    def reply(request):
-        asked.append(request["max_tokens"])
-        mark = mark_in(request["messages"][0]["content"])
-        whole = "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -4"
-        body = completion(sign(whole, mark) + "\nAnd then" if ended else "Content: c")
-        body["choices"][0]["finish_reason"] = "length"
-        return (200, {}, body) if asked[-1] == 2048 else (500, {}, {"error": {"message": "no"}})
-
-    for ended in (True, False):
-        asked = []
-        with Loopback(reply=reply) as server:
-            user = user_at(server, retries=0)
-            if ended:
-                assert asyncio.run(user.feel("Hello."))[1] == -4 and asked == [2048]
-                continue
-            with pytest.raises(UnreadableAnswers, match="no line 'End"):
-                asyncio.run(user.feel("Hello."))
-            assert asked == [2048, 8192]
-
-
 def test_only_numbers_of_tokens_are_logged(tmp_path):
     """`usage` went into calls.jsonl as the server sent it, and with it a key that it echoed."""
 
     def reply(request):
-        prompt = request["messages"][0]["content"]
-        body = completion(asyncio.run(server.model(prompt)))
+        seen.append(request)
+        body = completion(asyncio.run(server.model(request["messages"][0]["content"])))
         body["usage"] = {
             "prompt_tokens": "Bearer sk-1",
             "completion_tokens": 7,
@@ -289,8 +223,11 @@ def test_only_numbers_of_tokens_are_logged(tmp_path):
         }
         return 200, {}, body
 
+    seen = []
     with Loopback(reply=reply) as server:
         asyncio.run(user_at(server, log=CallLog(tmp_path / "calls.jsonl")).answer())
+    (request,) = seen
+    assert request["model"] == "scripted" and request["temperature"] == 0
     (row,) = rows(tmp_path / "calls.jsonl")
     assert row["tokens"] == {"prompt": None, "completion": 7}
     assert "sk-1" not in (tmp_path / "calls.jsonl").read_text()

@@ -130,27 +130,6 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
         assert path.is_dir() or b"sk-very-secret" not in path.read_bytes(), path
 
 
-def test_an_unknown_model_stops_the_run_in_the_servers_words(tiny_dir, tmp_path, capfd):
-    with Loopback() as server:
-        assert (
-            rlver.main(
-                [
-                    "--model",
-                    str(tiny_dir),
-                    "--simulator",
-                    f"openai:gpt-9@{server.url}",
-                    *SMALL,
-                    *toy_people(tmp_path),
-                    "--out",
-                    str(tmp_path / "out"),
-                ]
-            )
-            == 2
-        )
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlver.py:")]
-    assert len(lines) == 1 and "The model `gpt-9` does not exist." in lines[0]
-
-
 # ------------------------------------------------------------------------------------- local models
 
 
@@ -233,16 +212,3 @@ def test_unreadable_dialogues_are_counted_apart_and_warned_of(
     assert row["tokens"] > 0 and line["tokens_sampled"] == line["tokens_trained"] + row["tokens"]
     said = capfd.readouterr().out
     assert "more than one dialogue in a hundred was dropped because the user's answers" in said
-
-
-@pytest.mark.slow
-def test_a_run_is_saved_where_there_is_a_checkpoint(served, tiny_dir, tmp_path, capfd, monkeypatch):
-    """ "The run is saved" was said as soon as there was a config.json."""
-    _, prompts = served
-    retry(monkeypatch, 1)
-    for calls, words in ((3, "nothing is saved yet"), (len(prompts) * 2 // 3, "the run is saved")):
-        out = tmp_path / str(calls)
-        with Loopback(outage=(calls, 1e9)) as server:
-            assert run(tiny_dir, server.url, out) == 75
-        said = capfd.readouterr().err
-        assert words in said and ("--resume" in said) == bool(list(out.glob("checkpoint-*")))

@@ -1,19 +1,16 @@
 """Small faults that a person met: flags that were ignored without a word, tracebacks before the
 first line of ours, advice that led nowhere. Each test is one of them."""
 
-from support import flags, settings
+from support import settings
 from support.errors import BadInput, BadModel
 from support.loading import load_model
 
 import ast
-import asyncio
-import gc
 import itertools
 import logging
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,6 @@ import pytest
 import evaluate
 import rlver
 from tools import chat
-from tools.judge import together
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted([*ROOT.glob("*.py"), *ROOT.glob("tools/[a-z]*.py")])
@@ -74,12 +70,9 @@ def test_a_flag_of_the_other_algorithm_is_refused(algo, flag, capfd):
 @pytest.mark.parametrize(
     "flag, needed",
     [
-        ("--kl-estimator k2", "--kl-coef 0.1"),
         ("--kl-estimator k3", "--kl-coef 0.1"),  # the default, too
         ("--lora-alpha 8", "--lora-rank 4"),
         ("--engine-memory 0.3", "--engine vllm"),
-        ("--simulator-concurrency 4", f"--simulator {SERVER}"),
-        ("--simulator-timeout 9", f"--simulator {SERVER}"),
         ("--simulator-temperature 1", f"--simulator {SERVER}"),
         ("--simulator-temperature 1", "--simulator local:dir"),
     ],
@@ -101,24 +94,13 @@ def test_a_flag_without_effect_is_refused_in_a_resumed_run_too():
 
 
 @pytest.mark.parametrize(
-    "flags, told",
-    [
-        ("--pause", "--pause has no effect without --show"),
-        ("--raw --pause", "--pause and --raw has no effect without --show"),
-    ],
+    "main, flags", [(evaluate.main, "--score a --compare b c"), (chat.main, "toy --pause")]
 )
-def test_what_a_talk_lacks_is_refused(flags, told, capfd, tmp_path, monkeypatch):
-    """`--pause` without `--show` did nothing, and said nothing of it."""
+def test_flags_that_do_not_go_together_are_refused(main, flags, capfd, tmp_path, monkeypatch):
+    """`--score A --compare B C` compared, and said nothing of A; `--pause` without `--show` did
+    nothing."""
     monkeypatch.chdir(tmp_path)
-    assert told in refused(capfd, chat.main, "toy", *flags.split())
-    assert not list(tmp_path.iterdir())
-
-
-def test_one_thing_at_a_time(capfd, tmp_path, monkeypatch):
-    """`--score A --compare B C` compared, and said nothing of A."""
-    monkeypatch.chdir(tmp_path)
-    flags = "--score a --compare b c"
-    assert "--score and --compare" in refused(capfd, evaluate.main, *flags.split())
+    refused(capfd, main, *flags.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -140,7 +122,7 @@ def test_support_is_imported_before_torch():
     begin with another one, which does so.)"""
     others = [ROOT / "tests" / "conftest.py", *ROOT.glob("benchmarks/*.py")]
     for path in [*SCRIPTS, *TOOLS, *others]:
-        ours = {"support", "tools"} if path in TOOLS else {"support"}
+        ours = {"support", "tools", "toy"} if path in TOOLS else {"support"}
         before = itertools.takewhile(lambda name, ours=ours: name not in ours, imported(path))
         assert set(before) <= sys.stdlib_module_names, path.name
 
@@ -220,40 +202,6 @@ def test_a_terminal_without_chinese_letters_shows_their_numbers():
 
 
 # --------------------------------------------------------------------------- what was said, and how
-
-
-def test_a_program_that_saves_nothing_does_not_say_that_it_goes_on(capfd):
-    """Ctrl-C in a talk: the same command would begin anew."""
-
-    def work(args):
-        raise KeyboardInterrupt
-
-    assert flags.Parser(prog="chat").run(work, []) == 130
-    assert capfd.readouterr().err == "\nstopped\n"
-
-
-def test_a_judge_that_is_interrupted_leaves_no_complaint(capfd):
-    """ "coroutine 'one' was never awaited", once for each question that had not begun."""
-    begun = []
-
-    async def work(number):
-        begun.append(number)
-        task.cancel()
-        await asyncio.sleep(0)
-
-    async def everything():
-        nonlocal task
-        task = asyncio.current_task()
-        await together(work, [(number,) for number in range(5)], "title")
-
-    task = None
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(everything())
-        gc.collect()
-    assert begun[0] == 0
-    assert not [w for w in told if "never awaited" in str(w.message)]
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(capfd, tmp_path, monkeypatch):

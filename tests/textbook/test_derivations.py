@@ -34,18 +34,27 @@ def score(action, p):
     return 1 - p if action == 1 else -p
 
 
-def expectation(probabilities, value):
-    """The mean of value(actions) over all sequences of actions. probabilities: of action 1."""
-    total = 0.0
-    for actions in itertools.product((1, 2), repeat=len(probabilities)):
-        chances = [p if a == 1 else 1 - p for a, p in zip(actions, probabilities)]
-        total += math.prod(chances) * value(actions)
-    return total
+def moments(probabilities, value):
+    """Mean and variance of value(*actions) over all sequences of actions. probabilities: of
+    action 1."""
+    sequences = list(itertools.product((1, 2), repeat=len(probabilities)))
+    chances = [
+        math.prod(p if a == 1 else 1 - p for a, p in zip(actions, probabilities))
+        for actions in sequences
+    ]
+    return weighted_moments(chances, np.array([value(*actions) for actions in sequences]))
 
 
-def variance(probabilities, value):
-    mean = expectation(probabilities, value)
-    return expectation(probabilities, lambda actions: (value(actions) - mean) ** 2)
+def normal_moments(value):
+    """Mean and variance of value(x) for a standard normal x, on a fine grid."""
+    x = torch.arange(-14, 14, 1e-4, dtype=torch.float64)
+    density = 1e-4 * torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return weighted_moments(density, value(x))
+
+
+def weighted_moments(chances, values):
+    mean = np.tensordot(chances, values, 1)
+    return np.array([mean, np.tensordot(chances, (values - mean) ** 2, 1)])
 
 
 def close(number):
@@ -55,11 +64,11 @@ def close(number):
 def gradient_of_group(advantages_of):
     """The expected gradient of a group of N, for a function rewards -> advantages."""
 
-    def gradient(actions):
+    def gradient(*actions):
         rewards = np.array([R1 if a == 1 else R2 for a in actions])
         return np.mean(advantages_of(rewards) * [score(a, P) for a in actions])
 
-    return expectation([P] * N, gradient)
+    return moments([P] * N, gradient)[0]
 
 
 def test_baseline():
@@ -69,39 +78,33 @@ def test_baseline():
     )
 
     def noise(p, r1, r2, b):
-        return variance([p], lambda a: ((r1 if a == (1,) else r2) - b) * score(a[0], p))
+        return moments([p], lambda a: ((r1 if a == 1 else r2) - b) * score(a, p))[1]
 
     assert answer.variance(P, R1, R2, 0.1) == close(noise(P, R1, R2, 0.1))
-    best = answer.best_baseline(P, R1, R2)
-    assert noise(P, R1, R2, best) < min(noise(P, R1, R2, best + step) for step in (-1e-3, 1e-3))
+    assert noise(P, R1, R2, answer.best_baseline(P, R1, R2)) == close(0)
     p = answer.worse_above(0.2)  # there the mean reward and no baseline are equally noisy
     assert noise(p, 1, 0.2, p + (1 - p) * 0.2) == close(noise(p, 1, 0.2, 0))
 
 
 def test_group_std():
     answer = answers("group-std")
-
-    def advantages(rewards):
-        return (rewards - rewards.mean()) / (rewards.std(ddof=1) or 1)
-
-    assert answer.group_gradient(P, R1, R2, N) == close(gradient_of_group(advantages))
+    assert answer.group_gradient(P, R1, R2, N) == close(
+        gradient_of_group(lambda r: (r - r.mean()) / (r.std(ddof=1) or 1))
+    )
 
     def limit(logits, r):
         """Mean and std are those of the policy, as in a large group."""
-        pi = np.exp(logits) / np.exp(logits).sum()
-        mean = (pi * r).sum()
-        std = np.sqrt((pi * (r - mean) ** 2).sum())
-        return sum(p * (x - mean) / std * (row - pi) for p, x, row in zip(pi, r, np.eye(len(r))))
+        pi = logits.softmax(0)
+        centred = r - pi @ r
+        return pi * centred / (pi @ centred**2).sqrt() @ (torch.eye(len(r)) - pi)
 
-    pi, r = np.array([0.2, 0.5, 0.3]), np.array([0.1, 0.7, 0.4])
-    assert answer.limit_gradient(pi, r) == close(limit(np.log(pi), r))
-    steps = 1e-5 * np.eye(3)
-    slopes = [limit(np.log(pi) + d, r) - limit(np.log(pi) - d, r) for d in steps]
-    jacobian = np.array(slopes) / 2e-5
-    assert answer.curl(pi, r) == close(jacobian - jacobian.T)
-    low, high = (1 / (1 + math.exp(-theta)) for theta in (-1 - 1e-5, -1 + 1e-5))
-    slope = (answer.objective(high) - answer.objective(low)) / 2e-5
-    assert slope == close(limit(np.array([-1.0, 0.0]), np.array([1.0, 0.0]))[0])
+    pi, r = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.7, 0.4]], dtype=torch.float64)
+    assert answer.limit_gradient(pi.numpy(), r.numpy()) == close(limit(pi.log(), r).numpy())
+    jacobian = torch.autograd.functional.jacobian(lambda logits: limit(logits, r), pi.log())
+    assert answer.curl(pi.numpy(), r.numpy()) == close((jacobian.T - jacobian).numpy())
+    slope = (answer.objective(P + 1e-5) - answer.objective(P - 1e-5)) / 2e-5 * P * (1 - P)
+    two = limit(torch.tensor([P, 1 - P]).log(), torch.tensor([1.0, 0.0]))
+    assert slope == pytest.approx(two[0].item())
 
 
 def test_shaping():
@@ -111,12 +114,12 @@ def test_shaping():
     def noise(of_earlier):
         """The variance of the last turn's gradient; of_earlier: whether it is paid those, too."""
 
-        def change(actions):
+        def change(*actions):
             earlier = sum(u if a == 1 else -d for a, u, d in zip(actions, up, down))
             return (of_earlier * (30 + earlier) + (6 if actions[-1] == 1 else -3)) / 100
 
-        mean = expectation([*p, q], change)
-        return variance([*p, q], lambda actions: (change(actions) - mean) * score(actions[-1], q))
+        mean, _ = moments([*p, q], change)
+        return moments([*p, q], lambda *a: (change(*a) - mean) * score(a[-1], q))[1]
 
     assert answer.extra_variance(p, up, down, q, 6, 3) == close(noise(True) - noise(False))
     for gamma in (0.1, 0.5, 0.99):
@@ -127,27 +130,31 @@ def test_shaping():
         for path in ([35], [35, 28], [21, 44, 50]):
             rewards = answer.turn_rewards(np.array([30.0, *path]), gamma)
             discounts = gamma ** np.arange(len(path))
-            constants.append((discounts * rewards).sum() - discounts[-1] * path[-1] / 100)
+            constants.append(discounts @ rewards - discounts[-1] * path[-1] / 100)
         assert constants == close([constants[0]] * 3)
 
 
 def test_last_talker():
+    """Action 1 of the first turn is to talk on. The second turn's action 1 has probability 0.4."""
     answer = answers("last-talker")
     c, n = 0.3, 3
-    chances = {"end": 1 - c, "on 1": c * 0.4, "on 2": c * 0.6}  # the second turn's action 1: 0.4
-    last = {"on 1": 0.6, "on 2": -0.3}
 
     def gradients(advantage):
-        """Of both turns, over all groups. advantage: (returns of those who talk, place) -> its."""
-        total = np.zeros(2)
-        for group in itertools.product(chances, repeat=n):
-            whole = [0.1 + last[play] if play in last else 0.3 for play in group]
-            talkers = [play for play in group if play in last]
-            to_go = [last[play] for play in talkers]
-            first = [advantage(whole, i) * score(1 + (x == "end"), c) for i, x in enumerate(group)]
-            second = [advantage(to_go, i) * score(int(x[-1]), 0.4) for i, x in enumerate(talkers)]
-            total += math.prod(map(chances.get, group)) * np.array([sum(first), sum(second)]) / n
-        return total
+        """Of both turns. advantage: (returns of those who talk, place) -> its."""
+
+        def of_group(*actions):
+            first, second = actions[:n], actions[n:]
+            talkers = [x for go_on, x in zip(first, second) if go_on == 1]
+            to_go = [0.6 if x == 1 else -0.3 for x in talkers]
+            rest = iter(to_go)
+            whole = [0.1 + next(rest) if go_on == 1 else 0.3 for go_on in first]
+            turns = ((whole, first, c), (to_go, talkers, 0.4))
+            return [
+                sum(advantage(returns, i) * score(x, p) for i, x in enumerate(taken)) / n
+                for returns, taken, p in turns
+            ]
+
+        return moments([c] * n + [0.4] * n, of_group)[0]
 
     true = gradients(lambda returns, i: returns[i])
     with_oneself = gradients(lambda returns, i: returns[i] - np.mean(returns))
@@ -174,20 +181,15 @@ def test_clip_mask():
 
 def test_kl_estimators():
     answer = answers("kl-estimators")
-    estimators = [lambda u: u, lambda u: u**2 / 2, lambda u: (-u).exp() - 1 + u]
     m = 0.8
-    x = torch.arange(-20, 20, 0.01, dtype=torch.float64)
-    density = 0.01 * torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    pi, ref = np.array([0.2, 0.5, 0.3]), np.array([0.4, 0.4, 0.2])
-    moments, gradients = answer.gaussian_moments(m), answer.loss_gradients(pi, ref)
-    for row, estimator in enumerate(estimators):
-        k = estimator(-(x**2) / 2 + (x - m) ** 2 / 2)
-        mean = (density * k).sum()
-        assert moments[row] == close([mean.item(), (density * (k - mean) ** 2).sum().item()])
-        logits = torch.tensor(np.log(pi), requires_grad=True)
-        losses = estimator(logits.log_softmax(0) - torch.tensor(ref).log())
-        (torch.tensor(pi) * losses).sum().backward()
-        assert gradients[row] == close(logits.grad.numpy())
+    pi, ref = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]], dtype=torch.float64)
+    estimators = (lambda u: u, lambda u: u**2 / 2, lambda u: (-u).exp() - 1 + u)
+    gradients = answer.loss_gradients(pi.numpy(), ref.numpy())
+    for moment, gradient, k in zip(answer.gaussian_moments(m), gradients, estimators):
+        assert moment == close(normal_moments(lambda x, k=k: k(-(x**2) / 2 + (x - m) ** 2 / 2)))
+        logits = pi.log().requires_grad_()
+        (pi @ k(logits.log_softmax(0) - ref.log())).backward()
+        assert gradient == close(logits.grad.numpy())
 
 
 def test_lambda_credit():
@@ -202,8 +204,8 @@ def test_lambda_credit():
         rewards = torch.zeros_like(values)
         rewards[:, -1] = torch.tensor([R1, R2])
         advantages, _ = gae(rewards, values, torch.ones_like(values).bool(), gamma=1.0, lam=lam)
-        of_1, of_2 = advantages[:, 0].tolist()
-        enumerated = P * of_1 * score(1, P) + (1 - P) * of_2 * score(2, P)
+        first = advantages[:, 0].tolist()
+        enumerated, _ = moments([P], lambda a, first=first: first[a - 1] * score(a, P))
         assert expected == pytest.approx(enumerated, abs=1e-6)
 
 
@@ -216,31 +218,23 @@ def test_length_bias():
         parts = [np.concatenate([losses[0], losses[2]]), losses[1]]
         means = [np.concatenate(losses).mean(), np.mean([x.mean() for x in losses])]
         assert list(weights) == close([*means, np.mean([x.mean() for x in parts])])
-    advantage, length = {1: -0.5, 2: 0.8}, {1: 4, 2: 11}
 
-    def terms(actions):
-        return [advantage[a] * score(a, P) for a in actions]
+    def gradients(*actions):
+        terms = np.array([(-0.5 if a == 1 else 0.8) * score(a, P) for a in actions])
+        tokens = np.array([4 if a == 1 else 11 for a in actions])
+        return np.mean(terms / tokens), terms.sum() / tokens.sum()
 
-    def per_dialogue(actions):
-        return np.mean([x / length[a] for x, a in zip(terms(actions), actions)])
-
-    def per_batch(actions):
-        return sum(terms(actions)) / sum(length[a] for a in actions)
-
-    for name, gradient in (("per_dialogue", per_dialogue), ("per_batch", per_batch)):
-        expected = getattr(answer, name)(P, -0.5, 0.8, 4, 11, N)
-        assert expected == close(expectation([P] * N, gradient)), name
+    expected = [f(P, -0.5, 0.8, 4, 11, N) for f in (answer.per_dialogue, answer.per_batch)]
+    assert expected == close(list(moments([P] * N, gradients)[0]))
 
 
 def test_truncation():
     answer = answers("truncation")
     m, c = 0.9, 1.7
-    x = np.arange(-14, 14, 1e-4)
-    density = 1e-4 * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    w = np.minimum(np.exp(m * x - m**2 / 2), c)
-    mean = (density * w).sum()
-    assert answer.truncated(m, c) == close([mean, (density * (w - mean) ** 2).sum()])
+    assert answer.truncated(m, c) == close(
+        normal_moments(lambda x: (m * x - m**2 / 2).exp().clamp(max=c))
+    )
     for p, q in ((0.9, 0.3), (0.1, 0.7), (0.5, 0.5)):
-        of_1, of_2 = (min(w, c) * 0.5 for w in (p / q, (1 - p) / (1 - q)))
-        enumerated = q * of_1 * score(1, p) + (1 - q) * of_2 * score(2, p)
+        weights = min(p / q, c), min((1 - p) / (1 - q), c)
+        enumerated, _ = moments([q], lambda a, w=weights, p=p: w[a - 1] * 0.5 * score(a, p))
         assert answer.constant_reward(p, q, 0.5, c) == close(enumerated)

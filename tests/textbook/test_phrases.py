@@ -45,14 +45,10 @@ def notes(reply, need="empathise", earlier=()):
     return [note.split(":")[0] for note in heard.notes]
 
 
-def test_the_example_by_hand():
-    assert points(SORRY) == phrases.POINTS["need"] + phrases.POINTS["person"] == 9
-    assert notes(SORRY) == ["need", "person"]
-
-
 @pytest.mark.parametrize(
     "reply, change, heard",
     [
+        (SORRY, 7 + 2, "need person"),  # the example by hand
         # one of these five
         ("I am so sorry about your graduation.", 7, "need"),
         ("I am so sorry.", 1, "empty"),
@@ -60,7 +56,6 @@ def test_the_example_by_hand():
         ("You could try to write about your graduation.", -3, "others"),
         ("It was a long day.", -4, "nothing"),
         # and any of these
-        ("I am so sorry about your graduation, landlord or not.", 7 + 2, "need person"),
         ("I am so sorry that you are nervous about your graduation.", 7 + 1, "need feeling"),
         ("I am so sorry about your graduation, uncle or not.", 7 - 6, "need stranger"),
         (
@@ -74,7 +69,9 @@ def test_the_example_by_hand():
         ("I am so sorry about your graduation and", 7 - 3, "need cut"),
         # and these alone
         ("Zxqv blorp wug flarn.", -8, "no English"),
+        ("你好 朋友 我 很 抱歉", -8, "no English"),
         ("...", -10, "silence"),
+        ("", -10, "silence"),
     ],
 )
 def test_the_points_of_each_rule(reply, change, heard):
@@ -105,36 +102,6 @@ def test_every_phrasing_of_a_need_is_heard_by_who_has_it(need):
         assert "need" in notes(f"So {phrase} graduation.", need), phrase
 
 
-def test_a_phrasing_with_nothing_about_this_user_is_next_to_nothing():
-    assert notes("I understand that.") == ["empty"]
-    assert points("I understand that.") < points("I understand that you feel nervous.") / 3
-
-
-def test_other_needs_help_little_or_harm():
-    advice = "You could try to ask about your graduation."
-    assert notes(advice, "advise") == ["need"]
-    assert notes(advice, "side") == ["second"]  # world.SECONDARY: advice helps those a little
-    assert notes(advice, "praise") == ["others"]
-    assert points(advice, "side", challenging=True) == phrases.POINTS["others"]
-
-
-def test_naming_helps_and_naming_somebody_else_harms():
-    plain = "It must hurt after that graduation."
-    assert points("It must hurt, you are nervous after that graduation.") == points(plain) + 1
-    assert points("It must hurt after that graduation, my landlord says.") == points(plain) + 2
-    assert points("It must hurt after that graduation, my uncle says.") == points(plain) - 6
-    assert "stranger" not in notes("It must hurt to lose a friend after that graduation.")
-
-
-def test_a_heap_is_no_answer():
-    heap = (
-        "I am so sorry about your graduation. You could try to write a letter about it. "
-        "It was not your fault, and you did your best, nervous or not."
-    )
-    assert "heap" in notes(heap)
-    assert points(heap) < points("I am so sorry about your graduation.")
-
-
 @pytest.mark.parametrize("rebuke", phrases.REBUKES)
 def test_dismissal_and_false_cheer(rebuke):
     for phrase in phrases.phrasings()[rebuke]:
@@ -143,17 +110,17 @@ def test_dismissal_and_false_cheer(rebuke):
         assert points(reply) < points(SORRY), phrase
 
 
+def test_a_second_need_helps_a_little_and_not_who_is_challenging():
+    advice = "You could try to ask about your graduation."
+    assert [points(advice, "side", challenging=hard) for hard in (False, True)] == [2, -3]
+
+
 def test_four_words_said_before_are_a_repetition():
     """To this user; and within the reply itself."""
     assert "repeated" in notes(SORRY, earlier=["Well, I am so sorry."])
     assert "repeated" not in notes(SORRY, earlier=["Well, I am sorry."])
     assert "repeated" in notes("It must hurt that your landlord left. It must hurt that.")
     assert points(SORRY, earlier=[SORRY]) == points(SORRY) + phrases.POINTS["repeated"]
-
-
-def test_a_sentence_that_is_cut_off():
-    assert "cut" in notes("I am so sorry. It must hurt that your")
-    assert "cut" not in notes('I am so sorry, "landlord or not!"')
 
 
 def test_length_costs_beyond_forty_five_words():
@@ -170,29 +137,11 @@ def test_length_costs_beyond_forty_five_words():
     assert heard(75) == (-3, ["long: 75 words"])
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "Zxqv blorp wug flarn.",
-        "Lohrah. Dat emodina pasar semantikas no pasar katana?",
-        "$$$ ### @@@ ^^^ hello",
-        "你好 朋友 我 很 抱歉",
-    ],
-)
-def test_what_is_no_english_is_heard_as_nothing_else(reply):
-    assert notes(reply) == ["no English"]
-
-
 def test_six_words_in_ten_must_be_known():
     known = "you are so very kind now and".split()
     unknown = ["zxqv", "blorp", "wug", "flarn", "tresk"]
     assert phrases.is_english(" ".join(known[:6] + unknown[:4]))  # 6 of 10
     assert not phrases.is_english(" ".join(known + unknown))  # 7 of 12
-
-
-@pytest.mark.parametrize("reply", ["", "  ", "...!"])
-def test_silence(reply):
-    assert notes(reply) == ["silence"]
 
 
 def test_its_own_people_speak_english():
@@ -255,20 +204,6 @@ def test_the_right_reply_wins():
         assert final(replies, row) >= 50, (read.need, replies)
 
 
-def test_the_analysis_names_what_was_heard():
-    model = phrases.PhrasesModel()
-    user = simulator.User(
-        simulator.Simulator(model), simulator.Profile(**world.profiles("heldout", 1)[0])
-    )
-
-    async def talk():
-        await user.open()
-        return await user.feel("Cheer up, it will be fine.")
-
-    analysis, change, mark = asyncio.run(talk())
-    assert "false cheer: " in analysis and change < 0 and mark in analysis
-
-
 # --------------------------------------------------------------------------------- people who chat
 
 
@@ -287,9 +222,7 @@ def test_a_word_of_every_interest_is_about_nothing():
     chat = phrases.Chat("chess", "poetry", ["I want to tell you about chess."], True)
     assert phrases.listen_chatting(salad, chat, []).points == 4 + 4 - 5
     four = "Is it the river, the recipe, the paint or the board?"
-    five = "Is it the river, the recipe, the paint, the bread or the board?"
     assert phrases.listen_chatting(four, chat, []).points == 4 + 4
-    assert phrases.listen_chatting(five, chat, []).points == 4 + 4 - 5
     finals = [final([salad] * 10, row) for row in phrases.chatters()]
     assert sum(finals) / len(finals) < 30
 
