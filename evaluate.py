@@ -18,6 +18,7 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.llm import PromptRefused, ask_with_retries, digest
+from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 from support.results import (
     describe,
     differences_of_rows,
@@ -28,7 +29,6 @@ from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
 from support.server import ServerModel
 from support.settings import SCRIPTED, split_name
-from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 
 import argparse
 import asyncio

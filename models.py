@@ -30,6 +30,7 @@ from support.ranks import (
 
 import json
 import math
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -97,7 +98,7 @@ class Models:
         # 1. Weights, tokenizer, chat template: of the checkpoint, or of pi_0, where the run began.
         # Adapters go on the model that they were made for, which is pi_0: in a checkpoint they are
         # merged into the weights.
-        start = self.find_start()
+        start = world.POLICY / cfg.mode if cfg.toy else cfg.model
         source = checkpoint if checkpoint and not cfg.lora_rank else start
         model, self.tokenizer = self.load(source)
         self.set_chat_format(model, source)
@@ -137,12 +138,6 @@ class Models:
         self.fresh = True
 
     # ----------------------------------------------------- parts of __init__, in the order of use
-
-    def find_start(self):
-        """The name or directory of the model that the run began with."""
-        if self.cfg.toy:
-            return world.base_policy(self.cfg.think)
-        return self.cfg.model
 
     def load(self, place):
         """(model, tokenizer) of `place`, a directory or a name on the hub.
@@ -301,7 +296,7 @@ class Models:
         it gives their tokens. So `kl_start` can measure at every step how far the policy has moved,
         without the starting policy in memory."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
-        episodes = sorted(episodes, key=lambda e: e.number)[:START_DIALOGUES]
+        episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         dialogues = []
         for episode in episodes:
             batch = pack([episode], self.pad).to(self.device)

@@ -17,9 +17,8 @@ files and pictures are in support/, which a first reading may skip.
 
 from support import errors, ranks, rundir, settings
 from support.loading import refuse_missing, return_freed_memory
-from support.metrics import batch_metrics, cut_replies, summarise
-from support.terminal import dialogue_text, print_finished, print_summary, progress
-from support.users import INITIAL_EMOTION
+from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
+from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
 
 import asyncio
 import os
@@ -200,7 +199,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
     ranks.wait_for_all()
-    run.print_head(len(users), len(heldout), ranks.world_size(), state["step"], tokens_of_check)
+    if run.first:
+        sizes = len(users), len(heldout), ranks.world_size()
+        print_head(cfg, run.path, *sizes, state["step"], tokens_of_check)
 
     # ---- the steps that are taken twice: in training, and in evaluations
     def hold_dialogues(profiles, group_size, kind, step):
@@ -298,7 +299,6 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     # ---- 6. Evaluate, before.
     if state["step"] < 0:  # a new run
         episodes = evaluate(0)
-        run.warn_of_malformed(state["evaluations"][0]["malformed"])
         state["step"] = 0
         save()
         show_dialogue("before training", episodes[0])

@@ -26,8 +26,17 @@ play whom), and a recorded dialogue that is heard again.
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support.answers import Unreadable, end_of, mark_of, marked_sections, peel, whole_number
+from support.answers import (
+    Unreadable,
+    end_of,
+    mark_of,
+    marked_sections,
+    peel,
+    whole_number,
+    without_surrogates,
+)
 from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.files import read_jsonl
 from support.llm import (
     CallLog,
     Clock,
@@ -37,18 +46,13 @@ from support.llm import (
     ask_with_retries,
     digest,
 )
+from support.metrics import INITIAL_EMOTION, emotion_level
 from support.results import intention_of
-from support.server import ServerModel
 from support.settings import SCRIPTED, split_name
-from support.users import (
-    INITIAL_EMOTION,
-    emotion_level,
-    profile_of_row,
-    read_profiles,
-)
 
 import asyncio
 import copy
+import dataclasses
 import json
 import random
 import re
@@ -58,7 +62,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from toy import phrases, world
+from toy import world
 from toy.words import NEEDS
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -602,6 +606,8 @@ def make_simulator(
                 f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
             )
         if name == "phrases":
+            from toy import phrases
+
             scripted = phrases.PhrasesModel(difficulty)
         else:
             scripted = world.ScriptedModel(difficulty, weak=name == "toy-weak")
@@ -611,6 +617,8 @@ def make_simulator(
             raise BadInput(
                 f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
             )
+        from support.server import ServerModel
+
         llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
         llm = load_local(model, temperature, flag)
@@ -672,17 +680,79 @@ def simulator_of_run(cfg, log, clock):
 
 # The fields of a Profile that allow only certain values.
 ALLOWED_VALUES = {"need": NEEDS, "target": PURPOSES}
+# A file may use either name for a field. Left: the field of the dataclass, as in the released
+# files (mixed Chinese pinyin and English). Right: a plain English name for the same field.
+ENGLISH_NAMES = {
+    "player": "persona",
+    "scene": "background",
+    "main_cha": "persona_group",
+    "cha_group": "traits",
+    "task": "intention",
+    "first_talk": "first_line",
+}
 
 
 def load_profiles(path, flag="--profiles"):
-    """The profiles of a JSONL file, with released or English field names. Raises BadInput, naming
-    the line and the field."""
-    return read_profiles(path, Profile, ALLOWED_VALUES, flag)
+    """The profiles of a JSONL file, with released or English field names. flag: the one that named
+    the file, for messages. Raises BadInput, naming the line and the field."""
+    if not Path(path).is_file():
+        raise BadInput(f"{flag} {path}: no such file")
+    profiles = []
+    line_of_id = {}
+    for number, row, problem in read_jsonl(path):
+        where = f"{flag} {path}, line {number}"
+        if problem:
+            raise BadInput(f"{where}: {problem}")
+        profile = parse_profile(row, where)
+        if profile.id in line_of_id:
+            first = line_of_id[profile.id]
+            raise BadInput(f"{where}: id {profile.id!r} is used in line {first} already")
+        line_of_id[profile.id] = number
+        profiles.append(profile)
+    if not profiles:
+        raise BadInput(f"{flag} {path}: the file holds no profile")
+    return profiles
 
 
 def parse_profile(row, where):
-    """One line's object as a Profile. where: names the line in messages. Raises BadInput."""
-    return profile_of_row(row, where, Profile, ALLOWED_VALUES)
+    """One line of the file, a parsed JSON value, as a Profile. where: the file and the line, for
+    messages. Raises BadInput."""
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
+    values = {}
+    for member in dataclasses.fields(Profile):
+        english_name = ENGLISH_NAMES.get(member.name)
+        value = row.get(member.name, row.get(english_name))
+        check_field(member, value, where)
+        choices = ALLOWED_VALUES.get(member.name)
+        if choices and value and value not in choices:
+            raise BadInput(
+                f"{where}: {member.name} {value!r} is unknown; there are {', '.join(choices)}"
+            )
+        if value and member.type is str:
+            value = without_surrogates(value)
+        # An optional text that is empty keeps the field's default. A list may be empty.
+        if value or member.type is list:
+            values[member.name] = value
+    return Profile(**values)
+
+
+def check_field(member, value, where):
+    """Raise BadInput if the `value` of a dataclass's field, `member`, is missing, empty or of another type.
+    Only a field with a default may be missing or empty."""
+    name, kind = member.name, member.type
+    is_optional = member.default is not dataclasses.MISSING
+    if value is None:
+        if is_optional:
+            return
+        english = f" (or {ENGLISH_NAMES[name]!r})" if name in ENGLISH_NAMES else ""
+        raise BadInput(f"{where}: field {name!r} is missing{english}")
+    if not isinstance(value, kind):
+        raise BadInput(
+            f"{where}: field {name!r} should be a {kind.__name__}, it is a {type(value).__name__}"
+        )
+    if kind is str and not value and not is_optional:
+        raise BadInput(f"{where}: field {name!r} is empty")
 
 
 def toy_profiles(split, count=None):
@@ -779,6 +849,8 @@ def refuse_foreign(simulator_name, profiles):
     everybody; the scripted users play the toy's people, and `phrases` its own chatters too."""
     if simulator_name not in SCRIPTED:
         return
+    from toy import phrases
+
     for profile in profiles:
         if profile.target != "eq":
             if simulator_name == "phrases" and phrases.read_chat(profile.scene, profile.task):

@@ -1,12 +1,46 @@
 """support/metrics.py - the numbers that sum up dialogues: scores, and the metrics of a training
 step (docs/metrics.md says what each of them means).
+
+Among them are signs that a policy learns the reward and not the task, counted in the words of its
+replies (RLVER 3.7; Gao 2022 on overoptimisation). A reward that climbs says nothing about why. A
+healthy run may move any of them: a curve that rises is a reason to read dialogues, no proof.
 """
 
-from support.signs import signs
-
+import itertools
 import math
+import re
+from collections import Counter
 
 import numpy as np
+
+# ---------------------------------------------------------------------------- the scale of a score
+
+# Every dialogue starts at this emotion: RLVER trains from 30, SAGE's benchmark starts at 40.
+INITIAL_EMOTION = {"training": 30, "benchmark": 40}
+# The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
+BENCHMARK_TURNS = 10
+
+# The lowest emotion of each level of SAGE but the last, F, which is everything below 10. There the
+# user has had enough, and may say goodbye.
+LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
+
+
+def emotion_level(emotion):
+    """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
+    "Emotion-F". The reply hop is told this name only, not the number."""
+    for letter, lowest in LEVELS:
+        if emotion >= lowest:
+            return f"Emotion-{letter}"
+    return "Emotion-F"
+
+
+def scale_in_words(start, max_turns):
+    """The scale of a score: "from 30, 8 replies". It stands wherever a score is printed, because a
+    dialogue that starts higher, or that has more replies, ends higher."""
+    return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
+
+
+# ------------------------------------------------------------------------------------------ scores
 
 
 def score_summary(finals):
@@ -21,6 +55,15 @@ def score_summary(finals):
         "failure": 100 * float((emotions < 10).mean()),
         "n": n,
     }
+
+
+def scores_by(name, rows, finals):
+    """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
+    scores = {}
+    for value in sorted({row[name] for row in rows}):
+        finals_of_part = [final for row, final in zip(rows, finals) if row[name] == value]
+        scores[value] = score_summary(finals_of_part)
+    return scores
 
 
 def stderr_of(scores):
@@ -89,6 +132,121 @@ def cut_replies(episodes, stop_id, max_tokens):
     replies = [segment.ids for segment in segments if segment.log_probs is not None]
     cut = sum(len(ids) == max_tokens and ids[-1] != stop_id for ids in replies)
     return [cut, len(replies)]
+
+
+# ------------------------------------------------------------------- signs, counted in the words
+
+# What a reply says that talks about its own reward.
+REWARD_TALK = re.compile(
+    r"""
+    \b(
+        reward
+        | emotion[ ](?:score|value|level|point)s?
+        | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
+        | change\s*:\s*[+-]?\d        # the line that decides the emotion in its answers
+        | rate[ ](?:me|this)
+        | \d+[ ]points
+    )
+    | \d+\s*/\s*100                  # 90/100
+    | 情绪值 | 情绪分                   # value and score of the emotion
+    | 打分 | 评分 | 奖励 | 分数         # give a score, rating, reward, score
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# A word. In a script without spaces each character is one.
+WORD = re.compile(
+    r"""
+    [\u3040-\u30ff\u3400-\u9fff]             # one Japanese kana, or one Chinese character
+    | [^\W\d_\u3040-\u30ff\u3400-\u9fff]+    # letters of any other script
+    | \d+                                     # a number
+    """,
+    re.VERBOSE,
+)
+SENTENCE_END = re.compile(r"[.!?。！？\n]+")
+
+
+def signs(dialogues, word_limit=4000):
+    """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
+
+    repeat_within   replies that hold a sentence, of three words or more, that the same user was
+                    told before
+    repeat_across   replies that occur word for word in another dialogue of the batch, too (with
+                    GRPO this may be a dialogue with the same user)
+    distinct_1..3   different n-grams per n-gram (Li 2016). It falls as the text gets longer, so it
+                    is always counted over the first `word_limit` words
+    reply_words     words per reply
+    reward_talk     replies that name their own reward
+    """
+    texts = [reply for dialogue in dialogues for reply in dialogue]
+    if not texts:
+        return {}
+    repeating = 0  # replies that repeat a sentence
+    replies = []  # each as a tuple of its words
+    users_told = Counter()  # reply: how many users were told it
+    for dialogue in dialogues:
+        earlier_sentences, different_replies = set(), set()
+        for text in dialogue:
+            sentences = sentences_of(text)
+            long_sentences = {sentence for sentence in sentences if len(sentence) >= 3}
+            if long_sentences & earlier_sentences:
+                repeating += 1
+            earlier_sentences |= long_sentences
+            reply = tuple(itertools.chain(*sentences))
+            replies.append(reply)
+            different_replies.add(reply)
+        users_told.update(different_replies)
+    result = {
+        "repeat_within": repeating / len(texts),
+        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
+        "reply_words": sum(map(len, replies)) / len(texts),
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
+    }
+    first_replies = first_words(replies, word_limit)
+    for n in (1, 2, 3):
+        result[f"distinct_{n}"] = distinct(first_replies, n)
+    return result
+
+
+def signs_in_words(counted):
+    """What `signs` counted, as a sentence for the terminal; "" if there were no replies."""
+    if not counted:
+        return ""
+    percent = {key: f"{100 * value:.0f} %" for key, value in counted.items()}
+    variety = [f"{counted[f'distinct_{n}']:.2f}" for n in (1, 2, 3)]
+    return (
+        f"Signs of reward hacking: of all replies {percent['repeat_within']} repeat a sentence to "
+        f"the same user, {percent['repeat_across']} are told in several dialogues word for word, "
+        f"{percent['reward_talk']} talk about their own reward; {counted['reply_words']:.1f} words "
+        f"a reply; share of distinct words {variety[0]}, of word pairs {variety[1]}, of word "
+        f"triples {variety[2]}"
+    )
+
+
+def words_of(text):
+    """Words; for a script without spaces, characters."""
+    return WORD.findall(text.lower())
+
+
+def sentences_of(text):
+    """Sentences as tuples of words, so that capitals and commas make no new one."""
+    sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
+    return [words for words in sentences if words]
+
+
+def first_words(replies, word_limit):
+    """The first of the replies (tuples of words): those that begin within the first `word_limit`
+    words of all."""
+    begins = itertools.accumulate(map(len, replies), initial=0)
+    return [reply for reply, begin in zip(replies, begins) if begin < word_limit]
+
+
+def distinct(replies, n):
+    """Different n-grams per n-gram of replies (tuples of words); 0 if there are none."""
+    grams = []
+    for reply in replies:
+        shifted = [reply[i:] for i in range(n)]
+        grams += zip(*shifted)
+    return len(set(grams)) / max(1, len(grams))
 
 
 # ----------------------------------------------------------------------- warnings while a run trains

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -145,7 +146,7 @@ def gather_episodes(episodes):
     """The episodes of all ranks, sorted by number and without their tokens: for counting and for
     the log."""
     without_tokens = [dataclasses.replace(e, segments=[]) for e in episodes]
-    return sorted(all_gather_list(without_tokens), key=lambda e: e.number)
+    return sorted(all_gather_list(without_tokens), key=attrgetter("number"))
 
 
 # -------------------------------------------------------------------------------------------- FSDP2

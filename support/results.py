@@ -6,7 +6,7 @@ rlver.py, evaluate.py, the reports and the tools read them through this file.
 
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
+from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
 import functools
 import re

@@ -15,7 +15,7 @@ from support.llm import CallLog, Clock
 from support.metrics import warnings_of
 from support.results import metrics_of
 from support.settings import SCRIPTED, resolve_settings, resumed_settings
-from support.terminal import calls_text, print_head, score_text
+from support.terminal import score_text
 
 import asyncio
 import contextlib
@@ -193,9 +193,17 @@ class RunDir:
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
-        self.write_config()
+        if self.first:
+            try:
+                write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
+            except OSError as error:
+                raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
+            self.lock()  # a new run's directory is there now
         if self.first and not (self.path / "heldout.json").exists():
-            record_heldout(self.path, self.cfg.profiles, [profile.id for profile in heldout])
+            # From it an evaluation knows whom the run was not trained on, and where its files are.
+            places = {name: str(Path(name).resolve()) for name in self.cfg.profiles or ()}
+            ids = [profile.id for profile in heldout]
+            write_json(self.path / "heldout.json", {"ids": ids, "profiles": places})
         self.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
         return state
 
@@ -232,16 +240,6 @@ class RunDir:
         # finalize(...) is a function that closes the lock once, however often it is called. It is
         # also called when this object is no longer used, so that no lock is left behind.
         self.unlock = weakref.finalize(self, os.close, lock)
-
-    def write_config(self):
-        """Write config.json, and lock the directory, which is there now. Raises BadInput."""
-        if not self.first:
-            return
-        try:
-            write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
-        except OSError as error:
-            raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
-        self.lock()
 
     def clear(self):
         """Remove what a run without a step has left here (`has_no_step`), but not its calls, which
@@ -290,6 +288,13 @@ class RunDir:
             self.tell(
                 f"evaluation at step {step}: {scores['dropped']} dialogues failed and do not count"
             )
+        if step == 0 and scores["malformed"] > 50:  # they all earn 0: nothing to learn from
+            self.tell(
+                f"{scores['malformed']:.0f} % of the dialogues before training ended malformed, at "
+                "a reward of 0: the model does not write <think>...</think> and a reply within "
+                "--max-tokens, and it will hardly learn to. Give it more tokens, or train without "
+                "--think"
+            )
         if 0 < step < self.cfg.steps:
             self.tell(score_text(step, scores["score"], vars(self.cfg)))
 
@@ -337,25 +342,6 @@ class RunDir:
         """Print a line above the progress bar."""
         if self.first:
             tqdm.write(text)
-
-    def print_head(self, training, held_out, ranks, step, tokens_of_check):
-        """What is printed before the first dialogue. training, held_out: numbers of users; step:
-        the last one that is done; tokens_of_check: of the question that was asked first."""
-        if not self.first:
-            return
-        print_head(self.cfg, self.path, training, held_out, ranks, step)
-        if self.calls.path:
-            print(calls_text(self.cfg, step, tokens_of_check))
-
-    def warn_of_malformed(self, percent):
-        """Warn if most dialogues of the starting policy end malformed: they all earn 0, so there is
-        hardly anything to learn from. percent: of the dialogues."""
-        if percent > 50:
-            self.tell(
-                f"{percent:.0f} % of the dialogues before training ended malformed, at a reward of "
-                "0: the model does not write <think>...</think> and a reply within --max-tokens, "
-                "and it will hardly learn to. Give it more tokens, or train without --think"
-            )
 
     def step_bar(self, done):
         """A progress bar over the steps that are left, of which `done` are done."""
@@ -487,13 +473,6 @@ def write_summary(out, state):
 
 
 # ----------------------------------------------------------------------------------- held-out users
-
-
-def record_heldout(out, names, ids):
-    """Write heldout.json: the `ids` of a run's held-out users, and the place of each file of
-    profiles. From it an evaluation knows whom the run was not trained on."""
-    places = {name: str(Path(name).resolve()) for name in names or ()}
-    write_json(Path(out) / "heldout.json", {"ids": ids, "profiles": places})
 
 
 def refuse_other_heldout(out, ids):

@@ -6,7 +6,7 @@ one file or of several seeds; the comparison on the terminal.
 """
 
 from support.errors import BadInput
-from support.metrics import score_summary, stderr_text
+from support.metrics import score_summary, scores_by, signs, signs_in_words, stderr_text
 from support.results import (
     PART_NAMES,
     PURPOSE_NAMES,
@@ -18,7 +18,6 @@ from support.results import (
     starting_policy_in_words,
 )
 from support.settings import made_by_rule
-from support.signs import signs, signs_in_words
 from support.stats import sign_flips
 from support.terminal import fold
 
@@ -74,15 +73,6 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         "unusable": len(scored.problems),
         "problems": scored.problems,
     }
-
-
-def scores_by(name, rows, finals):
-    """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
-    scores = {}
-    for value in sorted({row[name] for row in rows}):
-        finals_of_part = [final for row, final in zip(rows, finals) if row[name] == value]
-        scores[value] = score_summary(finals_of_part)
-    return scores
 
 
 def read_scored(path, rule=None):

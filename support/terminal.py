@@ -1,13 +1,12 @@
 """support/terminal.py - what a run prints: its head, dialogues, and the table at its end.
 
 The head says what differs from the defaults, config.json has the rest. Wherever a score is printed
-its scale stands beside it (support.users.scale_in_words), and what is made by rule says so.
+its scale stands beside it (support.metrics.scale_in_words), and what is made by rule says so.
 """
 
 from support.files import read_json
-from support.metrics import stderr_text
-from support.settings import changed_from_defaults, made_by_rule
-from support.users import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
+from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words, stderr_text
+from support.settings import SCRIPTED, changed_from_defaults, made_by_rule
 
 import shlex
 import textwrap
@@ -30,10 +29,11 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
 
 
-def print_head(cfg, out, training, held_out, ranks=1, step=0):
+def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens_of_check=None):
     """What a run prints before its first dialogue: what is trained on whom, what differs from the
-    defaults, and where all goes. training, held_out: numbers of users; step: the last step that is
-    done, above 0 in a resumed run."""
+    defaults, where all goes, and what the user's server is asked. training, held_out: numbers of
+    users; step: the last step that is done, above 0 in a resumed run; tokens_of_check: as in
+    `calls_text`."""
     print(fold(what_is_trained(cfg, ranks, step)))
     changed = changed_from_defaults(cfg)
     if changed:
@@ -45,6 +45,8 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     print(fold(users))
     scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
     print(fold(f"Scores are mean final emotions, {scales}."))
+    if cfg.simulator not in SCRIPTED:
+        print(fold(calls_text(cfg, step, tokens_of_check)))
     print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
 
 

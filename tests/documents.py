@@ -17,7 +17,7 @@ PAGES = {
 # the modules of the project, by the names that an import says
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in (ROOT, ROOT / "support", ROOT / "tools")
+    for folder in (ROOT, ROOT / "support", ROOT / "tools", ROOT / "toy")
     for path in folder.glob("[a-z]*.py")
 }
 

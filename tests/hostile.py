@@ -22,12 +22,11 @@ from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 
-from support.strategies import CODES
-
 from marks import MARK, sign
 from simulator import parse_emotion, parse_reply, says_goodbye
 from tools.capabilities import RUBRIC
 from tools.strategies import read_strategies
+from tools.strategy_codes import CODES
 
 # ------------------------------------------------------------------------------ what a policy says
 

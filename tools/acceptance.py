@@ -16,7 +16,6 @@ here does not say how a dialogue with them would have gone: nobody answers.
 
 from support.errors import BadInput
 from support.settings import made_by_rule
-from support.strategies import RLVER_GROUPS
 from support.terminal import fold
 
 import asyncio
@@ -29,6 +28,7 @@ from tools.judge import Judge, add_judge_flags, print_plan
 from tools.scores import made_by
 from tools.strategies import cases_of as cases_of_file
 from tools.strategies import strategies_question, tagged_dialogues
+from tools.strategy_codes import RLVER_GROUPS
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 READING_OF_GROUPS = "a row: the replies more than half of whose strategies are of this group"

@@ -16,7 +16,6 @@ Places of two calls do not compare: with another file in the prompt all places m
 
 from support.answers import Unreadable, peel
 from support.forms import read_parts, read_words
-from support.strategies import CODES, strategies_of
 
 import asyncio
 import re
@@ -44,6 +43,7 @@ from tools.judge import (
 from tools.scores import made_by
 from tools.strategies import cases_of as reply_cases
 from tools.strategies import strategies_question, tagged_dialogues
+from tools.strategy_codes import CODES, strategies_of
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 # Headers of the answers in words, as patterns.

@@ -21,8 +21,8 @@ from support.errors import BadInput, SimulatorFailed
 from support.files import write_file
 from support.flags import Parser, fraction, natural, not_negative, positive
 from support.llm import CallLog
+from support.metrics import words_of
 from support.results import PURPOSE_NAMES, intention_of
-from support.signs import words_of
 
 import asyncio
 import json

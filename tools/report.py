@@ -12,7 +12,7 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_file
 from support.flags import Parser
-from support.metrics import stderr_of, warnings_of
+from support.metrics import INITIAL_EMOTION, scores_by, signs_in_words, stderr_of, warnings_of
 from support.results import (
     PERSONA_GROUPS,
     intention_of,
@@ -23,11 +23,8 @@ from support.results import (
     world_of,
 )
 from support.rundir import newest_state, profile_files
-from support.scores import score, scores_by
 from support.settings import Settings, changed_from_defaults, made_by_rule
-from support.signs import signs_in_words
 from support.terminal import scale_of_run
-from support.users import INITIAL_EMOTION
 
 import io
 import re
@@ -212,6 +209,8 @@ def dialogues_of_run(out, config, last_step):
 
 def page_of_results(path):
     """What the page shows of a result file. Raises BadInput."""
+    from support.scores import score  # a run's page needs none
+
     result = score(path)
     dialogues = [{**d, "player": d["raw"].get("player")} for d in recorded_dialogues(path)]
     settings = dialogues[0]["made_by"]  # the same in all lines of a file
@@ -275,7 +274,10 @@ def draw(path):
 
 def main(argv=None):
     """Draw what the command line names. Returns the exit code."""
-    parser = Parser(prog="python -m tools.report", description="The page of a run or of results.")
+    parser = Parser(
+        prog="python -m tools.report",
+        description="Draw the page and the picture of a run, or the page of a result file.",
+    )
     parser.add_argument("path", help="directory of a run, or a result file", metavar="PATH")
     place = draw(parser.parse_args(argv).path)
     if not place:

@@ -16,7 +16,6 @@ SSRR is not SAGE's, whose scores and scale are not published.
 """
 
 from support.answers import Unreadable, before_end
-from support.strategies import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
 
 import asyncio
 import re
@@ -33,8 +32,8 @@ from tools.dialogues import (
 )
 from tools.judge import Judge, Question, add_judge_flags, load_template, print_plan
 from tools.scores import made_by
+from tools.strategy_codes import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
 from tools.tables import add_files, cell, check_files, show_table, tool_parser, write_outputs
-from toy import world
 
 # {code: the codes that it excludes in the same paragraph}: a deeper kind of empathy excludes the
 # shallower ones, as the prompt says.
@@ -122,7 +121,7 @@ def show_strategies(path, counts, answers, names):
 
 
 def tagged_dialogues(path, answers):
-    """The dialogues of a file with the strategies of each reply, as support/strategies.py wants
+    """The dialogues of a file with the strategies of each reply, as tools/strategy_codes.py wants
     them: by a judge's `answers`, or, None, by the toy's grammar."""
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
@@ -133,7 +132,7 @@ def tagged_dialogues(path, answers):
         replies = []
         for i, turn in enumerate(dialogue.turns):
             if answers is None:
-                codes = toy_codes(turn["reply"], world)
+                codes = toy_codes(turn["reply"])
             else:
                 codes = codes_of.get((dialogue.id, i))
             replies.append([codes, turn["change"]])

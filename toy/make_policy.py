@@ -10,7 +10,7 @@ whom is left to reinforcement learning.
 
 from support.chat_format import ChatFormat
 from support.flags import Parser
-from support.users import emotion_level
+from support.metrics import emotion_level
 
 import hashlib
 import json

@@ -36,7 +36,7 @@ def attribute(thing, name):
 def resolve(name, home=None):
     """Find what `name` names. Returns the module that it was found in; raises NoSuchName.
 
-    name: "ppo.gae", "policy.Policy.forward", "support.signs", or without a module: then it is a
+    name: "ppo.gae", "policy.Policy.forward", "support.metrics", or without a module: then it is a
     name of the module `home`, which was named before it ("parse_emotion" behind
     "simulator.User.feel"), or "RunDir.save", a method of a class of any module."""
     parts = name.split(".")
@@ -65,7 +65,7 @@ def resolve_all(words, strict):
             (".py", ".md", ".txt", ".json", ".jsonl")
         ):
             continue
-        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools."))])
+        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools.", "toy."))])
         if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
             home, count = resolve(word, home), count + 1
     return count
@@ -101,7 +101,7 @@ def test_every_function_that_the_readme_names_is_there():
         "`policy.Policy.forwards`",
         "`simulator.User.feel`, `parse_emotions`",
         "`RunDir.saved`",
-        "`support.sign.signs`",
+        "`support.metrics.sign`",
         "`policy.Batch.mask`",
         "`grpo.group_advantages`, `policy_loss`",
     ],

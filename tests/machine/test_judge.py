@@ -1,8 +1,6 @@
 """A judge on loopback that answers as models do, and files that are wrong: what all tools share
 that ask one. Reading its answers is tested by hand in tests/textbook/test_judge_answers.py."""
 
-from support.strategies import CODES
-
 import json
 import random
 import re
@@ -16,6 +14,7 @@ from judging import ANSWER, at, call, run, sage, toy_result, write
 from server import Loopback
 from tools import capabilities, coordinate, dialogues, needs, strategies, validity
 from tools.dialogues import load_dialogues
+from tools.strategy_codes import CODES
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 runs there, that a damaged run is a line on the terminal; and the page in a browser."""
 
 from support.files import write_json
+from support.settings import resolve_settings
 
 import json
 import re
@@ -32,7 +33,7 @@ def run(tmp_path):
     """The directory of a run of two steps, with one held-out user who is told hostile things."""
     out = tmp_path / "a <b>run"
     settings = {"algo": "grpo", "steps": 4, "max_turns": 3, "eval_size": 1, "simulator": "toy"}
-    write_json(out / "config.json", {**settings, "profiles": None})
+    write_json(out / "config.json", vars(resolve_settings(settings)))
     write_json(
         out / "checkpoint-000002" / "state.json", {"step": 2, "evaluations": [BEFORE, AFTER]}
     )

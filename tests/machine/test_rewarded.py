@@ -70,7 +70,7 @@ def test_flat_groups_by_hand():
 @pytest.mark.parametrize(
     "flags, word",
     [
-        ("--algo ppo --advantage rloo", "--advantage rloo"),
+        ("--algo ppo --advantage rloo", "--advantage has no effect without --algo grpo"),
         ("--reward delta --gamma 0.9 --algo ppo", "--gamma 0.9"),
     ],
 )

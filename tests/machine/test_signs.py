@@ -1,6 +1,6 @@
 """signs.py: what it counts, on dialogues small enough to count by hand."""
 
-from support.signs import REWARD_TALK, signs, words_of
+from support.metrics import REWARD_TALK, signs, words_of
 
 import pytest
 

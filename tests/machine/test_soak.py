@@ -162,7 +162,6 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     """Some thousand answers put together from pieces that mean something to them: a result of the
     right kind, or a ValueError, nothing else."""
     from support.forms import read_words
-    from support.strategies import CODES
 
     from hypothesis import given, settings
     from hypothesis import strategies as some
@@ -171,6 +170,7 @@ def test_the_parsers_read_or_refuse_whatever_they_are_given():
     from simulator import parse_emotion, parse_reply
     from tools.capabilities import RUBRIC
     from tools.strategies import read_strategies
+    from tools.strategy_codes import CODES
     from tools.validity import BLRI, PARAPHRASE_HEADERS
 
     pieces = [

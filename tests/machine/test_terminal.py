@@ -2,10 +2,10 @@
 codes, and what is made by rule."""
 
 from support import terminal
+from support.metrics import scale_in_words
 from support.results import scale_of_settings
 from support.scores import what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
-from support.users import scale_in_words
 
 import json
 import random

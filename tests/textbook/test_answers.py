@@ -8,7 +8,6 @@ from support.answers import (
     LONGEST_ANSWER,
     unmarked_sections,
 )
-from support.strategies import CODES
 
 import re
 
@@ -22,6 +21,7 @@ from simulator import (
 )
 from tools.capabilities import RUBRIC
 from tools.strategies import read_strategies
+from tools.strategy_codes import CODES
 from tools.validity import BLRI, UTTERANCE
 
 

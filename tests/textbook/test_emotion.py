@@ -3,7 +3,7 @@
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
-from support.users import emotion_level
+from support.metrics import emotion_level
 
 import asyncio
 

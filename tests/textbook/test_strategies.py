@@ -12,7 +12,13 @@ and their similarity is (s + n) / 2n = 0. Reply 3 shares nothing with reply 2: a
 so 0. The repetition rate (SSRR) is the mean of these two, 0.
 """
 
-from support.strategies import (
+import random
+
+import pytest
+
+from marks import sign
+from tools.strategies import read_strategies
+from tools.strategy_codes import (
     CODES,
     RLVER_GROUPS,
     TOY_CODES,
@@ -23,13 +29,6 @@ from support.strategies import (
     strategies_of,
     toy_codes,
 )
-
-import random
-
-import pytest
-
-from marks import sign
-from tools.strategies import read_strategies
 from toy import world
 from toy.words import ACTS
 
@@ -223,11 +222,11 @@ def test_tags_of_the_toy_are_exact():
     for act in ACTS:
         said = world.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
-        assert toy_codes(said, world) == expected
+        assert toy_codes(said) == expected
         assert toy_codes(
             f"{said} {world.random_sentence('praise', 'boss', 'lost', rng)}", world
         ) == [
             *expected,
             "E-1",
         ]
-    assert toy_codes("You are right and your sister.", world) == [] == toy_codes("", world)
+    assert toy_codes("You are right and your sister.") == [] == toy_codes("")

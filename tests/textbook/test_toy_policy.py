@@ -9,7 +9,6 @@ import re
 
 import torch
 
-import policy
 from toy import make_policy, world
 from toy.make_policy import Recipe
 from toy.words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
@@ -79,9 +78,9 @@ def test_a_policy_is_trained_with_one_thread(tmp_path, monkeypatch):
     """The same recipe then gives the same policy, whatever the machine's cores: seen in the number
     of threads while it is trained, which is put back behind it."""
     monkeypatch.setitem(make_policy.RECIPES, "direct", Recipe(2, 0.2))
-    seen, pack = [], policy.pack
+    seen, pack = [], make_policy.pack
     monkeypatch.setattr(
-        policy, "pack", lambda *rows: seen.append(torch.get_num_threads()) or pack(*rows)
+        make_policy, "pack", lambda *rows: seen.append(torch.get_num_threads()) or pack(*rows)
     )
     before = torch.get_num_threads()
     torch.set_num_threads(2)

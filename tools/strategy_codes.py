@@ -1,4 +1,4 @@
-"""support/strategies.py - the 24 strategies of emotional support, and what is counted over replies
+"""tools/strategy_codes.py - the 24 strategies of emotional support, and what is counted over replies
 that are tagged with them: how often each is used, what its replies earned, how much is repeated.
 
 No model is asked here. The tags come from a judge (tools/strategies.py), or from the toy's grammar,
@@ -13,6 +13,8 @@ reply got no emotion.
 
 from functools import cache
 from itertools import pairwise
+
+from toy import world
 
 # SAGE Table 5: seven groups of strategies and how many each has. CODES lists all: "A-1", "A-2" ...
 SAGE_GROUP_SIZES = {
@@ -59,10 +61,9 @@ TOY_CODES = {
 }
 
 
-def toy_codes(reply, toy):
-    """The strategies of a reply in the toy's grammar, exact: the kinds of its sentences. toy: the
-    module."""
-    kinds = [toy.act_of(sentence) for sentence in toy.split_sentences(reply)]
+def toy_codes(reply):
+    """The strategies of a reply in the toy's grammar, exact: the kinds of its sentences."""
+    kinds = [world.act_of(sentence) for sentence in world.split_sentences(reply)]
     return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]
 
 
