@@ -57,8 +57,7 @@ def test_two_files_are_paired(good, bad, capsys):
     code, result = run("capabilities", good, bad)
     paired = result["capabilities"]["paired"]
     assert code == 0 and paired["SA"][0] == -4 and paired["SA"][3] == 8
-    assert "ED, empathic depth" in (text := capsys.readouterr().out)
-    assert MACHINERY_ONLY in text and "after minus before" in text
+    assert MACHINERY_ONLY in capsys.readouterr().out
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):

@@ -39,7 +39,6 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
 @pytest.mark.parametrize(
     "name",
     [
-        "openai:",
         "openai:m",
         "openai:m@",
         "openai:@http://h/v1",

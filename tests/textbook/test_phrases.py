@@ -116,10 +116,9 @@ def test_a_second_need_helps_a_little_and_not_who_is_challenging():
 
 
 def test_four_words_said_before_are_a_repetition():
-    """To this user; and within the reply itself."""
+    """To this user."""
     assert "repeated" in notes(SORRY, earlier=["Well, I am so sorry."])
     assert "repeated" not in notes(SORRY, earlier=["Well, I am sorry."])
-    assert "repeated" in notes("It must hurt that your landlord left. It must hurt that.")
     assert points(SORRY, earlier=[SORRY]) == points(SORRY) + phrases.POINTS["repeated"]
 
 
