@@ -1,5 +1,5 @@
-"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Either holds a
-whole copy of the weights.
+"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Either holds
+whole weights, not a shard of them.
 
     await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
     load_weights(named_tensors)                     sync: take the trainer's new weights

@@ -2,9 +2,9 @@
 
 Pure functions on tensors first; then the update, which takes models and optimizers: `ppo_update`
 is the main function, at the bottom, and `optimize` its loop of optimizer steps. Tensors are [B, L],
-if nothing else is said: B dialogues, L tokens, `mask` True where the policy sampled the token. Everything that is
-not the policy's (the user's lines, the chat template, padding) is skipped everywhere: in the loss,
-GAE, whitening, entropy, KL and all means.
+if nothing else is said: B dialogues, L tokens, `mask` True where the policy sampled the token.
+Everything that is not the policy's (the user's lines, the chat template, padding) is skipped
+everywhere: in the loss, GAE, whitening, entropy, KL and all means.
 
 What RLVER uses: clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one
 optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches or more

@@ -212,8 +212,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):
-        """1 and 2 of the figure: `group_size` dialogues with each of `profiles`. Returns this rank's
-        episodes, those of all ranks (without their tokens), and what run.log_dropped counts.
+        """1 and 2 of the figure: `group_size` dialogues with each of `profiles`. Returns this
+        rank's episodes, those of all ranks (without tokens), and what run.log_dropped counts.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn."""

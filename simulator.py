@@ -738,8 +738,8 @@ def parse_profile(row, where):
 
 
 def check_field(member, value, where):
-    """Raise BadInput if the `value` of a dataclass's field, `member`, is missing, empty or of another type.
-    Only a field with a default may be missing or empty."""
+    """Raise BadInput if the `value` of a dataclass's field, `member`, is missing, empty or of
+    another type. Only a field with a default may be missing or empty."""
     name, kind = member.name, member.type
     is_optional = member.default is not dataclasses.MISSING
     if value is None:

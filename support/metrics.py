@@ -249,7 +249,7 @@ def distinct(replies, n):
     return len(set(grams)) / max(1, len(grams))
 
 
-# ----------------------------------------------------------------------- warnings while a run trains
+# ---------------------------------------------------------------------- warnings while a run trains
 
 
 def warnings_of(rows):

@@ -355,7 +355,7 @@ class RunDir:
         )
 
     def dialogue_bar(self, kind, step, total):
-        """A progress bar of `total` dialogues. (The toy's in training are over too soon for one.)"""
+        """A progress bar of `total` dialogues. (The toy's in training are over too soon.)"""
         hidden = not self.first or (kind == "training" and self.cfg.toy)
         title = f"step {step}" if kind == "training" else f"evaluating, step {step}"
         return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)

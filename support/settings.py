@@ -30,7 +30,7 @@ GROUP_TIMEOUT = 7200
 
 # -------------------------------------------------------------------------------------- two presets
 
-# Some depend on the algorithm, on thinking, or on what is trained: {case: default}.
+# Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
 TOY = {
     # until the learning curve is nearly flat; a step without thoughts is cheaper
     "steps": {"think": 30, "direct": 36},
@@ -48,7 +48,8 @@ TOY = {
     "tokens_per_gpu": 8192,
     "eval_size": 128,
 }
-REAL = {  # the paper's (RLVER appendix B) or its script's: 32 dialogues for PPO, 32 groups of 4 for GRPO
+# The paper's (RLVER appendix B) or its script's: 32 dialogues for PPO, 32 groups of 4 for GRPO.
+REAL = {
     "steps": 350,
     "save_every": 25,  # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes
     "batch_size": {"ppo": 32, "grpo": 128},
@@ -453,8 +454,8 @@ def resumed_settings(config, given):
     names = {setting.name for setting in fields(Settings)}
     if not isinstance(config, dict) or set(config) != names:
         raise BadInput(
-            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing, of another version or "
-            "unreadable)"
+            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing, "
+            "unreadable or of another version)"
         )
     changes = {
         name: value for name, value in given.items() if value not in (None, config.get(name))

@@ -1,5 +1,6 @@
-"""tools/strategy_codes.py - the 24 strategies of emotional support, and what is counted over replies
-that are tagged with them: how often each is used, what its replies earned, how much is repeated.
+"""tools/strategy_codes.py - the 24 strategies of emotional support, and what is counted over
+replies that are tagged with them: how often each is used, what its replies earned, how much is
+repeated.
 
 No model is asked here. The tags come from a judge (tools/strategies.py), or from the toy's grammar,
 which knows the kind of every sentence. A tagged dialogue is

@@ -200,13 +200,11 @@ def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
 
 def test_thinking_without_learning_is_explained(tmp_path, capfd):
     """A model of this size does not keep the form <think>...</think>: all its dialogues are
-    malformed and earn 0, so no group teaches anything. Whoever waited for the end must be told
-    both. (Below five steps there are no warnings.)"""
+    malformed and earn 0, so no group teaches anything. Who starts such a run is told so."""
     out = tmp_path / "think"
-    flags = ["--think", "--steps", 5, "--batch-size", 2, *GRPO, "--max-turns", 1]
-    text = output_of(capfd, 0, rlver.main, *flags_of(out, *flags, "--save-every", 9))
-    malformed = [row["malformed"] for row in metrics(out)]
-    assert len(malformed) == 5 and min(malformed) > 50
-    assert "% of dialogues end malformed" in text
-    assert "% of the groups teach nothing" in text
+    flags = ["--think", "--batch-size", 2, *GRPO, "--max-turns", 1]
+    text = output_of(capfd, 0, rlver.main, *flags_of(out, *flags))
+    (row,) = metrics(out)
+    assert row["malformed"] > 50 and row["flat_groups"] == 1
+    assert "dialogues before training ended malformed" in text
     shutil.rmtree(out)
