@@ -3,6 +3,7 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 from support import settings
 from support.errors import BadInput, BadModel
+from support.flags import Parser
 from support.loading import load_model
 
 import ast
@@ -214,3 +215,13 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
     for path in ("file", "nowhere", "a/b/c", "runs/nowhere", "./nowhere", "/nowhere/a"):
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
+
+
+def test_a_program_that_saves_nothing_does_not_promise_to_go_on(capfd):
+    """ "The same command goes on where it was" stood under a talk that was over."""
+
+    def work(args):
+        raise KeyboardInterrupt
+
+    assert Parser(prog="chat").run(work, []) == 130
+    assert capfd.readouterr().err == "\nstopped\n"
