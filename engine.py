@@ -13,7 +13,7 @@ checked at every step, and the check would be worth nothing if both ran the same
 """
 
 from support.errors import BadInput
-from support.llm import Clock
+from support.metrics import Clock
 
 import asyncio
 import copy

@@ -17,7 +17,6 @@ What else can be asked of a policy or of its dialogues are tools: `python -m too
 from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
-from support.llm import PromptRefused, ask_with_retries, digest
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 from support.results import (
     describe,
@@ -27,7 +26,7 @@ from support.results import (
 )
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_score, score
-from support.server import ServerModel
+from support.servers import ServerModel, digest
 from support.settings import SCRIPTED, split_name
 
 import argparse
@@ -50,7 +49,7 @@ from simulator import (
     load_profiles,
     load_prompt,
     make_simulator,
-    parse_emotion,
+    read_analysis,
     refuse_foreign,
     users_of_run,
 )
@@ -147,18 +146,18 @@ def row_of(profile, episode, user, evaluation_settings):
 
 def message_of_policy(turn):
     """The policy's reply in a turn, as a message of the history."""
-    ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis", "mark")}
+    ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
     return {"role": "assistant", "content": turn["reply"], "rlver": ours}
 
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    sections, _ = parse_emotion(turn["analysis"], turn["mark"])
+    analysis = read_analysis(turn["analysis"])
     planning = {
-        "activity": sections["Activity"],
-        "TargetCompletion": sections["TargetCompletion"],
-        "content": sections["Content"],
-        "analyse": sections["Analyse"],
+        "activity": analysis["activity"],
+        "TargetCompletion": analysis["target_completion"],
+        "content": analysis["content"],
+        "analyse": analysis["analysis"],
         "change": turn["change"],
     }
     return {
@@ -398,57 +397,38 @@ def policy_of_server(model_name, url, flags):
         "temperature": 1.0,
         "max_tokens": flags.max_tokens or 2048,
     }
-    server = ServerModel(
-        model_name, url, settings["temperature"], max_tokens=settings["max_tokens"]
-    )
-    system = system_prompt(settings)
+    server = ServerModel(model_name, url, settings["temperature"])
 
     def make_agent(seed):
         # The seed does nothing: a server draws its own random numbers.
-        return ServerAgent(server, system, settings["think"])
+        return ServerAgent(server, settings)
 
     label = f"openai:{model_name}"
     return ReadyPolicy(label, settings, run_settings={}, home=None, make_agent=make_agent)
 
 
 class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. A
-    prompt that it refuses costs its dialogue alone."""
+    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. What
+    its server refuses costs its dialogue."""
 
-    def __init__(self, server, system, think):
-        self.server, self.think = server, think
-        self.messages = [{"role": "system", "content": system}]
+    def __init__(self, server, settings):
+        self.server, self.settings = server, settings
+        self.messages = [{"role": "system", "content": system_prompt(settings)}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
 
     async def reply(self, line):
-        """As policy.Agent.reply, but for the tokens."""
+        """As policy.Agent.reply, but for the tokens. Raises SimulatorFailed."""
         from policy import Reply, split_thought, take_thoughts
 
         self.messages.append({"role": "user", "content": line})
-        text = await self.ask_server()
-        if self.think:
+        text = await self.server.chat(self.messages, self.settings["max_tokens"])
+        if self.settings["think"]:
             thought, visible, malformed = split_thought(text)
         else:
             thought, visible = take_thoughts(text)
             malformed = False
         self.messages.append({"role": "assistant", "content": visible})  # without the thought
         return Reply(text, visible, thought, malformed)
-
-    async def ask_server(self):
-        """The text of the server's reply to the messages so far. Raises SimulatorFailed."""
-
-        async def call(errors):  # errors: of answers that could not be read; here are none
-            return await self.server.chat(self.messages)
-
-        try:
-            return await ask_with_retries(
-                "a reply of the policy's server",
-                call,
-                parse=str,  # any text is an answer
-                retries=8,
-            )
-        except PromptRefused as error:  # its context is full, or a filter took its reply
-            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
 
 
 # -------------------------------------------------------------------------------- who talks to whom

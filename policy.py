@@ -60,7 +60,7 @@ class Episode:
     group: int
     first_line: str
     number: int = 0  # in its batch, over all ranks
-    # [{reply, thought, user, analysis, change, mark, emotion}]
+    # [{reply, thought, user, analysis, change, emotion}]
     turns: list = field(default_factory=list)
     segments: list = field(default_factory=list)  # [Segment], in time order
     ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...

@@ -16,9 +16,9 @@ files and printing are in support/, pictures in tools/report.py: a first reading
 """
 
 from support import errors, ranks, rundir, settings
-from support.llm import LocalModel
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
+from support.servers import LocalModel
 from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
 
 import asyncio
@@ -38,7 +38,6 @@ from simulator import (
     User,
     hidden_need,
     profiles_of_step,
-    says_goodbye,
     simulator_of_run,
     users_of_run,
 )
@@ -47,7 +46,7 @@ ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 
 # ------------------------------------------------------------------------------------- the dialogue
 
-TURN_FIELDS = ("reply", "thought", "user", "analysis", "change", "mark", "emotion")  # as logged
+TURN_FIELDS = ("reply", "thought", "user", "analysis", "change", "emotion")  # as logged
 
 
 async def converse(agent, user, user_line, max_turns, group=0, floor=0):
@@ -63,8 +62,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         goodbye         the user said goodbye
 
     A turn is logged as a dict of TURN_FIELDS, None where it did not come to that. reply: what was
-    sent; user: the answer to it; mark: the four letters behind the headers of the analysis.
-    Raises SimulatorFailed if the user's model gives out.
+    sent; user: the answer to it; analysis: the whole answer of f_emo. Raises SimulatorFailed.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
     for turn in range(1, max_turns + 1):
@@ -82,7 +80,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
             episode.emotion = 0
             break
         # f_emo: the emotion moves
-        record["analysis"], record["change"], record["mark"] = await user.feel(reply.visible)
+        record["analysis"], record["change"] = await user.feel(reply.visible)
         record["emotion"] = user.emotion
         episode.emotion = user.emotion
         if user.emotion >= 100 or user.emotion <= floor:
@@ -92,9 +90,9 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
-        user_line = await user.answer()
+        user_line, goodbye = await user.answer()
         record["user"] = user_line
-        if says_goodbye(user_line):
+        if goodbye:
             episode.ended = "goodbye"
             break
     episode.segments = agent.segments
@@ -144,9 +142,12 @@ async def rollout(
         user = User(simulator, profile, INITIAL_EMOTION["training"], f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
-                # In training the user's model makes the first line (`answer`). In evaluations it is
-                # the profile's own, if it has one (`open`).
-                user_line = await (user.open() if own_first_line else user.answer())
+                # In training the user's model makes the first line. In evaluations it is the
+                # profile's own, if it has one.
+                if own_first_line:
+                    user_line = await user.open()
+                else:
+                    user_line, _ = await user.answer()
         except (errors.SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
             return [(None, row_of_dropped(error, user)) for _ in range(group_size)]
@@ -199,8 +200,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     # One question before anything is paid for: a wrong key or model shows at once.
     if isinstance(simulator.model, LocalModel):  # which may take a while to answer
         run.tell(f"asking {simulator.model.name}, the user's model, one question")
-    tokens_of_check = ranks.broadcast(lambda: run.runner.run(simulator.check()))
-    simulator.checked = True  # on all ranks
+    tokens, form = ranks.broadcast(lambda: run.runner.run(simulator.check()))
+    simulator.model.format = form  # which the first rank found out: one that the server takes
     checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
@@ -208,7 +209,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
-        print_head(cfg, run.path, *sizes, state["step"], tokens_of_check)
+        print_head(cfg, run.path, *sizes, state["step"], tokens, form)
 
     # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):

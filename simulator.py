@@ -16,43 +16,35 @@ The last emotion is the reward, so this file is where a policy could forge its r
 prevent that:
 
 * What the policy says enters a prompt in one substitution pass, as JSON (`fill`, `as_json`).
-* The change is read only from a header with the mark of this prompt, four letters that the policy
-  cannot know (support/answers.py).
+* An answer is one JSON object, and must hold the code of its prompt, four letters that the policy
+  cannot know (`read_answer`, `code_of`). docs/hacking.md says why.
 * The change is clamped to +-10 (`clamp_change`).
 
-Behind the user stand the people of a run (who is trained on, who is held out, which simulator can
-play whom), and a recorded dialogue that is heard again.
+In the order of this file: the person, the emotion, the prompts, reading an answer, asking for it,
+the user, which model plays it, and who is trained on and who is held out.
 
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support.answers import (
-    Unreadable,
-    end_of,
-    mark_of,
-    marked_sections,
-    peel,
-    whole_number,
-    without_surrogates,
-)
-from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
-from support.files import read_jsonl
-from support.llm import (
-    CallLog,
-    Clock,
-    LocalModel,
+from support.errors import (
+    BadInput,
     PromptRefused,
-    RetryableError,
-    ask_with_retries,
-    digest,
+    SimulatorFailed,
+    SimulatorRefused,
+    TooManyLost,
+    UnreadableAnswers,
 )
-from support.metrics import INITIAL_EMOTION, emotion_level
+from support.files import read_jsonl, without_surrogates
+from support.metrics import INITIAL_EMOTION, Clock, emotion_level
 from support.results import intention_of
+from support.servers import CallLog, LocalModel, ServerModel, digest
 from support.settings import SCRIPTED, split_name
 
 import asyncio
 import copy
 import dataclasses
+import hashlib
+import itertools
 import json
 import random
 import re
@@ -60,14 +52,17 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from toy import world
 from toy.words import NEEDS
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-CHECK_REPLY = "I am here. Tell me a little more about it."  # what the user hears in `check`
+# What was said before the question of `check`.
+CHECK_DIALOGUE = [
+    {"speaker": "me", "text": "My bus was late again."},
+    {"speaker": "friend", "text": "I am here. Tell me a little more about it."},
+]
 # What a talk is for. The prompts' purpose_*.txt tell it to the model.
 PURPOSES = (
     "eq",  # a heart-to-heart: the user is troubled (all released users)
@@ -116,84 +111,12 @@ def move_emotion(emotion, change):
     return min(100, max(0, emotion + clamp_change(change)))
 
 
-# -------------------------------------------------------------------------------- leaving the talk
-
-# A clause that is nothing but a farewell, its words separated by single spaces.
-FAREWELL = re.compile(
-    r"""
-    # English: words that lead up to a farewell,
-    (?: (?: ok | okay | well | so | then | anyway | alright | all\ right | thanks | thank\ you | and
-          | now | just | i'?ll\ say | i\ say | for\ now ) \s+ )*
-    # the farewell itself,
-    (?: good\s?bye | bye (?: \s?bye )? | farewell | see\ you | see\ ya | good\ night )
-    # and words that follow it.
-    (?: \s+ (?: for | now | then | and | thanks | thank | you | again | soon | later | tomorrow | my
-          | dear | friend | everyone | all | take | care | around | the ) )*
-    |
-    # Chinese: the same three parts; blanks may stand anywhere.
-    (?: 那 | 那么 | 就 | 好 | 好的 | 好了 | 嗯 | 行 | 行吧 | 我 | 我们 | 咱们 | 咱 | 先 | 下次 | 谢谢
-      | 谢谢你 | \s )*
-    (?: 再见 | 拜拜 | 拜拜了 | 回头见 )
-    (?: 了 | 啦 | 吧 | 咯 | 喽 | 哦 | 呀 | 啊 | 您 | 你 | 朋友 | \s )*
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-
-
-def says_goodbye(line):
-    """Does the last sentence of `line` take leave? Being *about* a goodbye is not enough: one
-    clause of the sentence must be nothing but a farewell. The released code ends the dialogue
-    wherever the word occurs.
-
-        Thanks for listening. Goodbye!      yes
-        I have to run, see you tomorrow!    yes   one clause is enough
-        Bye-bye                             yes
-        好吧，那就这样，再见！                yes
-        He never said goodbye.              no    the clause says more than that
-        他没有说再见。                       no    the same in Chinese
-        我们还能再见面吗？                    no    the word is part of another one
-        Goodbye! No, wait, one thing.       no    not in the last sentence
-        He just said, "Goodbye."            no    somebody else's farewell
-        Goodbye is the word she used.       no
-        Goodbye :)                          yes
-
-    The list of verbs of saying is short: "Her note read, goodbye" is taken for a farewell.
-    """
-    sentences = [s for s in re.split(r"[.!?。！？…\n]+", line) if re.search(r"\w", s)]
-    if not sentences:
-        return False
-    last = sentences[-1].replace("’", "'")
-    last = re.sub(r"[:;=]-?[()DP](?!\w)", " ", last)  # smileys
-    # Drop the comma or colon behind a verb of saying, so that what is reported stays in the clause
-    # of its verb: 'He just said, "Goodbye."' becomes one clause, which is more than a farewell.
-    saying = r"(said|says|say|wrote|whispered|shouted|answered|说|道|回|写|喊)"
-    last = re.sub(saying + r"\s*[,:，：]", r"\1 ", last)
-    # Only letters, apostrophes, hyphens, colons and what ends a clause are looked at. A colon ends
-    # none: "My last word: goodbye" is one clause, and more than a farewell.
-    last = re.sub(r"[^\w\s,;:，、；：()（）—–'-]", " ", last)
-    for clause in re.split(r"[,;，、；()（）—–]+|\s-\s", last):
-        words = clause.replace("-", " ").split()
-        if FAREWELL.fullmatch(" ".join(words)):
-            return True
-    return False
-
-
-# ------------------------------------------------------------------------ prompts and their answers
+# ---------------------------------------------------------------------------------------- prompts
 
 PLACEHOLDERS = {
-    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "mark"},
-    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "mark"},
-    "complaints": {"mark"},
+    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
+    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
 }
-# The headers of both hops' answers, as patterns. The challenging prompt says Reason.
-EMOTION_HEADERS = {
-    "Content": "Content",
-    "TargetCompletion": "Target[ _]?Completion|Reason",
-    "Activity": "Activity",
-    "Analyse": "Anal(?:yse|yze|ysis)",
-    "Change": "Change",
-}
-REPLY_HEADERS = {name: name for name in ("Thinking", "Origin", "Change", "Response")}
 
 
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None):
@@ -230,269 +153,234 @@ def fill(template, values):
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match.group(1)]), template)
 
 
-# What `as_json` escapes beside JSON's own signs: "<", which could close a tag of the prompt, and
-# three signs that end a line as \n does (next line, line separator, paragraph separator).
-ESCAPED_SIGNS = "<\u0085\u2028\u2029"
-
-
 def as_json(value):
-    """JSON for a prompt. A newline becomes \\n, and every sign of ESCAPED_SIGNS becomes its number,
-    such as \\u003c for "<", so no text can begin a line of its own (and with it a section), or
-    close a tag. All other letters stay: a model should read 再见, not six hexadecimal numbers."""
-    text = json.dumps(value, ensure_ascii=False)
-    escapes = {ord(sign): f"\\u{ord(sign):04x}" for sign in ESCAPED_SIGNS}
-    return text.translate(escapes)
+    """JSON for a prompt: what was said can stand only inside of a string. "<" becomes \\u003c, so
+    that no text can close a tag of the prompt. All other letters stay: a model should read 再见, not
+    six hexadecimal numbers."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
-def load_complaints(lang):
-    """{name: line}: what a model is told when it is asked again, one line for each kind of mistake.
-    The lines are fixed texts and quote nothing of the answer: its words might be the policy's, and
-    they would stand outside of all JSON."""
-    lines = load_prompt("complaints", lang).splitlines()
-    return dict(line.split(": ", 1) for line in lines)
+# ------------------------------------------------------------------------------ reading an answer
+
+# What an answer holds: {key: kind}, in the order in which it is written, so that the analysis comes
+# before the number. A kind is str, int or bool; a range, of integers; a tuple, of allowed texts;
+# [kind], a list; or a schema. The code stands directly before what decides.
+EMOTION_SCHEMAS = {
+    difficulty: {
+        "content": str,  # what the friend wants to express
+        goal: str,  # whether it fits the goal and the hidden theme
+        "activity": str,  # what goes on inside
+        "analysis": str,  # the feeling, and where it comes from
+        "code": str,
+        "change": int,
+    }
+    for difficulty, goal in (("vanilla", "target_completion"), ("challenging", "reason"))
+}
+REPLY_SCHEMA = {
+    "thinking": str,
+    "origin": str,  # a draft
+    "revision": str,  # what to change in it
+    "code": str,
+    "goodbye": bool,
+    "response": str,
+}
+MAX_ANSWER_LENGTH = 20_000  # characters
+# No vowels, so that no code is a word, and no letter that is easily taken for another one.
+CODE_LETTERS = "bcdfghjkmnpqrstvwxz"
 
 
-def parse_change(line):
-    """The signed integer that stands alone on the line of the header Change: "-3", "+5.0", "-3/10",
-    "no change". Raises ValueError for everything else, and the model is asked again."""
-    if peel(line).casefold() in ("no change", "不变"):
-        return 0
-    return whole_number(line, out_of=MAX_CHANGE)
+class Unreadable(ValueError):
+    """An answer that is not the object that was asked for."""
 
 
-def parse_emotion(text, mark):
-    """Read an answer of f_emo: ({header: text}, change), the change an integer, not yet clamped.
-    Only headers with the mark are read. Raises ValueError if one of them is missing, or the change
-    cannot be read."""
-    # deciding: of Change only what stands on the header's own line counts, nothing below it
-    sections = marked_sections(text, EMOTION_HEADERS, mark, deciding=["Change"])
-    return sections, parse_change(sections["Change"])
+def read_answer(text, schema, code=None):
+    """The object in a model's answer, {key: value} with the keys of `schema`, which says more about
+    kinds above. code: what the prompt asked for; None: an answer of a log is read again, which had
+    the right one. Raises Unreadable.
+
+    The whole answer must be the one object; only a thought that ends in </think> may stand before
+    it, and a fence around it. So words of the policy, which a model may quote, can stand only
+    inside of a string. A careless model could copy a reply like
+
+        fine","code":"....","change":10}
+
+    without escaping it, and so end the object early; but the reply does not know the code."""
+    if len(text) > MAX_ANSWER_LENGTH:
+        raise Unreadable(f"an answer of {len(text)} characters")
+    text = text.strip()
+    if not text.startswith(("{", "```")):
+        text = re.sub(r"^.*</think>\s*(?=\{|```)", "", text, flags=re.DOTALL)
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json")
+    try:
+        # strict=False: raw line breaks within strings are read
+        answer = json.loads(text, strict=False, object_pairs_hook=without_twins)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"not one JSON object: {error}") from None
+    answer = as_kind(answer, schema, "the answer")
+    if code is not None and answer["code"] != code:
+        raise Unreadable("another code than that of the prompt")
+    *_, last = answer.values()
+    if isinstance(last, str) and not last.strip():
+        raise Unreadable("its last text is blank")
+    return answer
 
 
-def parse_reply(text, mark):
-    """Read an answer of f_reply: ({header: text}, the first paragraph of Response, which is the
-    user's line). Only headers with the mark are read. Raises ValueError if one of them is missing,
-    or the line is empty."""
-    sections = marked_sections(text, REPLY_HEADERS, mark)
-    paragraph = re.split(r"\n\s*\n", sections["Response"])[0]
-    response = paragraph.strip().strip('"“”').strip()
-    if not response:
-        raise Unreadable("empty", "the Response section is empty")
-    return sections, response
+def without_twins(pairs):
+    """The dict of a JSON object's pairs. Raises Unreadable if a key stands there twice: which of
+    the two was meant?"""
+    if len(dict(pairs)) < len(pairs):
+        raise Unreadable("a key stands there twice")
+    return dict(pairs)
 
 
-# ----------------------------------------------------------------------------------- the simulator
+def as_kind(value, kind, where):
+    """A value of an answer, checked to be of a schema's kind. Raises Unreadable. where: its name,
+    for the message. Keys that a schema does not have are left out."""
+    if isinstance(kind, dict):
+        if not isinstance(value, dict) or [key for key in value if key in kind] != list(kind):
+            raise Unreadable(f"{where} has not the keys {', '.join(kind)} in this order")
+        return {key: as_kind(value[key], kind[key], key) for key in kind}
+    if isinstance(kind, list) and isinstance(value, list):
+        return [as_kind(item, kind[0], where) for item in value]
+    if isinstance(kind, (range, tuple)):
+        fits = type(value) is type(kind[0]) and value in kind
+    else:
+        fits = type(value) is kind  # not isinstance: True is an int, too
+    if not fits:
+        raise Unreadable(f"{where} is not what was asked for")
+    return without_surrogates(value) if isinstance(value, str) else value
 
 
-class PreparedCall(NamedTuple):
-    """One call to the model, ready to be made."""
+def read_analysis(text):
+    """A logged answer of f_emo again. Whether it fits the goal stands under "target_completion",
+    whatever the difficulty. Raises Unreadable."""
+    vanilla, challenging = EMOTION_SCHEMAS.values()
+    try:
+        return read_answer(text, vanilla)
+    except Unreadable:
+        answer = read_answer(text, challenging)
+        return {"target_completion": answer.pop("reason"), **answer}
 
-    prompt: str
-    mark: str  # the mark that the prompt asks for, "" if it asks for none
-    key: str  # the log keeps the answer under this key
+
+def code_of(template, values, attempt=0):
+    """The code of a prompt: four letters from the SHA-256 of its template, its values and the
+    number of attempts before.
+
+    The same question always has the same code, so that its logged answer can be read again. Four
+    letters that occur somewhere in a value are skipped: the policy could have guessed them."""
+    spelled = json.dumps(values, ensure_ascii=False).casefold()
+    seed = json.dumps([template, values, attempt], ensure_ascii=False)
+    # The first code is nearly always free. The bound is for a text that was made to hold every
+    # combination of four letters, which would keep us here for ever.
+    for _ in range(1000):
+        hashed = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
+        code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in hashed.digest()[:4])
+        if code not in spelled:
+            break
+        seed = hashed.hexdigest()
+    return code
 
 
-class ReadAnswer(NamedTuple):
-    """An answer of the model that could be read."""
-
-    text: str  # the whole answer
-    mark: str  # the mark by which it was read
-    parsed: object  # what `parse(text, mark)` returned
+# ------------------------------------------------------------------------------------- asking for it
 
 
 class Simulator:
-    """What all users share: the model, the prompts, bounded retries, the log of calls, the clock.
-
-    The methods in reading order: `ask` renders the prompt of a hop. `ask_until_readable` looks for
-    its answer in the log (`look_up`), or asks the model (`call_model`) until an answer can be read.
-    `check` asks one question before the first dialogue."""
+    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
+    `ask` puts a question; `check` asks one before the first dialogue."""
 
     def __init__(
         self,
         model,
         lang="en",
         difficulty="vanilla",
-        retries=2,
-        wait=0.0,
-        concurrency=None,
+        *,
+        retries=8,
         log=None,
         clock=None,
-        retries_unreadable=None,
+        concurrency=None,
     ):
-        """model: any `async def model(prompt) -> text`. wait: seconds before the first retry of a
-        call that failed; they grow from there. concurrency: how many calls may be under way at once
-        (default: any number).
-
-        retries: further attempts at a question, after calls that failed and after answers that
-        could not be read; retries_unreadable: how many of them after the latter (default: all).
-        Then the dialogue is given up. (The released code asks for ever.)"""
+        """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
+        is asked again whose answer cannot be read; then the dialogue is given up. (The released
+        code asks for ever.) concurrency: how many calls may be under way at once (default: any
+        number)."""
         self.model = model
         self.retries = retries
-        self.retries_unreadable = retries_unreadable
-        self.wait = wait
-        self.clock = clock or Clock()
         self.log = log or CallLog()
+        self.clock = clock or Clock()
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
-        self.checked = False  # has this model shown that it can keep the form?
-        self.asks_for_more = True  # is an answer that was cut asked for again, longer?
-        self.last_failure = ""  # the message of the last question that failed for good
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
         }
-        self.complaints = load_complaints(lang)
+        self.emotion_schema = EMOTION_SCHEMAS[difficulty]
+        # What a model is told when it is asked again: a fixed line, because words of its answer
+        # might be the policy's. At temperature 0 the same prompt would get the same answer.
+        self.complaint = load_prompt("complaint", lang)
 
-    async def ask(self, name, values, parse, dialogue=""):
-        """Ask one hop, "emotion" or "reply". Returns a ReadAnswer; raises SimulatorFailed.
+    async def ask(self, template, values, schema, dialogue=""):
+        """Put a question until its answer can be read. Returns (text, object) of the answer; raises
+        SimulatorFailed. values: {placeholder of the template: value}, all but the code. dialogue:
+        its name, for `key`.
 
-        values: {placeholder of the prompt: value}, all but the mark. parse(text, mark): reads the
-        answer. dialogue: its name, for `key`."""
-
-        def prepare_call(errors):
-            template = self.prompts[name]
-            if errors:
-                # Say what was wrong: at temperature 0 the same prompt would get the same answer.
-                # An Unreadable names its complaint; any other ValueError gets the general one.
-                complaint = getattr(errors[-1], "complaint", "form")
-                template += "\n\n" + self.complaints[complaint]
-            mark = mark_of(template, values, len(errors))
-            prompt = fill(template, {**values, "mark": mark})
-            return PreparedCall(prompt, mark, self.key(prompt, dialogue, len(errors)))
-
-        return await self.ask_until_readable(f"the {name} hop", prepare_call, parse)
-
-    async def ask_until_readable(self, what, prepare_call, parse):
-        """Put a question to the model until an answer can be read. Returns a ReadAnswer; raises
-        SimulatorFailed. what: the question's name, for the error message.
-
-        prepare_call(errors): the next PreparedCall. `errors` are the ValueErrors of the answers to
-            this question so far, all of which could not be read.
-        parse(text, mark): what the answer says. Raises ValueError if it cannot be read.
-
-        For example, if the first answer cannot be read and the second one can:
-
-            prepare_call([])      the prompt, mark 0                    ->  parse raises e1
-            prepare_call([e1])    the prompt and a complaint, mark 1    ->  a ReadAnswer
-
-        The loop over the attempts is in `ask_with_retries` (support/llm.py)."""
-        logged = self.look_up(prepare_call, parse)
-        if logged is not None:
-            return logged
-
-        async def next_attempt(errors):
-            prepared = prepare_call(errors)
-            return prepared.mark, await self.call_model(prepared)
-
-        def read(answer):
-            mark, text = answer
-            return ReadAnswer(text, mark, parse(text, mark))
-
-        try:
-            return await ask_with_retries(
-                what, next_attempt, read, self.retries, self.wait, self.retries_unreadable
-            )
-        except PromptRefused as error:
-            self.last_failure = str(error)
-            if not self.checked:
-                raise
-            # The model has answered before, so it is this dialogue's words that it refuses. A
-            # policy that finds such words loses its own dialogue, and must not end the run.
-            raise UnreadableAnswers(str(error)) from None
-        except SimulatorFailed as error:
-            self.last_failure = str(error)
-            raise
-
-    def look_up(self, prepare_call, parse):
-        """The same as `ask_until_readable`, but from the log alone: a ReadAnswer, or None if the
-        log has no answer that can be read.
-
-        What was paid for is not asked again, nor are the unreadable answers on the way to a
-        readable one. If the log ends in an unreadable answer, everything is asked again: otherwise
-        a run that stopped because of such answers would stop at them whenever it is resumed."""
-        if not self.log.answers:  # so no prompt need be made to look for its answer
-            return None
-        errors = []
-        while True:
-            prepared = prepare_call(errors)
-            if prepared.key not in self.log.answers:
-                return None
-            text = self.log.answers[prepared.key]
+        What the log holds was paid for, and is not asked again. If it ends in answers that cannot
+        be read, they do not count: a run that stopped because of them would stop at them whenever
+        it is resumed."""
+        asked, complaint, problem = 0, "", None
+        for attempt in itertools.count():
+            code = code_of(template + complaint, values, attempt)
+            prompt = fill(template + complaint, {**values, "code": code})
+            key = self.key(prompt, dialogue, attempt)
+            text = self.log.answers.get(key)
+            if text is None:
+                if asked > self.retries:
+                    raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
+                asked += 1
+                text = await self.call(prompt, schema, key)
             try:
-                return ReadAnswer(text, prepared.mark, parse(text, prepared.mark))
-            except ValueError as error:
-                errors.append(error)
+                return text, read_answer(text, schema, code if "code" in schema else None)
+            except Unreadable as error:
+                complaint, problem = "\n\n" + self.complaint, str(error)
 
-    def key(self, prompt, dialogue, unreadable):
-        """The cache key of a model call: the log keeps its answer under it. At temperature 0 equal
-        prompts share an answer. At any other the name of the dialogue is part of the key, or all
-        dialogues of a group would share one "sample". unreadable: how many earlier answers to this
-        question could not be read."""
+    def key(self, prompt, dialogue, attempt):
+        """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
+        share an answer. At any other the name of the dialogue is part of the key, or all dialogues
+        of a group would share one "sample"."""
         name = getattr(self.model, "name", "")
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(name, temperature, prompt, dialogue if temperature else "", unreadable)
+        return digest(name, temperature, prompt, dialogue if temperature else "", attempt)
 
-    async def call_model(self, prepared):
-        """Make one PreparedCall and log its answer, which is returned. An answer that was cut short
-        is asked for once more, with four times the length."""
+    async def call(self, prompt, schema, key):
+        """One call to the model, which is logged. Returns the text."""
         async with self.slots:
             began = time.perf_counter()
             with self.clock.during("calls"):
-                text = await self.model(prepared.prompt)
-                # `cut`: it stopped at the length limit. (The toy's answers are never cut and have
-                # no such attribute.) If the End line is there all the same, only words behind it
-                # are missing, and nobody reads those.
-                was_cut = getattr(text, "cut", False)
-                has_its_end = prepared.mark != "" and end_of(text, prepared.mark) is not None
-                if was_cut and not has_its_end and self.asks_for_more:
-                    text = await self.call_with_more_room(prepared.prompt, text)
-        seconds = time.perf_counter() - began
-        self.log.write(prepared.key, prepared.prompt, text, seconds, prepared.mark)
+                text = await self.model(prompt, schema)
+        self.log.write(key, prompt, text, time.perf_counter() - began)
         return text
 
-    async def call_with_more_room(self, prompt, cut_text):
-        """The answer to a prompt with four times the usual length, or `cut_text`, the answer that
-        was cut, if the call fails."""
-        try:
-            return await self.model(prompt, length_factor=4)
-        except RetryableError:
-            return cut_text
-
     async def check(self):
-        """Ask one question before anything is paid for, as in a dialogue. So a wrong key or address
-        shows at once, and so does a model that cannot play a user because it cannot copy the mark.
-        Returns the tokens of question and answer (Answer.tokens), None if they are not known.
-        Raises what `pass_check` raises."""
+        """Ask one question before anything is paid for, as in a dialogue. Returns what
+        `pass_check` returns, and raises what it raises."""
+        values = User(self, toy_profiles("train", 1)[0], dialogue=CHECK_DIALOGUE).values()
+        return await self.pass_check(self.prompts["emotion"], values, self.emotion_schema)
 
-        async def hear_a_reply(simulator):
-            user = User(simulator, toy_profiles("train", 1)[0])
-            analysis, _, _ = await user.feel(CHECK_REPLY)
-            return getattr(analysis, "tokens", None)
+    async def pass_check(self, template, values, schema):
+        """Ask this question with an empty log: an old answer says nothing about the server of
+        today. So a wrong key or model shows at once, and so does a model that cannot keep the form.
 
-        return await self.pass_check(hear_a_reply)
-
-    async def pass_check(self, ask_one_question):
-        """Return what `ask_one_question(simulator)` returns, which asks one question of a copy of
-        this simulator. The copy has an empty log: an old answer says nothing about the server of
-        today. A scripted model needs no check, and gives None.
-
-        This is a method of its own because a judge (tools/judge.py) is checked with another
-        question than a user.
-
-        Raises BadInput if no answer can be read, and TooManyLost if there is none. Not caught here:
-        a refusal of every prompt (a wrong key) or of this one (PromptRefused)."""
+        Returns (tokens of question and answer, as Answer.tokens; the server's `format`), each None
+        if there is none. A scripted model needs no check. Raises SimulatorRefused, BadInput if no
+        answer can be read, or TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
-            return None
+            return None, None
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
-        unlogged.retries_unreadable = 2  # a model that can keep the form has done so by then
-        if isinstance(self.model, LocalModel):
-            # It computes here. One that is too small to keep the form does not stop by itself
-            # either, and each of its answers takes as long as an answer can.
-            unlogged.retries_unreadable = 1
-            unlogged.asks_for_more = False
+        unlogged.retries = 2  # a model that can keep the form has done so by then
         try:
-            # `checked` is still False, so a PromptRefused is passed on
-            answer = await ask_one_question(unlogged)
+            text, _ = await unlogged.ask(template, values, schema)
+        except PromptRefused as error:
+            raise SimulatorRefused(str(error)) from None
         except UnreadableAnswers as error:
             raise BadInput(
                 f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
@@ -500,8 +388,7 @@ class Simulator:
             ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
-        self.checked = True
-        return answer
+        return getattr(text, "tokens", None), getattr(self.model, "format", None)
 
 
 # ------------------------------------------------------------------------------------------ a user
@@ -520,7 +407,7 @@ class User:
     name: str = ""  # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)  # h_emo: from the last f_emo, for f_reply
-    thoughts: list = field(default_factory=list)  # the Thinking behind each line
+    thoughts: list = field(default_factory=list)  # the thinking behind each line
 
     def values(self):
         """What stands in the prompts' placeholders."""
@@ -537,32 +424,40 @@ class User:
         }
 
     async def feel(self, reply):
-        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (analysis, change, mark):
-        the model's whole answer, which makes the reward verifiable; the clamped change; and the
-        mark by which the answer can be read again. Raises SimulatorFailed."""
+        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
+        model's whole answer, which makes the reward verifiable, and the clamped change. Raises
+        SimulatorFailed."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        answer = await self.simulator.ask("emotion", self.values(), parse_emotion, self.name)
-        sections, change = answer.parsed
-        change = clamp_change(change)  # what is logged; `move_emotion` would clamp it anyway
+        schema = self.simulator.emotion_schema
+        text, answer = await self.simulator.ask(
+            self.simulator.prompts["emotion"], self.values(), schema, self.name
+        )
+        change = clamp_change(answer["change"])  # as logged; `move_emotion` would clamp it anyway
         self.emotion = move_emotion(self.emotion, change)
+        _, goal, *_ = schema
         self.planning = {
-            "objective": sections["TargetCompletion"],
-            "subjective": sections["Activity"] + "\n" + sections["Analyse"],
+            "objective": answer[goal],
+            "subjective": answer["activity"] + "\n" + answer["analysis"],
         }
-        return answer.text, change, answer.mark
+        return text, change
 
     async def answer(self):
-        """f_reply (SAGE eq. 2): say the next line, the first one too. Raises SimulatorFailed."""
-        answer = await self.simulator.ask("reply", self.values(), parse_reply, self.name)
-        sections, line = answer.parsed
+        """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
+        the user leaving with it? Raises SimulatorFailed."""
+        _, answer = await self.simulator.ask(
+            self.simulator.prompts["reply"], self.values(), REPLY_SCHEMA, self.name
+        )
+        line = answer["response"].strip()
         self.dialogue.append({"speaker": "me", "text": line})
-        self.thoughts.append(sections["Thinking"])
-        return line
+        self.thoughts.append(answer["thinking"])
+        return line, answer["goodbye"]
 
     async def open(self):
-        """Begin the talk: with the profile's own first line if it has one. Returns the line."""
+        """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
+        leaves with it, so goodbye is ignored.)"""
         if not self.profile.first_talk:
-            return await self.answer()
+            line, _ = await self.answer()
+            return line
         self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
         return self.profile.first_talk
 
@@ -590,7 +485,6 @@ def make_simulator(
     *,
     concurrency=64,
     timeout=60.0,
-    retries=8,
     temperature=0.0,
     log=None,
     clock=None,
@@ -617,8 +511,6 @@ def make_simulator(
             raise BadInput(
                 f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
             )
-        from support.server import ServerModel
-
         llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
         llm = load_local(model, temperature, flag)
@@ -631,8 +523,6 @@ def make_simulator(
         llm,
         lang,
         difficulty,
-        retries=retries,
-        wait=0.4,
         concurrency=concurrency,
         log=log,
         clock=clock,
@@ -863,23 +753,3 @@ def refuse_foreign(simulator_name, profiles):
             world.read_scene(profile.scene, profile.task)
         except world.NotOfThisWorld as error:
             raise BadInput(f"profile {profile.id!r}: {error}") from None
-
-
-# ----------------------------------------------------------------- a recorded dialogue, heard again
-
-
-async def replay(first_line, turns, user):
-    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl. Returns
-    the emotion after each of them."""
-    user.dialogue = [{"speaker": "me", "text": first_line}]
-    emotions = []
-    for turn in turns:
-        if turn["emotion"] is None:  # a malformed reply: never sent
-            break
-        await user.feel(turn["reply"])
-        emotions.append(user.emotion)
-        if user.emotion in (0, 100):  # where this user ends it, whatever the recorded one did
-            break
-        if turn["user"]:
-            user.dialogue.append({"speaker": "me", "text": turn["user"]})
-    return emotions

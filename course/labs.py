@@ -43,7 +43,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pictures import draw
-from simulator import Profile, replay
+from simulator import Profile
+from tools.replay import replay
 from toy import world
 
 RUNS = ROOT / "runs" / "labs"

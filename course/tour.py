@@ -82,22 +82,23 @@ async def hear(reply):
     user = User(simulator, person)
     print(f"user:   {await user.open()}\nreply:  {reply}")
     before = user.emotion
-    analysis, change, mark = await user.feel(reply)
+    analysis, change = await user.feel(reply)
     print(f"emotion {before} {change:+d} = {user.emotion}, because:\n\n{analysis}\n")
-    print(f"user:   {await user.answer()}\n{'-' * 80}")
+    line, _ = await user.answer()
+    print(f"user:   {line}\n{'-' * 80}")
 
 
 for reply in replies:
     wait_for(hear(reply))
 
 # %% [markdown]
-# The analysis has the sections that RLVER's prompt asks for: what the reply says (Content), whether
-# it meets the hidden need (TargetCompletion), what the user thinks (Activity) and feels (Analyse),
-# and by how much the emotion changes. A script wrote this one; with a real simulator a language
-# model does.
+# The answer is one JSON object with the parts that RLVER's prompt asks for: what the reply says
+# (content), whether it meets the hidden need (target_completion), what the user thinks (activity)
+# and feels (analysis), and by how much the emotion changes. A script wrote this one; with a real
+# simulator a language model does.
 #
-# The four letters behind each header are a *mark*. The policy cannot know it, so no reply can forge
-# a "Change: +10" of its own (`support/answers.py`).
+# The four letters of `code` stand in the prompt, which the policy never sees. So no reply can forge
+# a change of its own (`read_answer` in `simulator.py`).
 #
 # ## 2. A dialogue as tokens
 #

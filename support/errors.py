@@ -44,6 +44,10 @@ class UnreadableAnswers(SimulatorFailed):
     prompt. A policy can cause that by what it says, so such dialogues are counted separately."""
 
 
+class PromptRefused(UnreadableAnswers):
+    """The model refuses this prompt, because of its length or its words. It may accept others."""
+
+
 class SimulatorRefused(RunError):
     """The server refuses in a way that a retry cannot cure (a wrong key, an unknown model): the run
     stops with the server's message."""

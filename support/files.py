@@ -37,6 +37,13 @@ def append_line(path, value):
 # ------------------------------------------------------------------------------------------ reading
 
 
+def without_surrogates(text):
+    """`text` with every half of a surrogate pair replaced by U+FFFD. JSON may hold such a half
+    ("\\ud83d" is half an emoji), but UTF-8 cannot, so a run would end when it writes the text to a
+    log."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def read_json(path):
     """The value in a JSON file, or {} if there is no such file or it cannot be read."""
     try:

@@ -9,7 +9,9 @@ healthy run may move any of them: a curve that rises is a reason to read dialogu
 import itertools
 import math
 import re
+import time
 from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -331,3 +333,34 @@ WARNINGS = (
         "read, or the prompt was refused; dropped.jsonl has what was said before",
     ),
 )
+
+
+# ------------------------------------------------------------------------------------------- time
+
+
+class Clock:
+    """Measures how long the GPU waits for the simulated users. simulator: the seconds in which at
+    least one call to their model was under way and the policy was sampling nothing."""
+
+    def __init__(self):
+        self.simulator = 0.0
+        self.last_tick = time.perf_counter()
+        self.under_way = {"calls": 0, "samplers": 0}
+
+    def tick(self, kind, change):
+        """Count the time since the last tick. Then the number of `kind` under way changes by
+        `change`."""
+        now = time.perf_counter()
+        if self.under_way["calls"] and not self.under_way["samplers"]:
+            self.simulator += now - self.last_tick
+        self.last_tick = now
+        self.under_way[kind] += change
+
+    @contextmanager
+    def during(self, kind):
+        """A context in which one more of "calls" or of "samplers" is under way."""
+        self.tick(kind, 1)
+        try:
+            yield
+        finally:
+            self.tick(kind, -1)

@@ -183,8 +183,8 @@ def fill_in_changes(scored, start):
 
 def turns_of(history):
     """The policy's turns in the messages of a result, a list of dicts: "reply", "user" (the line
-    after it, None at the end), "thought", "analysis", "change", "mark", "emotion". A value that the
-    file does not hold is None.
+    after it, None at the end), "thought", "analysis", "change", "emotion". A value that the file
+    does not hold is None.
 
     Ours stand in the policy's message, under "rlver". SAGE's emotion and analysis stand in the
     user's message that follows."""
@@ -195,7 +195,7 @@ def turns_of(history):
             continue
         ours = message.get("rlver") if isinstance(message.get("rlver"), dict) else {}
         turn = {"reply": message["content"], "user": follower.get("content")}
-        for key in ("thought", "analysis", "change", "mark", "emotion"):
+        for key in ("thought", "analysis", "change", "emotion"):
             turn[key] = ours.get(key)
         if turn["emotion"] is None and "emotion-point" in follower:
             turn["emotion"] = follower["emotion-point"]

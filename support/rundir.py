@@ -11,9 +11,9 @@ it.
 from support import STARTED
 from support.errors import BadInput, CannotWrite, TooManyLost
 from support.files import append_line, read_json, size_of, try_lock, write_json
-from support.llm import CallLog, Clock
-from support.metrics import warnings_of
+from support.metrics import Clock, warnings_of
 from support.results import metrics_of
+from support.servers import CallLog
 from support.settings import SCRIPTED, resolve_settings, resumed_settings
 from support.terminal import score_text
 

@@ -26,14 +26,21 @@ def fold(text, width=WIDTH):
 
 ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
 LANGUAGES = {"en": "English", "zh": "Chinese"}
+# How a simulated user's model is held to the form of its answers, in words.
+FORMS = {
+    "json_schema": "enforced by its server (response_format json_schema)",
+    "json_object": "asked for in the prompt; its server enforces JSON (response_format json_object)",
+    "text": "asked for in the prompt alone; its server takes no response_format",
+    None: "asked for in the prompt alone",
+}
 SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
 
 
-def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens_of_check=None):
+def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=None):
     """What a run prints before its first dialogue: what is trained on whom, what differs from the
     defaults, where all goes, and what the user's server is asked. training, held_out: numbers of
-    users; step: the last step that is done, above 0 in a resumed run; tokens_of_check: as in
-    `calls_text`."""
+    users; step: the last step that is done, above 0 in a resumed run; tokens, form: what
+    `Simulator.check` found out."""
     print(fold(what_is_trained(cfg, ranks, step)))
     changed = changed_from_defaults(cfg)
     if changed:
@@ -46,7 +53,8 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens_of_check=No
     scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
     print(fold(f"Scores are mean final emotions, {scales}."))
     if cfg.simulator not in SCRIPTED:
-        print(fold(calls_text(cfg, step, tokens_of_check)))
+        print(fold(calls_text(cfg, step, tokens)))
+        print(fold(f"The form of its answers is {FORMS[form]}."))
     print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
 
 

@@ -33,9 +33,7 @@ from simulator import (
     load_profiles,
     make_simulator,
     need_profiles,
-    parse_emotion,
     refuse_foreign,
-    says_goodbye,
     toy_profiles,
 )
 from toy import world
@@ -76,8 +74,7 @@ def make_parser():
     )
     parser.add_argument(
         "--raw",
-        help="with --show: print each analysis as the model wrote it, too: in sections, with their "
-        "mark",
+        help="with --show: print each analysis as the model wrote it, too",
         action="store_true",
     )
     add_policy_flags(parser)
@@ -198,7 +195,8 @@ def as_policy(args):
             runner.run(user.feel(reply))
             if user.emotion >= 100 or user.emotion <= FLOOR or turn == args.max_turns:
                 break
-            if says_goodbye(runner.run(user.answer())):
+            _, goodbye = runner.run(user.answer())
+            if goodbye:
                 break
     scale = scale_of_settings({"start": args.start, "max_turns": args.max_turns})
     print(f"final emotion {user.emotion} ({scale})")
@@ -265,22 +263,22 @@ class ShownUser(User):
 
     async def answer(self):
         """As simulator.User.answer."""
-        line = await super().answer()
+        line, goodbye = await super().answer()
         self.show(f"user    {line}")
-        return line
+        return line, goodbye
 
     async def feel(self, reply):
         """As simulator.User.feel."""
-        analysis, change, mark = await super().feel(reply)
-        self.show(f"({change:+d})", analysis_in_plain(analysis, change, mark, self.raw))
-        return analysis, change, mark
+        analysis, change = await super().feel(reply)
+        self.show(f"({change:+d})", analysis_in_plain(analysis, change, self.raw))
+        return analysis, change
 
 
-def analysis_in_plain(analysis, change, mark, raw):
-    """An answer of f_emo for people to read: what it says of the reply and of the feeling, without
-    headers and mark, and the change. raw: the answer itself stands above."""
-    sections, _ = parse_emotion(analysis, mark)
-    sentences = " ".join(sections[name] for name in ("Content", "Activity", "Analyse"))
+def analysis_in_plain(analysis, change, raw):
+    """An answer of f_emo for people to read: what it says of the reply and of the feeling, and the
+    change. raw: the answer itself stands above."""
+    answer = read_analysis(analysis)
+    sentences = " ".join(answer[key] for key in ("content", "activity", "analysis"))
     text = fold(f"felt: {sentences} ({change:+d})", WIDTH - INDENT)
     if raw:
         text = f"{analysis}\n{text}"

@@ -30,8 +30,8 @@ class Dialogue:
     id: str  # names the dialogue within its file
     profile_id: str  # names its user; a log has many dialogues with one user
     first_line: str  # the user's
-    # [{"reply" (without its thought), "user" (the line after it), "analysis", "change", "mark",
-    # "emotion"}]; the last four are None for a reply that got no emotion
+    # [{"reply" (without its thought), "user" (the line after it), "analysis", "change",
+    # "emotion"}]; the last three are None for a reply that got no emotion
     turns: list
     start: int  # the emotion before the first reply
     final: int  # the score: the emotion at the end, or 0 if the dialogue ended malformed

@@ -28,9 +28,26 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluate import USUAL_USER, user_label
-from simulator import User, make_simulator, move_emotion, people_of, replay
+from simulator import User, make_simulator, move_emotion, people_of
 
 SHOWN = 20  # of the differences; all are in --json
+
+
+async def replay(first_line, turns, user):
+    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl. Returns
+    the emotion after each of them."""
+    user.dialogue = [{"speaker": "me", "text": first_line}]
+    emotions = []
+    for turn in turns:
+        if turn["emotion"] is None:  # a malformed reply: never sent
+            break
+        await user.feel(turn["reply"])
+        emotions.append(user.emotion)
+        if user.emotion in (0, 100):  # where this user ends it, whatever the recorded one did
+            break
+        if turn["user"]:
+            user.dialogue.append({"speaker": "me", "text": turn["user"]})
+    return emotions
 
 
 def main(argv=None):

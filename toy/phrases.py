@@ -28,7 +28,6 @@ for measuring whether what was trained carries over to everyday talk (`--world c
 Ask it yourself:  python -m toy.phrases "I am so sorry. It must hurt, what your manager did."
 """
 
-from support.answers import mark_in
 from support.errors import BadInput
 from support.flags import Parser
 
@@ -433,45 +432,42 @@ class PhrasesModel:
         self.challenging = difficulty == "challenging"
         self.toy = world.ScriptedModel(difficulty)
 
-    async def __call__(self, prompt):
-        tags, mark = world.tags_of(prompt), mark_in(prompt)
+    async def __call__(self, prompt, schema=None):
+        tags, code = world.tags_of(prompt), world.code_in(prompt)
         dialogue = json.loads(tags["dialogue"])
         chat = read_chat(tags["background"], tags["hidden_theme"])
         if "emotion_level" in tags:
             if chat:
-                return self.answer_chatting(chat, dialogue, tags["emotion_level"], mark)
+                return self.answer_chatting(chat, dialogue, tags["emotion_level"], code)
             return await self.toy(prompt)  # the toy's people say the toy's lines
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         if chat:
-            return self.analysis(listen_chatting(reply, chat, earlier), mark)
+            return self.analysis(listen_chatting(reply, chat, earlier), code)
         scene = world.read_scene(tags["background"], tags["hidden_theme"])
-        return self.analysis(listen(reply, scene, earlier, self.challenging), mark)
+        return self.analysis(listen(reply, scene, earlier, self.challenging), code)
 
-    def answer_chatting(self, chat, dialogue, level, mark):
+    def answer_chatting(self, chat, dialogue, level, code):
         """The hop f_reply of somebody who chats."""
         n_lines = sum(message["speaker"] == "me" for message in dialogue)  # said so far
         line = f"{world.OPENINGS[level]} " if n_lines and level in world.OPENINGS else ""
         line += chat.lines[n_lines % len(chat.lines)]
         if level == "Emotion-F":
             line = "I am off. Goodbye."
-        return (
-            f"Thinking {mark}: my state is {level}.\nOrigin {mark}: {line}\n"
-            f"Change {mark}: nothing to change.\nResponse {mark}: {line}\nEnd {mark}"
-        )
+        return world.reply_in_json(level, line, code)
 
-    def analysis(self, heard, mark):
+    def analysis(self, heard, code):
         """The answer of the hop f_emo: names all that was heard."""
-        change = heard.change
-        target = "Reason" if self.challenging else "TargetCompletion"
-        effect = "lifted" if change > 0 else "let down"
-        return (
-            f"Content {mark}: my friend replied.\n"
-            f"{target} {mark}: {'yes' if change >= 7 else 'not yet'}.\n"
-            f"Activity {mark}: I heard {'; '.join(heard.notes)}.\n"
-            f"Analyse {mark}: I am {effect} by this.\n"
-            f"Change {mark}: {change:+d}\n"
-            f"End {mark}"
-        )
+        goal = "reason" if self.challenging else "target_completion"
+        effect = "lifted" if heard.change > 0 else "let down"
+        answer = {
+            "content": "my friend replied.",
+            goal: "yes." if heard.change >= 7 else "not yet.",
+            "activity": f"I heard {'; '.join(heard.notes)}.",
+            "analysis": f"I am {effect} by this.",
+            "code": code,
+            "change": heard.change,
+        }
+        return json.dumps(answer, indent=1)
 
 
 def main(argv=None):

@@ -18,7 +18,6 @@ the user.
 Run it alone to meet a few of these people:  python -m toy.world
 """
 
-from support.answers import mark_in
 from support.flags import Parser
 
 import json
@@ -321,9 +320,9 @@ GUARDED_LINES = 2
 
 
 class ScriptedModel:
-    """Stands where an LLM would behind the simulated user: a prompt comes in, an answer in named
-    sections goes out, each with the prompt's mark. It sees only the text of the prompt, never the
-    generator of the profiles, and always answers the same text the same way.
+    """Stands where an LLM would behind the simulated user: a prompt comes in, the JSON object that
+    it asks for goes out. It sees only the text of the prompt, never the generator of the profiles,
+    and always answers the same text the same way.
 
     What it needs stands in the prompts of both hops (prompts/) between tags: <background> the
     profile's scene, <hidden_theme> its task, <dialogue> the messages so far, as JSON. The prompt of
@@ -335,28 +334,24 @@ class ScriptedModel:
         self.challenging = difficulty == "challenging"
         self.weak = weak
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         tags = tags_of(prompt)
         scene = read_scene(tags["background"], tags["hidden_theme"])
         dialogue = json.loads(tags["dialogue"])
-        mark = mark_in(prompt)
+        code = code_in(prompt)
         if "emotion_level" in tags:  # the prompt of f_reply
-            return self.answer(scene, dialogue, tags["emotion_level"], mark)
-        return self.feel(scene, dialogue, mark)
+            return self.answer(scene, dialogue, tags["emotion_level"], code)
+        return self.feel(scene, dialogue, code)
 
-    def answer(self, scene, dialogue, level, mark):
+    def answer(self, scene, dialogue, level, code):
         """The hop f_reply: the user's next line."""
         lines_said = sum(message["speaker"] == "me" for message in dialogue)
         is_guarded = self.challenging and lines_said < GUARDED_LINES
         topics = scene.details if is_guarded else scene.cues
         line = users_line(lines_said, scene.story, topics, level)
-        return (
-            f"Thinking {mark}: my state is {level}, so that is how I sound.\n"
-            f"Origin {mark}: {line}\nChange {mark}: nothing to change.\n"
-            f"Response {mark}: {line}\nEnd {mark}"
-        )
+        return reply_in_json(level, line, code)
 
-    def feel(self, scene, dialogue, mark):
+    def feel(self, scene, dialogue, code):
         """The hop f_emo: how far the friend's last reply moves the emotion, and why."""
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         if self.weak:
@@ -365,18 +360,37 @@ class ScriptedModel:
             change, why = judge(
                 reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
             )
-        # the prompt of a challenging user asks for another section
-        section = "Reason" if self.challenging else "TargetCompletion"
-        need_met = "yes" if change >= MEETS_NEED else "not yet"
+        # the prompt of a challenging user asks for another key
+        goal = "reason" if self.challenging else "target_completion"
         effect = "lifted" if change > 0 else "let down"
-        return (
-            f"Content {mark}: my friend said something about me and my {scene.person}.\n"
-            f"{section} {mark}: {need_met}.\n"
-            f"Activity {mark}: I think: {why}.\n"
-            f"Analyse {mark}: I am {scene.feeling}, and {effect} by this.\n"
-            f"Change {mark}: {change:+d}\n"
-            f"End {mark}"
-        )
+        answer = {
+            "content": f"my friend said something about me and my {scene.person}.",
+            goal: "yes." if change >= MEETS_NEED else "not yet.",
+            "activity": f"I think: {why}.",
+            "analysis": f"I am {scene.feeling}, and {effect} by this.",
+            "code": code,
+            "change": change,
+        }
+        return json.dumps(answer, indent=1)
+
+
+def code_in(prompt):
+    """The code that a prompt asks for: its last one. (Where the policy's words stand, which is
+    above, quotation marks are escaped.)"""
+    return re.findall('"code": "([a-z]{4})"', prompt)[-1]
+
+
+def reply_in_json(level, line, code):
+    """A scripted user's answer of f_reply, at this level of its emotion. At Emotion-F it leaves."""
+    answer = {
+        "thinking": f"my state is {level}, so that is how I sound.",
+        "origin": line,
+        "revision": "nothing to change.",
+        "code": code,
+        "goodbye": level == "Emotion-F",
+        "response": line,
+    }
+    return json.dumps(answer, indent=1)
 
 
 # How a user begins a line, by the level of its emotion. At Emotion-F it leaves.

@@ -1,0 +1,294 @@
+"""support/servers.py - asking language models, on a server or in this process, and the log of what
+they answered.
+
+A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
+JSON object, looks like (simulator.py); a model may ignore it, because whoever asks reads the answer
+by it and asks again. What goes wrong is one of three exceptions (support/errors.py):
+
+    SimulatorFailed   no answer within CALL_TIMEOUT: this question is given up
+    PromptRefused     the model refuses this prompt, not others (too long, a content filter)
+    SimulatorRefused  it will refuse every prompt (a wrong key, an unknown model)
+
+`openai` is imported inside of functions, because most runs need no server and the import takes a
+second.
+"""
+
+from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused
+from support.files import read_jsonl, without_surrogates
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+
+from tqdm import tqdm
+
+MAX_ANSWER_TOKENS = 4096
+CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
+# HTTP statuses with which a server, or a firewall before it, refuses this prompt: it is too long,
+# or holds words that are not wanted. Others may be accepted.
+PROMPT_STATUSES = (400, 403, 406, 413, 422, 451)
+# How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
+FORMATS = ("json_schema", "json_object", "text")
+
+
+class Answer(str):
+    """The text of a model's answer, a str with one more attribute. (Scripted models answer with a
+    plain str.)"""
+
+    tokens = None  # {"prompt": number, "completion": number}, or None if they are not known
+
+
+# ------------------------------------------------------------------------------ a model on a server
+
+
+class ServerModel:
+    """The chat model `name` of the server at `url`, which speaks OpenAI's protocol (vLLM, llama.cpp
+    and Ollama do).
+
+    Its key is in the environment (`read_key`) and never written to a file. openai's client tries
+    again by itself: after a lost connection, a timeout, a rate limit (no earlier than the server's
+    Retry-After says) and a fault of the server, with at most 8 s between two tries."""
+
+    def __init__(self, name, url, temperature=0.0, timeout=60.0):
+        """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them."""
+        import openai
+
+        self.name = name
+        self.url = url
+        self.temperature = temperature
+        self.format = None  # the strictest of FORMATS that the server takes; None: not known yet
+        self.last_failure = ""
+        self.key = read_key()
+        self.client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=self.key,
+            max_retries=1000,  # CALL_TIMEOUT decides
+            timeout=timeout,
+            http_client=client_that_tells(self.tell_failure),
+        )
+
+    async def __call__(self, prompt, schema=None):
+        """The answer to a prompt. Servers differ in what they take as `response_format`, and the
+        first question finds it out: what is refused is asked again with the next of FORMATS."""
+        messages = [{"role": "user", "content": prompt}]
+        for form in [self.format] if self.format else FORMATS:
+            try:
+                answer = await self.chat(messages, response_format=response_format(form, schema))
+            except PromptRefused as error:
+                refusal = error
+            else:
+                self.format = form
+                return answer
+        raise refusal
+
+    async def chat(self, messages, max_tokens=MAX_ANSWER_TOKENS, **options):
+        """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
+        PromptRefused or SimulatorRefused."""
+        import openai
+
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT):
+                answer = None
+                while answer is None:
+                    response = await self.client.chat.completions.with_raw_response.create(
+                        model=self.name,
+                        messages=messages,
+                        temperature=self.temperature,
+                        max_tokens=max_tokens,
+                        **options,
+                    )
+                    answer = self.parse_body(response.http_response.content)
+                    if answer is None:
+                        self.tell_failure("its response holds no answer")
+                        await asyncio.sleep(1)
+        except TimeoutError:
+            raise SimulatorFailed(
+                f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
+                f"{self.last_failure or 'it is silent'}"
+            ) from None
+        except openai.APIStatusError as error:
+            raise self.refusal(error) from None
+        except openai.APIError as error:
+            raise SimulatorFailed(f"{self.url}: {self.quote(error)}") from None
+        return answer
+
+    def parse_body(self, body):
+        """The Answer in the body of a response, or None if there is none. Raises PromptRefused if a
+        content filter removed it."""
+        try:
+            response = json.loads(body)
+            choice = response["choices"][0]
+            answer = Answer(without_surrogates(choice["message"]["content"] or ""))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+        if choice.get("finish_reason") == "content_filter":
+            raise PromptRefused(f"{self.url}: a content filter took the answer away")
+        usage = response.get("usage") or {}
+        answer.tokens = {kind: usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")}
+        return answer
+
+    def refusal(self, error):
+        """The exception for a response with the status of an error, openai.APIStatusError."""
+        status = error.status_code
+        message = f"{self.url} says {status}: {self.quote(error)}"
+        if status in PROMPT_STATUSES:
+            return PromptRefused(message)
+        if status in (408, 409, 429) or status >= 500:  # the server asks for minutes of waiting
+            return SimulatorFailed(message)
+        return SimulatorRefused(message)
+
+    def tell_failure(self, reason):
+        """Say the first time that a try failed, or the wait would look like a hang."""
+        if not self.last_failure:
+            tqdm.write(f"{self.url}: {self.quote(reason)}; trying again", file=sys.stderr)
+        self.last_failure = self.quote(reason)
+
+    def quote(self, words):
+        """An error or a server's words as one line, for a message. Without our key: some servers
+        quote it."""
+        text = str(words).replace(self.key, "***") if self.key != "none" else str(words)
+        return " ".join(without_surrogates(text).split())[:300]
+
+
+def response_format(kind, schema):
+    """What a request says of the form of its answer. kind: one of FORMATS."""
+    if kind == "json_schema":
+        named = {"name": "answer", "schema": json_schema(schema), "strict": True}
+        return {"type": kind, "json_schema": named}
+    return {"type": kind}
+
+
+def json_schema(kind):
+    """A schema of simulator.py in the words of JSON Schema. Only those are used that all servers
+    know: bounds of numbers and lists of allowed words are left to `read_answer`."""
+    if isinstance(kind, dict):
+        return {
+            "type": "object",
+            "properties": {key: json_schema(value) for key, value in kind.items()},
+            "required": list(kind),
+            "additionalProperties": False,
+        }
+    if isinstance(kind, list):
+        return {"type": "array", "items": json_schema(kind[0])}
+    if isinstance(kind, range):
+        return {"type": "integer"}
+    if isinstance(kind, tuple):
+        return {"type": "string"}
+    return {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
+
+
+def client_that_tells(tell):
+    """openai's HTTP client, which also calls tell(reason) after each try that failed. (openai tries
+    again silently.)"""
+    import openai
+
+    class Client(openai.DefaultAsyncHttpxClient):
+        async def send(self, request, **options):
+            try:
+                response = await super().send(request, **options)
+            except Exception as error:
+                tell(f"{type(error).__name__} {error}")
+                raise
+            if response.status_code in (408, 409, 429) or response.status_code >= 500:
+                tell(f"status {response.status_code}")
+            return response
+
+    return Client()
+
+
+def read_key():
+    """The server's key: $RLVER_API_KEY, else $OPENAI_API_KEY, else "none". White space around it is
+    removed, because a key that was read from a file ends in a newline. Raises BadInput for
+    characters that no HTTP header can hold."""
+    name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
+    key = os.environ.get(name, "").strip() or "none"
+    if not all(" " < character < "\x7f" for character in key):
+        raise BadInput(
+            f"${name}: the key contains a character that a key cannot contain (a space, a line "
+            "end, a letter that is not ASCII); set it again"
+        )
+    return key
+
+
+# --------------------------------------------------------------------------- a model in this process
+
+
+class LocalModel:
+    """A model in this process. Nothing holds it to a schema: it may break the form more often than
+    one on a server."""
+
+    def __init__(self, name, engine, chat, context, rng, temperature=0.0):
+        """engine, chat: of the same classes as the policy's (TorchEngine, ChatFormat). context: the
+        most tokens that prompt and answer may have together. rng: what the engine samples with."""
+        self.name = name
+        self.engine = engine
+        self.chat = chat
+        self.context = context
+        self.rng = rng
+        self.temperature = temperature
+
+    async def __call__(self, prompt, schema=None):
+        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
+        ids = self.chat.first_prompt(prompt) + self.chat.opening
+        left = self.context - len(ids)
+        if left < 1:
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
+                f"its context of {self.context}"
+            )
+        # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
+        # a prompt of its own, so there is nothing to keep.
+        max_tokens = min(left, MAX_ANSWER_TOKENS)
+        sampled, _ = await self.engine.generate(ids, max_tokens, self.rng, key=None)
+        has_ended = sampled[-1] == self.chat.stop_id
+        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
+        answer.tokens = {"prompt": len(ids), "completion": len(sampled)}
+        return answer
+
+
+# ---------------------------------------------------------------------------------- the log of calls
+
+
+class CallLog:
+    """All answers that were paid for, one line of JSON each, so that none is paid for twice. Also
+    the answers of earlier logs, which `Simulator.ask` searches before it asks the model.
+
+    A line that a killed run left half-written is skipped, and the next line begins after a
+    newline."""
+
+    def __init__(self, path=None):
+        """path: the file to append to, or None."""
+        self.path = path
+        self.answers = {}  # {key: text}, see Simulator.key
+
+    def read(self, path, start=0):
+        """Read the answers of an earlier log, from byte `start` on."""
+        for _, row, _ in read_jsonl(path, start):
+            if isinstance(row, dict) and "key" in row and "answer" in row:
+                self.answers[row["key"]] = row["answer"]
+
+    def write(self, key, prompt, text, seconds):
+        """Append one answer. text: an Answer or a str."""
+        if self.path is None:
+            return
+        row = {
+            "key": key,
+            "prompt": digest(prompt),
+            "answer": text,
+            "seconds": round(seconds, 4),
+            "tokens": getattr(text, "tokens", None),
+        }
+        with open(self.path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # the last line is half-written
+                    file.write(b"\n")
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def digest(*parts):
+    """A short hash of values that JSON can hold."""
+    text = json.dumps(parts, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
