@@ -430,6 +430,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    code = main()
-    ranks.leave_ranks(code)
-    sys.exit(code)
+    ranks.leave_ranks(main())

@@ -82,11 +82,19 @@ def take_a_gpu():
 
 
 def leave_ranks(code):
-    """Leave the process group at the end of a process. Not after a failure: other ranks may still
-    be in a collective call, and torchrun ends them. Not with vLLM either, which destroys its own
-    groups later than this."""
+    """End this process with an exit code; of many ranks each leaves the process group before. Not
+    after a failure: other ranks may still be in a collective call, and torchrun ends them. Not with
+    vLLM either, which destroys its own groups later than this.
+
+    A rank skips Python's own end. Otherwise a thread of gloo that frees its last tensor by then
+    asks for an interpreter that is gone, and the process is aborted although all was done
+    (pytorch#179291)."""
     if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
         dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(code)
 
 
 def check_world():

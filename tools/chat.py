@@ -33,6 +33,7 @@ from simulator import (
     load_profiles,
     make_simulator,
     need_profiles,
+    read_analysis,
     refuse_foreign,
     toy_profiles,
 )
