@@ -12,8 +12,11 @@ It shares no code with policy.py on purpose: that engine and trainer agree about
 checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
+from support.chat_format import ChatFormat
 from support.errors import BadInput
+from support.loading import load_to_sample, stop_ids
 from support.metrics import Clock
+from support.servers import LocalModel
 
 import asyncio
 import copy
@@ -452,3 +455,21 @@ def reply_of(output):
     token that was drawn and of further candidates."""
     ids = list(output.token_ids)
     return ids, [candidates[token].logprob for token, candidates in zip(ids, output.logprobs)]
+
+
+# --------------------------------------------------------------------------- the user's model, in here
+
+
+def load_local(path, temperature, flag="--simulator"):
+    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
+    BadInput. flag: the one that named it, for messages."""
+    model, tokenizer = load_to_sample(path, prefix=f"{flag} local:")
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
+    return LocalModel(
+        path,
+        TorchEngine(model, chat.stop_id, temperature, share=True),
+        chat,
+        model.config.max_position_embeddings,
+        np.random.default_rng(0),
+        temperature,
+    )

@@ -18,6 +18,7 @@ files and printing are in support/, pictures in tools/report.py: a first reading
 from support import errors, ranks, rundir, settings
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
+from support.results import hidden_need
 from support.servers import LocalModel
 from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
 
@@ -36,7 +37,6 @@ from policy import Episode, split_batch
 from ppo import all_micro_batches, log_probs_of, ppo_update
 from simulator import (
     User,
-    hidden_need,
     profiles_of_step,
     simulator_of_run,
     users_of_run,
