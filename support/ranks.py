@@ -127,13 +127,13 @@ def all_gather_list(things):
     return [thing for part in lists for thing in part]
 
 
-def broadcast(make):
-    """Call make() on the first rank alone. Returns its result on every rank, or raises on every
-    rank the RunError that it raised: otherwise the other ranks would wait for it."""
+def broadcast(function, *args):
+    """Call function(*args) on the first rank alone. Returns its result on every rank, or raises on
+    every rank the RunError that it raised: otherwise the other ranks would wait for it."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
-            box[0] = make()
+            box[0] = function(*args)
         except RunError as error:
             error.on_all_ranks = True
             box[0] = error
@@ -143,11 +143,6 @@ def broadcast(make):
     if isinstance(result, RunError):
         raise result
     return result
-
-
-def wait_for_all():
-    """Return when every rank has called this."""
-    all_gather_list([])
 
 
 def gather_episodes(episodes):
