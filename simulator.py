@@ -26,14 +26,7 @@ the user, which model plays it, and who is trained on and who is held out.
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support.errors import (
-    BadInput,
-    PromptRefused,
-    SimulatorFailed,
-    SimulatorRefused,
-    TooManyLost,
-    UnreadableAnswers,
-)
+from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
 from support.servers import CallLog, ServerModel, digest
@@ -354,7 +347,7 @@ class Simulator:
 
         Returns (tokens of question and answer, as Answer.tokens; the server's `format`), each None
         if there is none. A scripted model needs no check. Raises SimulatorRefused, BadInput if no
-        answer can be read, or TooManyLost if there is none."""
+        answer can be read, and TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
             return None, None
         unlogged = copy.copy(self)
@@ -362,12 +355,10 @@ class Simulator:
         unlogged.retries = 2  # a model that can keep the form has done so by then
         try:
             text, _ = await unlogged.ask(template, values, schema)
-        except PromptRefused as error:
-            raise SimulatorRefused(str(error)) from None
         except UnreadableAnswers as error:
             raise BadInput(
-                f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
-                f"the prompts ask for ({error}); choose another model"
+                f"{getattr(self.model, 'name', 'the model')} refuses the prompts, or cannot keep "
+                f"the form that they ask for ({error}); choose another model"
             ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from evaluate import (
     BENCHMARK,
     FLOOR,
-    PolicyFlags,
     add_policy_flags,
     add_user_flags,
     open_policy,
@@ -104,7 +103,7 @@ def run(args):
 
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
-    policy = open_policy(args.policy, PolicyFlags.of(args))
+    policy = open_policy(args.policy, args)
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
     is_toy = policy.run_settings.get("model", args.policy) == "toy"
