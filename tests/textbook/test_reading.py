@@ -14,7 +14,7 @@ import re
 import pytest
 
 import hostile
-from answering import CODE, LIN, Model, coded, feeling, saying, tagged, user_of
+from answering import CODE, LIN, Model, feeling, saying, tagged, user_of
 from rlver import converse
 from scripted import Agent
 from simulator import (
