@@ -13,7 +13,7 @@ from itertools import cycle
 
 import pytest
 
-from marks import signed
+from answering import coded, feeling, saying
 from policy import Reply, split_thought
 from rlver import converse, rollout
 from scripted import Agent
@@ -40,23 +40,17 @@ class Model:
     def __init__(self):
         self.prompts, self.rng = [], random.Random(0)
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         self.prompts.append(prompt)
         for _ in range(self.rng.randrange(4)):
             await asyncio.sleep(0)
         last = told(prompt)[-1]["text"] if told(prompt) else ""
-        if "<emotion_level>" in prompt:
-            me = re.search(r"person-\d+", prompt).group()
-            return signed(
-                prompt,
-                "Thinking: t\nOrigin: o\nChange: c\nResponse: "
-                + ("Goodbye." if last.endswith("bye") else f"{me} speaks, having heard <{last}>"),
-            )
-        return signed(
-            prompt,
-            f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\n"
-            f"Analyse: x\nChange: {last.split()[0]}",
-        )
+        if "<emotion_level>" not in prompt:
+            return coded(prompt, feeling(int(last.split()[0]), analysis=f"it said <{last}>"))
+        if last.endswith("bye"):
+            return coded(prompt, saying("Goodbye.", goodbye=True))
+        me = re.search(r"person-\d+", prompt).group()
+        return coded(prompt, saying(f"{me} speaks, having heard <{last}>"))
 
     def heard_by_users(self):
         return [
@@ -182,9 +176,9 @@ def test_a_malformed_reply_is_logged_and_never_sent():
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
         assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
-        assert [
-            episode.turns[-1][k] for k in ("user", "analysis", "change", "mark", "emotion")
-        ] == [None] * 5
+        assert [episode.turns[-1][k] for k in ("user", "analysis", "change", "emotion")] == [
+            None
+        ] * 4
 
 
 def test_thoughts_never_reach_the_user():
@@ -215,7 +209,6 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
     assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
     # the log can be checked against
     assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
-    assert all(t["analysis"].endswith(f"\nEnd {t['mark']}") for t in episode.turns)
 
 
 # -------------------------------------------------------------------------------------- the rollout
@@ -294,7 +287,7 @@ def test_a_copied_user_shares_its_past_and_nothing_else():
     """The users of a group start alike. If they shared a list, each would hear what was said to the
     others."""
     user = User(Simulator(Model()), person(0), emotion=52, planning={"objective": "x"})
-    asyncio.run(user.answer())
+    asyncio.run(user.open())
     twin = user.copy()
     assert twin == user
     asyncio.run(twin.feel("+5 hello"))
@@ -313,7 +306,7 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     waited for it, nobody would ever be done."""
 
     class Slow(Model):
-        async def __call__(self, prompt):
+        async def __call__(self, prompt, schema=None):
             if "person-1" in prompt and (
                 "agent-2" in prompt if where == "reply" else not told(prompt)
             ):
@@ -353,7 +346,7 @@ class Deaf(Model):
         super().__init__()
         self.trigger = trigger
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         return "I can not say." if self.trigger in prompt else await super().__call__(prompt)
 
 

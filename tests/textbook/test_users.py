@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from marks import LIN, write
+from answering import LIN, write
 from simulator import (
     Profile,
     load_profiles,
