@@ -3,7 +3,6 @@ replayed."""
 
 import json
 import random
-import re
 
 import pytest
 
@@ -180,13 +179,11 @@ def test_a_moody_user_is_seen_to_be_moody(run):
     size."""
     rng, scripted = random.Random(0), world.ScriptedModel()
 
-    async def moody(prompt):
-        text = await scripted(prompt)
-        if "Response" in text:
-            return text
-        head, change, end = re.fullmatch(r"(.*): ([+-]\d+)(\nEnd .*)", text, re.S).groups()
-        change = int(change) + (rng.random() < 0.5) * (1 if int(change) > 0 else -1)
-        return f"{head}: {change:+d}{end}"
+    async def moody(prompt, schema):
+        answer = json.loads(await scripted(prompt))
+        if "change" in answer:
+            answer["change"] += (rng.random() < 0.5) * (1 if answer["change"] > 0 else -1)
+        return json.dumps(answer)
 
     result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
     assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9

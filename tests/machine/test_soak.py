@@ -158,87 +158,40 @@ def run_over_server(out, *server_flags):
 
 
 @pytest.mark.soak
-def test_the_parsers_read_or_refuse_whatever_they_are_given():
-    """Some thousand answers put together from pieces that mean something to them: a result of the
-    right kind, or a ValueError, nothing else."""
-    from support.forms import read_words
-
+def test_the_reader_reads_or_refuses_whatever_it_is_given():
+    """Some thousand answers put together from pieces that mean something to it: an object of the
+    schema's keys, or Unreadable, nothing else."""
     from hypothesis import given, settings
     from hypothesis import strategies as some
 
-    from marks import sign
-    from simulator import parse_emotion, parse_reply
-    from tools.capabilities import RUBRIC
-    from tools.strategies import read_strategies
-    from tools.strategy_codes import CODES
-    from tools.validity import BLRI, PARAPHRASE_HEADERS
+    from answering import CODE, feeling
+    from hostile import SCHEMAS, tails
+    from simulator import Unreadable, read_answer
 
+    whole = feeling(-3)
     pieces = [
-        "Content",
-        "Target Completion",
-        "Reason",
-        "Activity",
-        "Analyze",
-        "Change",
-        "Thinking",
-        "Origin",
-        "Response",
-        ":",
-        "：",
-        "\n",
-        "## ",
-        "**",
-        "> ",
-        "5. ",
-        "+3",
-        "-",
-        "−7",
-        "0",
-        " ",
-        "minus",
-        "降",
+        *tails(whole),
+        whole,
+        *'{}[]",:\\',
+        "```",
+        "<think>",
+        "</think>",
         "\u2028",
+        "\ud83d",
         "\x00",
-        "￾",
-        "kqvt",
-        "Change kqvt: ",
-        "\nEnd kqvt",
-        "Response kqvt:",
-        "<Strategy kqvt>",
-        "</Strategy kqvt>",
-        "B-2",
-        "ED kqvt: 3",
-        "Score",
     ]
     texts = some.lists(
         some.one_of(some.sampled_from(pieces), some.text(max_size=5)), max_size=60
     ).map("".join)
 
-    readers = (
-        RUBRIC.read,
-        BLRI.read,
-        lambda text, mark: read_strategies(text, dict.fromkeys(CODES, "n"), mark),
-        lambda text, mark: read_words(text, PARAPHRASE_HEADERS, mark),
-    )
-
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
     def answers(text, more):
-        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3", "kqvt")
-        for answer in (text, f"{text}\n{whole}", whole.replace("x", f"x{text}\n{more}\n")):
-            try:
-                sections, change = parse_emotion(answer, "kqvt")
-                assert isinstance(change, int) and set(map(type, sections.values())) == {str}
-            except ValueError:
-                pass
-        for read in readers:
-            try:
-                read(text + "\nEnd kqvt", "kqvt")
-            except ValueError:
-                pass
-        try:
-            assert parse_reply(text, "kqvt")[1].strip()
-        except ValueError:
-            pass
+        for answer in (text, f"{text}</think>{whole}", whole.replace('"x"', f'"{text}"{more}')):
+            for schema in SCHEMAS.values():
+                try:
+                    assert list(read_answer(answer, schema, CODE)) == list(schema)
+                except Unreadable:
+                    pass
 
     answers()

@@ -129,8 +129,9 @@ def test_both_hops_know_the_person_and_the_last_analysis():
 @pytest.mark.parametrize("lang, difficulty", CHAINS)
 def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang, difficulty):
     """Both hops show the object once, with the schema's keys in its order: one that is misspelt or
-    translated would cost every dialogue, days into a run. It is JSON but for the value that
-    decides, so a model that echoes its prompt answers nothing; and a server's `json_object` needs the word JSON."""
+    translated would cost every dialogue, days into a run. But for the value that decides
+    it is JSON, so a model that echoes its prompt has not answered; and a server's `json_object`
+    needs the word."""
     for name, schema in (("emotion", EMOTION_SCHEMAS[difficulty]), ("reply", REPLY_SCHEMA)):
         text = load_prompt(name, lang, difficulty)
         assert set(re.findall(r"\{\{(\w+)\}\}", text)) == PLACEHOLDERS[name] and "JSON" in text
