@@ -6,7 +6,6 @@ from support.errors import (
     BadInput,
     PromptRefused,
     SimulatorFailed,
-    SimulatorRefused,
     TooManyLost,
     UnreadableAnswers,
 )
@@ -54,7 +53,7 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     with pytest.raises(BadInput, match="cannot keep the form"):
         check(forgets)
     assert len(forgets.prompts) == 3  # and not five
-    for error, becomes in ((SimulatorFailed, TooManyLost), (PromptRefused, SimulatorRefused)):
+    for error, becomes in ((SimulatorFailed, TooManyLost), (PromptRefused, BadInput)):
 
         async def fails(prompt, schema, error=error):
             raise error("what the server says")

@@ -81,7 +81,7 @@ BAD_FILES = {
     "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "int"]),
     "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
     "wrong optional": ([{**LIN, "first_talk": ["hi"]}], ["line 1", "'first_talk'", "list"]),
-    "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "line 1"]),
+    "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "earlier line"]),
 }
 
 
