@@ -246,7 +246,7 @@ def needs_of(users):
 # ---------------------------------------------------------------------------------- one pass a user
 
 # What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMAS. No policy speaks here, so
-# no code is asked for. A "*_layout" among the prompts puts the texts together.
+# no code is asked for. The prompts' persona_layout and scene_layout put the texts together.
 SCHEMAS = {
     "persona": {
         "name": str,
@@ -316,18 +316,18 @@ async def write_user(draft, simulator, prompts):
     """One pass: the persona, the scene, and the first line as the user itself says it in a
     dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
-        _, answer = await simulator.ask(prompts[part], draft, SCHEMAS[part], draft["id"] + part)
+        _, answer = await simulator.ask(prompts[part], draft, SCHEMAS[part], draft["id"])
         refuse_faults(part, [str(text) for text in answer.values()], draft["task"])
         draft[field] = fill(prompts[f"{part}_layout"], {**draft, **answer})
     profile = Profile(**{name: draft.get(name, "") for name in PROFILE_FIELDS})
-    line, goodbye = await User(simulator, profile, name=draft["id"] + "first line").answer()
+    line, goodbye = await User(simulator, profile, name=draft["id"]).answer()
     refuse_faults("first line", [line], draft["task"])
     if goodbye:
         raise UnreadableAnswers("its first line says goodbye")
     draft["first_talk"] = line
 
 
-# ------------------------------------------------------------------------- what an answer has to be
+# ---------------------------------------------------------------------------------- who is left out
 
 # A line in which somebody speaks. A scene with two of them is a dialogue, and no report of one.
 WRITTEN_DIALOGUE = re.compile(
@@ -390,11 +390,11 @@ def near_duplicates(texts, most):
     return duplicates
 
 
-# -------------------------------------------------------------------------------- the scripted writer
+# ------------------------------------------------------------------------------ the scripted writer
 
 
 class ScriptedWriter:
-    """Writes users by rule, from a file of templates and lists of words:
+    """Writes users without a model, from a file of templates and lists of words:
 
         [a persona]
         {"name": "{{first name}}"}
