@@ -531,7 +531,7 @@ def heldout_of_run(home, run_settings, simulator_name):
     """The users that the run in the directory `home` held out. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
     _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    refuse_other_heldout(home, [profile.id for profile in people])
+    refuse_other_heldout(home, people)
     return people
 
 

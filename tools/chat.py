@@ -8,7 +8,7 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
 
 from support.errors import BadInput
 from support.flags import Parser
-from support.results import scale_of_settings
+from support.results import hidden_need, scale_of_settings
 from support.settings import made_by_rule
 from support.terminal import WIDTH, fold
 
@@ -29,10 +29,10 @@ from evaluate import (
 )
 from simulator import (
     User,
-    hidden_need,
     load_profiles,
     make_simulator,
     need_profiles,
+    read_analysis,
     refuse_foreign,
     toy_profiles,
 )
