@@ -16,40 +16,18 @@ from server import start, toy_people
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 3))
 STEPS = 6 * KILLS
-RUN = [
-    "--steps",
-    str(STEPS),
-    "--batch-size",
-    "8",
-    "--group-size",
-    "4",
-    "--max-turns",
-    "3",
-    "--max-tokens",
-    "8",
-    "--lr",
-    "1e-3",
-    "--eval-size",
-    "4",
-    "--save-every",
-    "1",
-]
+RUN = (
+    f"--steps {STEPS} --batch-size 8 --group-size 4 --max-turns 3 --max-tokens 8 --lr 1e-3 "
+    "--eval-size 4 --save-every 1"
+).split()
 
 
 def torchrun(*flags):
     """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must
     die with it."""
+    command = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split()]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "rlver.py",
-            *map(str, flags),
-        ],
+        [*command, "rlver.py", *map(str, flags)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
@@ -80,14 +58,8 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
     that was let alone, dialogue by dialogue. (RLVER_KILLS=20 for a longer night.)"""
     server, url = start("--latency", 0.02)
     try:
-        policy = [
-            "--model",
-            tiny_dir,
-            "--simulator",
-            f"openai:scripted@{url}",
-            *RUN,
-            *toy_people(tmp_path),
-        ]
+        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}"]
+        policy += [*RUN, *toy_people(tmp_path)]
         whole = torchrun(*policy, "--out", tmp_path / "whole")
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
         rng, out, kills = random.Random(), tmp_path / "out", 0

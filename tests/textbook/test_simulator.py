@@ -1,5 +1,5 @@
 """The simulator that all users share: the check before the first dialogue, prompts that are
-refused, the clock; and that a recorded dialogue can be replayed. (How it asks: test_reading.py.)"""
+refused, the clock. (How it asks: test_reading.py.)"""
 
 from support import metrics
 from support.errors import (
@@ -12,18 +12,12 @@ from support.errors import (
 from support.servers import MAX_ANSWER_TOKENS, LocalModel
 
 import asyncio
-import json
-import random
 from types import SimpleNamespace
 
 import pytest
 
-from answering import Model, feeling, saying, user_of, write
-from policy import Reply
-from rlver import converse
+from answering import Model, feeling, saying, user_of
 from simulator import CHECK_DIALOGUE, Simulator, User, toy_profiles
-from tools.replay import consistency
-from toy import world
 
 
 def test_an_example_by_hand():
@@ -131,47 +125,3 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     with pytest.raises(SimulatorFailed):
         asyncio.run(user.answer())
     assert clock.simulator == 150 + 2 * 1000
-
-
-def test_a_recorded_dialogue_replays_to_the_same_emotions(tmp_path):
-    """What makes the reward verifiable: put the recorded replies to the user again, in the dialogue
-    as it was, and the same emotions come out. A record with another emotion in it is found."""
-    profile, heard = toy_profiles("heldout", 1)[0], []
-    scene, scripted = world.read_scene(profile.scene, profile.task), world.ScriptedModel()
-    acts = [scene.need, "topic", scene.need, "cheer", scene.need]
-
-    async def model(prompt, schema):
-        if "<emotion_level>" not in prompt and CHECK_DIALOGUE[1]["text"] not in prompt:
-            heard.append(prompt)
-        return await scripted(prompt)
-
-    async def reply(line):
-        turn = len(heard)
-        text = world.random_sentence(acts[turn], scene.person, scene.feeling, random.Random(turn))
-        text = text.replace(" ", "\u2028", 1)  # still one line
-        # the last one is malformed: never sent, never replayed
-        return Reply(text, text, "", turn == 4)
-
-    async def dialogue():
-        user = User(Simulator(model), profile)
-        return await converse(SimpleNamespace(reply=reply, segments=[]), user, await user.open(), 8)
-
-    episode = asyncio.run(dialogue())
-    recorded = list(heard)
-    row = {"profile_id": profile.id, "first_line": episode.first_line, "turns": episode.turns}
-    rows = [row, row]
-    heard.clear()
-    path = write(tmp_path / "dialogues.jsonl", *rows)
-
-    def shares():
-        result = consistency(path, Simulator(model), {profile.id: profile})
-        return [result[key] for key in ("turns", "emotion", "dialogues", "final")]
-
-    assert shares() == [8, 1, 2, 1]
-    assert heard == recorded * 2 and len(recorded) == 4
-    rows[1] = json.loads(json.dumps(rows[1]))
-    rows[1]["turns"][3]["emotion"] += 1
-    write(path, *rows)
-    assert shares() == [8, 7 / 8, 2, 1 / 2]
-    with pytest.raises(BadInput, match="line 1: profile"):
-        consistency(path, Simulator(model), {})
