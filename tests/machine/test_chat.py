@@ -64,21 +64,7 @@ def test_a_dialogue_before_ones_eyes(capsys, monkeypatch):
     """--show: line by line, the emotion as a bar; --pause waits at each."""
     waited = []
     monkeypatch.setattr("builtins.input", lambda prompt: waited.append(prompt) or "")
-    assert (
-        chat.main(
-            [
-                "toy",
-                "--show",
-                "--think",
-                "--seed",
-                "2",
-                "--max-turns",
-                "2",
-                "--pause",
-            ]
-        )
-        == 0
-    )
+    assert chat.main("toy --show --think --seed 2 --max-turns 2 --pause".split()) == 0
     text = capsys.readouterr().out
     assert "########------------  40  user" in text and text.count("policy  ") == 2
     assert "wants" in text and "felt: my friend said" in text and "ended by" in text

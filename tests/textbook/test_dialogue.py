@@ -133,15 +133,12 @@ def test_how_a_dialogue_ends(name):
 def test_the_benchmark_starts_where_its_user_starts():
     """The benchmark begins at 40, not at training's 30; a full context before the first reply
     leaves exactly that."""
-    model = Model()
-    episode = asyncio.run(
-        converse(Agent(["+5 a"]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
-    )
-    assert episode.emotion == 45 and "<emotion>40</emotion>" in model.prompts[0]
-    episode = asyncio.run(
-        converse(Agent([None]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
-    )
-    assert (episode.ended, episode.emotion, episode.reward) == ("context", 40, 0.4)
+    for replies, ended, emotion in ((["+5 a"], "context", 45), ([None], "context", 40)):
+        model = Model()
+        user = User(Simulator(model), person(0), emotion=40)
+        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 8))
+        assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
+    assert not model.prompts
 
 
 def test_the_benchmark_ends_at_its_floor():
@@ -176,9 +173,8 @@ def test_a_malformed_reply_is_logged_and_never_sent():
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
         assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
-        assert [episode.turns[-1][k] for k in ("user", "analysis", "change", "emotion")] == [
-            None
-        ] * 4
+        told = [episode.turns[-1][key] for key in ("user", "analysis", "change", "emotion")]
+        assert told == [None] * 4
 
 
 def test_thoughts_never_reach_the_user():
@@ -307,9 +303,8 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
 
     class Slow(Model):
         async def __call__(self, prompt, schema=None):
-            if "person-1" in prompt and (
-                "agent-2" in prompt if where == "reply" else not told(prompt)
-            ):
+            is_slow = "agent-2" in prompt if where == "reply" else not told(prompt)
+            if "person-1" in prompt and is_slow:
                 for _ in range(10_000):  # passes of the event loop, not seconds
                     if len(finished) >= others:
                         break

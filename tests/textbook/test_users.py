@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from answering import LIN, write
+from answering import LIN
+from result_files import write
 from simulator import (
     Profile,
     load_profiles,
