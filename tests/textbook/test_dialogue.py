@@ -173,8 +173,8 @@ def test_a_malformed_reply_is_logged_and_never_sent():
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
         assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
-        told = [episode.turns[-1][key] for key in ("user", "analysis", "change", "emotion")]
-        assert told == [None] * 4
+        logged = [episode.turns[-1][key] for key in ("user", "analysis", "change", "emotion")]
+        assert logged == [None] * 4
 
 
 def test_thoughts_never_reach_the_user():
