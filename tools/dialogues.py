@@ -12,13 +12,14 @@ from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files
 from support.settings import split_name
 
+import contextlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import simulator
-from simulator import as_json
+from simulator import Unreadable, as_json, read_analysis
 
 # -------------------------------------------------------------------------------- reading the files
 
@@ -101,6 +102,27 @@ def visible_turns(recorded):
         after_thought = turn["reply"].rpartition("</think>")[2]
         turns.append({**turn, "reply": after_thought.partition("<think>")[0].strip()})
     return turns
+
+
+# What an analysis holds: {our key: SAGE's}.
+ANALYSIS_KEYS = {
+    "content": "content",
+    "target_completion": "TargetCompletion",
+    "activity": "activity",
+    "analysis": "analyse",
+}
+
+
+def analysis_of(turn):
+    """What the user thought and felt about a turn's reply, {key of ANALYSIS_KEYS: text}. None if
+    the file does not hold it, or it was written by an earlier version."""
+    analysis = turn["analysis"]
+    with contextlib.suppress(Unreadable, KeyError):
+        if isinstance(analysis, dict):  # of a SAGE file
+            return {key: analysis[name] for key, name in ANALYSIS_KEYS.items()}
+        answer = read_analysis(analysis or "")
+        return {key: answer[key] for key in ANALYSIS_KEYS}
+    return None
 
 
 def simulator_name(recorded, config):

@@ -53,13 +53,12 @@ async def changes_felt(args, replies):
     log = None if name in SCRIPTED else open_call_log("acceptance")
     changes = {}
     for level in args.difficulty:  # one after the other: a local model goes before the next comes
-        model = simulator.make_simulator(name, args.lang, level, retries=args.retries, log=log)
+        model = simulator.make_simulator(name, args.lang, level, log=log)
+        model.retries = args.retries
         await model.check()
         changes[level] = await changes_of_level(model, level, replies, people)
         if changes[level].count(None) == len(replies):
-            raise BadInput(
-                f"{path}: no answer of the {level} user {name} could be read; {model.last_failure}"
-            )
+            raise BadInput(f"{path}: no answer of the {level} user {name} could be read")
     return changes
 
 
@@ -95,7 +94,7 @@ async def hear(user, reply):
         speaker = "me" if message["speaker"] == "user" else "friend"
         user.dialogue.append({"speaker": speaker, "text": message["text"]})
     with contextlib.suppress(SimulatorFailed):
-        _, change, _ = await user.feel(reply.text)
+        _, change = await user.feel(reply.text)
         return change
     return None
 

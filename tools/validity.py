@@ -19,19 +19,18 @@ reversing them.
 """
 
 from support import stats
-from support.answers import unmarked_sections
 from support.errors import BadInput
-from support.forms import Questionnaire, read_words
 
 import asyncio
-import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from simulator import EMOTION_HEADERS, as_json, parse_emotion
+from simulator import as_json
 from tools.dialogues import (
+    analysis_of,
     dialogue_slots,
     load_dialogues,
     make_cases,
@@ -43,6 +42,51 @@ from tools.hearing import Reply, add_user_flags, changes_felt
 from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import correlations_of, made_by, score_files, show_scores
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
+
+GRADES = ("F", "E", "D", "C", "B", "A")  # from strong disagreement to strong agreement
+
+
+@dataclass(frozen=True)
+class Questionnaire:
+    """Numbered statements, each graded from A, strongly agree, to F."""
+
+    low: int  # the score of an F
+    high: int  # the score of an A
+    items: int  # how many statements there are
+    reversed_items: tuple  # numbers of the statements that speak ill of the friend
+    scales: dict  # {name: (its first statement, its last)}
+
+    @property
+    def schema(self):
+        """Of an answer."""
+        grades = {str(i): GRADES for i in range(1, self.items + 1)}
+        return {"thoughts": str, "code": str, "grades": grades}
+
+    def means(self, answer):
+        """{scale: its mean score} of an answer.
+
+        Under "overall, unreversed" stands the mean of all items as if none were reversed: SAGE
+        words some items negatively, and does not say that it reverses them."""
+        grades = answer["grades"].values()
+        scores = questionnaire(grades, self.reversed_items, self.low, self.high)
+        means = {}
+        for name, (first, last) in self.scales.items():
+            means[name] = float(np.mean(scores[first - 1 : last]))
+        scores_unreversed = questionnaire(grades, (), self.low, self.high)
+        means["overall, unreversed"] = float(np.mean(scores_unreversed))
+        return means
+
+
+def questionnaire(grades, reversed_items, low, high):
+    """[score on low..high of each item]. grades: a letter per item, in order. A, strongly agree, is
+    `high` and F is `low`, in six even steps; for `reversed_items` (numbers from 1), on which a good
+    friend gets an F, the other way round."""
+    shares = [GRADES.index(grade) / 5 for grade in grades]
+    return [
+        low + (high - low) * (1 - share if i in reversed_items else share)
+        for i, share in enumerate(shares, 1)
+    ]
+
 
 # Barrett-Lennard relationship inventory, in the four subscales of the original.
 BLRI = Questionnaire(
@@ -72,7 +116,6 @@ UTTERANCE = Questionnaire(
 )
 QUESTIONNAIRES = ("blri", "utterance")  # their names, and those of their prompts
 TITLES = {"blri": "BLRI (Barrett-Lennard relationship inventory)", "utterance": "utterance quality"}
-PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
 READING_OF_CORRELATIONS = (
     "r: Pearson's correlation; from, to: its 95 % interval. BLRI reads the analysis that made the "
     "emotion: its high correlation is nearly built in"
@@ -188,10 +231,12 @@ def load_questions(lang):
     """{name: Question}: what the user's own record says of the assistant, how good its replies are
     as utterances in a talk, and one reply in other words."""
     return {
-        "blri": load_question("blri", lang, ["record"], BLRI.read),
-        "utterance": load_question("utterance", lang, ["dialogue"], UTTERANCE.read),
+        "blri": load_question("blri", lang, ["record"], BLRI.schema, found=BLRI.means),
+        "utterance": load_question(
+            "utterance", lang, ["dialogue"], UTTERANCE.schema, found=UTTERANCE.means
+        ),
         "paraphrase": load_question(
-            "paraphrase", lang, ["dialogue", "reply"], read_paraphrase, repeated=False
+            "paraphrase", lang, ["dialogue", "reply"], {"code": str, "text": str}, repeated=False
         ),
     }
 
@@ -209,20 +254,10 @@ def record_slots(dialogue):
     """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
     rounds = []
     for turn in dialogue.turns:
-        # an analysis without these sections (of another simulator) is left out
-        with contextlib.suppress(ValueError):
-            sections = analysis_sections(turn)
-            rounds.append([sections["Activity"], sections["Analyse"]])
+        thought = analysis_of(turn)
+        if thought:
+            rounds.append([thought["activity"], thought["analysis"]])
     return [{"record": as_json(rounds)}] if rounds else []
-
-
-def analysis_sections(turn):
-    """{name: text} of the analysis behind a turn's change. Files of SAGE and of earlier runs have
-    no mark, so they are read without. Raises ValueError."""
-    if turn.get("mark"):
-        sections, _ = parse_emotion(turn["analysis"], turn["mark"])
-        return sections
-    return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
 
 
 def show_questionnaires(files, answers):
@@ -254,11 +289,6 @@ def show_correlations(scores):
 
 
 # ------------------------- second question: how far does the change move with the words of a reply?
-
-
-def read_paraphrase(text, mark):
-    """{"text": the reply in other words} of an answer. Raises ValueError."""
-    return read_words(text, PARAPHRASE_HEADERS, mark)
 
 
 async def compare_words(args, answers):
