@@ -69,7 +69,7 @@ def example():
     """What `Judge.check` asks about: something for every placeholder of every prompt."""
     line, reply = [message["text"] for message in CHECK_DIALOGUE]
     messages = [{"speaker": "user", "text": line}, {"speaker": "assistant", "text": reply}]
-    thought = ["My friend asks for more.", "It does me good to be asked."]
+    thought = [f"My friend said: {reply}", "It does me good to be asked."]
     return {
         "dialogue": as_json(messages),
         "line": as_json(line),
