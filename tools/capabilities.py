@@ -56,8 +56,7 @@ async def capabilities(args):
     )
     if scores is None:  # --plan has told the costs
         return 0
-    result = {"capabilities": scores.as_json(), "correlations": {}}
-    write_outputs(args, "capabilities", result)
+    write_outputs(args, "capabilities", {"capabilities": scores.as_json(), "correlations": {}})
     return 0
 
 

@@ -162,10 +162,7 @@ def character_question(lang):
 async def character_of(judge, path, reasons, lang):
     """The character of the assistant of one file, {key of CHARACTER_SCHEMA: text}, made of the
     readable `reasons`. Raises BadInput if the answer cannot be read."""
-    notes = []
-    for answer in reasons:
-        if answer["file"] == path and answer["found"]:
-            notes.append(answer["found"])
+    notes = [row["found"] for row in reasons if row["file"] == path and row["found"]]
     case = Case({"file": path}, {"reasons": as_json(notes)})
     (answer,) = await judge.ask_all(character_question(lang), [case])
     return answer["found"]

@@ -145,12 +145,6 @@ def messages_of(dialogue, turns=None):
 # -------------------------------------------------------------------------------------- whole files
 
 
-def refuse_unreadable(files):
-    """Raise BadInput if one of the files cannot be read."""
-    for path in files:
-        load_dialogues(path)
-
-
 def users_of(files):
     """The names of the simulators that played the users of these files."""
     return {load_dialogues(path)[0].played_by for path in files}
@@ -164,8 +158,7 @@ def are_of_toy(files):
 def need_model(flag, args):
     """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
     scripted one. A plan asks nobody, so it needs none."""
-    is_given = getattr(args, flag) or args.plan
-    if not is_given and not are_of_toy(args.files):
+    if not (getattr(args, flag) or args.plan or are_of_toy(args.files)):
         raise BadInput(
             f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
             "which understands the toy's files only"

@@ -46,9 +46,7 @@ async def changes_felt(args, replies):
     """What users of each difficulty feel who hear the same Replies, all of `args.files[0]`:
     {difficulty: [change, None where there is none]}. Raises BadInput if a user never answers."""
     path, name = args.files[0], args.simulator or "toy"
-    people = {}
-    for dialogue, _, _ in replies:
-        people[dialogue.id] = profile_of(dialogue, path)
+    people = {dialogue.id: profile_of(dialogue, path) for dialogue, _, _ in replies}
     simulator.refuse_foreign(name, people.values())
     log = None if name in SCRIPTED else open_call_log("acceptance")
     changes = {}

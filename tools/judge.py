@@ -43,17 +43,17 @@ LETTERS_OF_A_TOKEN = 4
 
 
 def without_code(answer):
-    """An answer in words, {key: text}, as it is kept."""
-    return {key: text for key, text in answer.items() if key != "code"}
+    """An answer as it is kept where no other function says how."""
+    return {key: value for key, value in answer.items() if key != "code"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a judge is asked: a prompt, and what its answer looks like."""
+    """What a judge is asked: a prompt, and the schema of its answer."""
 
     name: str  # of the prompt's file, prompts/*/judge/NAME.txt
     template: str  # the prompt's text, with its placeholders
-    schema: dict  # of the answer, see simulator.py
+    schema: dict  # see simulator.py
     found: Callable = without_code  # found(answer) -> {item: value}
     repeated: bool = True  # is it asked --repeats times? only where answers have a mean
 
@@ -68,10 +68,9 @@ def load_question(name, lang, placeholders, schema, **more):
 def example():
     """What `Judge.check` asks about: something for every placeholder of every prompt."""
     line, reply = [message["text"] for message in CHECK_DIALOGUE]
-    messages = [{"speaker": "user", "text": line}, {"speaker": "assistant", "text": reply}]
     thought = [f"My friend said: {reply}", "It does me good to be asked."]
     return {
-        "dialogue": as_json(messages),
+        "dialogue": as_json(CHECK_DIALOGUE),
         "line": as_json(line),
         "reply": as_json(reply),
         "need": "You want to be listened to.",
@@ -95,8 +94,7 @@ class Judge(Simulator):
             model = load_judge(args.judge, args.temperature)
             log = open_call_log("judge")
         else:
-            model = ScriptedJudge()
-            log = None
+            model, log = ScriptedJudge(), None
         super().__init__(model, args.lang, retries=args.retries, concurrency=16, log=log)
         self.repeats = args.repeats
 
@@ -133,16 +131,9 @@ class Judge(Simulator):
     async def ask_all(self, question, cases):
         """Ask `question` about each of `cases`, as often as `repeats_of` says. Returns the rows of
         `ask_row`, one a call. Raises BadInput if no answer about one of the files could be read."""
-        jobs = []
-        for case in cases:
-            for repeat in range(self.repeats_of(question)):
-                jobs.append((question, case, repeat))
+        repeats = range(self.repeats_of(question))
+        jobs = [(question, case, repeat) for case in cases for repeat in repeats]
         rows = await together(self.ask_row, jobs, question.name)
-        self.refuse_silence(question, rows)
-        return rows
-
-    def refuse_silence(self, question, rows):
-        """Raise BadInput if there is a file of which no row holds an answer."""
         answered = {row["file"] for row in rows if row["found"]}
         for row in rows:
             if row["file"] not in answered:
@@ -150,6 +141,7 @@ class Judge(Simulator):
                     f"{row['file']}: no answer of judge {self.model.name} to prompt "
                     f"{question.name!r} could be read"
                 )
+        return rows
 
 
 def load_judge(name, temperature):
@@ -190,9 +182,9 @@ def open_call_log(name):
 
 
 class ScriptedJudge:
-    """Fills in the schema of a question. On each scale it takes the place that the share of
-    sentences has that serve any need. It has no opinion, and stands where a judge would in the
-    toy's world."""
+    """Fills in the schema of a question: the greater the share of sentences that serve any need,
+    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
+    the toy's world."""
 
     name, temperature = SCRIPTED_JUDGE, 0.0
     is_scripted = True  # its answers always have the form, so no tool need check that first
@@ -216,8 +208,8 @@ class ScriptedJudge:
 
 
 def filled(kind, share, text):
-    """A value of this kind of a schema: in each scale at the `share`, from 0 to 1, of its length;
-    every string is `text`, every list empty."""
+    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
+    to 1, its highest; every string is `text`, every list empty."""
     if isinstance(kind, dict):
         return {key: filled(inner, share, text) for key, inner in kind.items()}
     if isinstance(kind, list):

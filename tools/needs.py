@@ -51,8 +51,7 @@ async def needs(args):
     scores = await score_dialogues(args, needs_question(args.lang), cases_of)
     if scores is None:  # --plan has told the costs
         return 0
-    correlations = correlations_of("needs", scores)
-    result = {"needs": scores.as_json(), "correlations": correlations}
+    result = {"needs": scores.as_json(), "correlations": correlations_of("needs", scores)}
     write_outputs(args, "needs", result)
     return 0
 

@@ -90,16 +90,14 @@ def show_strategies(path, counts, answers, names):
             row = f"{name} {names[name]}" if name in names else name
             rows[row] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
     source = "Made by rule: the toy's grammar tells the strategies, exactly. "
-    missing = ""
     if answers:
-        source = made_by(answers)
-        missing = f"{counts['missing']} answers could not be read. "
+        source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
     repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
     show_table(
         f"strategies, {path}",
         ["uses", "gain", "n", "gain asked", "n asked"],
         rows,
-        f"{source}{missing}{repetition}{READING}",
+        f"{source}{repetition}{READING}",
     )
     if len(counts["steps"]) > 1:
         for key in ("uses", "gain"):
@@ -117,7 +115,7 @@ def tagged_dialogues(path, answers):
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
-            codes_of[answer["id"], answer["part"]] = answer["found"]["codes"]
+            codes_of[answer["id"], answer["part"]] = answer["found"]["strategies"]
     tagged = []
     for dialogue in load_dialogues(path):
         replies = []
@@ -145,14 +143,7 @@ def tagged_dialogues(path, answers):
 def strategies_question(lang):
     """The strategies of one reply. A reply has its strategies, so it is asked about once."""
     placeholders = ["dialogue", "line", "reply"]
-    return load_question(
-        "strategies", lang, placeholders, SCHEMA, found=codes_of_answer, repeated=False
-    )
-
-
-def codes_of_answer(answer):
-    """What is kept of an answer."""
-    return {"codes": answer["strategies"]}
+    return load_question("strategies", lang, placeholders, SCHEMA, repeated=False)
 
 
 def names_of_codes(template):

@@ -52,14 +52,14 @@ class Questionnaire:
 
     low: int  # the score of an F
     high: int  # the score of an A
-    items: int  # how many statements there are
     reversed_items: tuple  # numbers of the statements that speak ill of the friend
     scales: dict  # {name: (its first statement, its last)}
 
     @property
     def schema(self):
         """Of an answer."""
-        grades = {str(i): GRADES for i in range(1, self.items + 1)}
+        first, last = self.scales["overall"]
+        grades = {str(i): GRADES for i in range(first, last + 1)}
         return {"thoughts": str, "code": str, "grades": grades}
 
     def means(self, answer):
@@ -72,8 +72,8 @@ class Questionnaire:
         means = {}
         for name, (first, last) in self.scales.items():
             means[name] = float(np.mean(scores[first - 1 : last]))
-        scores_unreversed = questionnaire(grades, (), self.low, self.high)
-        means["overall, unreversed"] = float(np.mean(scores_unreversed))
+        unreversed = questionnaire(grades, (), self.low, self.high)
+        means["overall, unreversed"] = float(np.mean(unreversed))
         return means
 
 
@@ -92,7 +92,6 @@ def questionnaire(grades, reversed_items, low, high):
 BLRI = Questionnaire(
     low=0,
     high=100,
-    items=12,
     reversed_items=(12,),
     scales={
         "empathic understanding": (1, 4),
@@ -105,7 +104,6 @@ BLRI = Questionnaire(
 UTTERANCE = Questionnaire(
     low=1,
     high=5,
-    items=15,
     reversed_items=(4, 6),
     scales={
         "natural flow": (1, 6),
@@ -149,15 +147,13 @@ def check_flags(args, is_ranking):
             "the files are of several simulators: their ranks are compared and no model is asked; "
             "leave out --paraphrase, --judge, --difficulty, --simulator and --limit"
         )
-    if names_a_user and not args.paraphrase:
+    if (names_a_user or args.limit) and not args.paraphrase:
         raise BadInput(
-            "--difficulty and --simulator have no effect without --paraphrase; add it, or leave "
-            "them out"
+            "--difficulty, --simulator and --limit have no effect without --paraphrase; add it, or "
+            "leave them out"
         )
     if len(args.difficulty) > 1:
         raise BadInput("--difficulty: this tool takes one difficulty; name one")
-    if args.limit and not args.paraphrase:
-        raise BadInput("--limit has no effect without --paraphrase; add it, or leave it out")
     if args.paraphrase:
         need_model("simulator", args)
     if not is_ranking:
@@ -189,11 +185,10 @@ async def ask_questionnaires(args):
         return 0
     answers = await ask_all(judge, asked_about)
     scores = show_questionnaires(args.files, answers)
-    correlations = show_correlations(scores)
     result = {name: scores_of_name.as_json() for name, scores_of_name in scores.items()}
+    result["correlations"] = show_correlations(scores)
     if args.paraphrase:
         result["paraphrase"] = await compare_words(args, answers["paraphrase"])
-    result["correlations"] = correlations
     write_outputs(args, "validity", result)
     return 0
 
@@ -252,11 +247,8 @@ def cases_of(path, name):
 
 def record_slots(dialogue):
     """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
-    rounds = []
-    for turn in dialogue.turns:
-        thought = analysis_of(turn)
-        if thought:
-            rounds.append([thought["activity"], thought["analysis"]])
+    thoughts = [analysis_of(turn) for turn in dialogue.turns]
+    rounds = [[thought["activity"], thought["analysis"]] for thought in thoughts if thought]
     return [{"record": as_json(rounds)}] if rounds else []
 
 
