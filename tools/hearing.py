@@ -6,6 +6,7 @@ past again. `python -m tools.acceptance` and `python -m tools.validity --paraphr
 """
 
 from support.errors import BadInput, SimulatorFailed
+from support.files import make_record
 from support.flags import positive
 from support.settings import SCRIPTED
 
@@ -51,8 +52,7 @@ async def changes_felt(args, replies):
     log = None if name in SCRIPTED else open_call_log("acceptance")
     changes = {}
     for level in args.difficulty:  # one after the other: a local model goes before the next comes
-        model = simulator.make_simulator(name, args.lang, level, log=log)
-        model.retries = args.retries
+        model = simulator.make_simulator(name, args.lang, level, retries=args.retries, log=log)
         await model.check()
         changes[level] = await changes_of_level(model, level, replies, people)
         if changes[level].count(None) == len(replies):
@@ -76,7 +76,8 @@ def profile_of(dialogue, path):
     if dialogue.raw is None:
         return dialogue.profile
     # a result file does not have these two
-    return simulator.parse_profile({"main_cha": "?", "cha_group": [], **dialogue.raw}, path)
+    row = {"main_cha": "?", "cha_group": [], **dialogue.raw}
+    return make_record(row, simulator.Profile, path, {}, simulator.ALLOWED_VALUES)
 
 
 async def hear(user, reply):
