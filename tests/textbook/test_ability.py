@@ -1,8 +1,6 @@
 """Is the model still able? Logs of lm-eval and lighteval, paired by problem: McNemar by hand, sign
 flips by brute force, and what the paper's own twelve differences are worth."""
 
-from support.stats import paired
-
 import json
 import math
 import sys
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from tools import ability
-from tools.ability import compare_ability, read_samples
+from tools.ability import compare_ability, paired, read_samples
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROBES = ROOT / "tests" / "probes"
