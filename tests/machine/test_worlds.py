@@ -12,8 +12,8 @@ import pytest
 
 import evaluate
 import simulator
-from marks import signed
-from server import Loopback
+from answering import coded, feeling, saying
+from server import Loopback, mild_answer
 from simulator import PROMPTS, Simulator, User, load_profiles
 from tools import replay
 from toy import world
