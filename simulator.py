@@ -214,15 +214,19 @@ def read_answer(text, schema, code=None):
         text = text[3:-3].removeprefix("json")
     try:
         # strict=False: raw line breaks within strings are read
-        answer = json.loads(text, strict=False, object_pairs_hook=without_twins)
+        found = json.loads(text, strict=False, object_pairs_hook=without_twins)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not one JSON object: {error}") from None
-    answer = as_kind(answer, schema, "the answer")
+    answer = as_kind(found, schema, "the answer")
     if code is not None and answer["code"] != code:
         raise Unreadable("another code than that of the prompt")
-    *_, last = answer.values()
-    if isinstance(last, str) and not last.strip():
-        raise Unreadable("its last text is blank")
+    *_, (key, last) = answer.items()
+    if isinstance(last, str):
+        if not last.strip():
+            raise Unreadable("its last text is blank")
+        # A line that quotes the policy's `","more":"` without escaping it would end there.
+        if list(found)[-1] != key:
+            raise Unreadable("a key stands behind its last text")
     return answer
 
 

@@ -1,14 +1,13 @@
-"""marks.py - what tests' own models need: to answer in the form that a prompt asks for; and a user
-over such a model, whose answers a test knows by heart."""
-
-from support.answers import mark_in
+"""answering.py - what tests' own models need: to answer with the object that a prompt asks for; and
+a user over such a model, whose answers a test knows by heart."""
 
 import json
 import re
 
 from simulator import Profile, Simulator, User
+from toy.world import code_in
 
-MARK = "kqvt"  # of answers that no prompt asked for
+CODE = "kqvt"  # of an answer that no prompt asked for, or in place of the prompt's code
 LIN = {  # a profile of the released files
     "id": "p-1",
     "player": "* 姓名：林小雨\n* 说话风格：说话直接。",
@@ -19,53 +18,39 @@ LIN = {  # a profile of the released files
 }
 CHAINS = [(lang, difficulty) for lang in ("en", "zh") for difficulty in ("vanilla", "challenging")]
 
-HEADER = re.compile(
-    r"^([ \t*#>_\[(-]*(?:\d{1,2}[.)] ?)?[*_]*)"
-    r"([A-Za-z][A-Za-z0-9 ]*|[\u4e00-\u9fff 0-9]{2,7})([*_\])]*[:：])",
-    re.M,
-)
+
+def feeling(change, target="t", activity="a", analysis="x"):
+    """An answer of f_emo, with the keys of both difficulties."""
+    answer = {"content": "c", "target_completion": target, "reason": target, "activity": activity}
+    return json.dumps({**answer, "analysis": analysis, "code": CODE, "change": change})
 
 
-def sign(text, mark):
-    """`text` with `mark` in every header and every <Strategy> tag, and the last line."""
-    text = HEADER.sub(rf"\g<1>\g<2> {mark}\g<3>", text)
-    text = re.sub(r"<(/?Strategy)>", rf"<\g<1> {mark}>", text)
-    return f"{text}\nEnd {mark}"
+def saying(line, goodbye=False):
+    """An answer of f_reply."""
+    answer = {"thinking": "t", "origin": "o", "revision": "r", "code": CODE}
+    return json.dumps({**answer, "goodbye": goodbye, "response": line})
 
 
-def signed(prompt, text):
-    """`text`, signed as `prompt` asks; as it is where the prompt asks for no mark, or the text is
-    signed already."""
-    mark = mark_in(prompt)
-    return sign(text, mark) if mark and mark not in text else text
-
-
-def analysis(change, target="t"):
-    """An answer of f_emo, without its marks: `sign(..., MARK)` puts them in."""
-    return f"Content: c\nTargetCompletion: {target}\nActivity: a\nAnalyse: x\nChange: {change}"
-
-
-def spoken(line):
-    """An answer of f_reply, without its marks."""
-    return f"Thinking: t\nOrigin: o\nChange: none\nResponse: {line}"
+def coded(prompt, answer):
+    """The answer with the code of this prompt."""
+    return answer.replace(CODE, code_in(prompt))
 
 
 class Model:
     """Stands behind a user: keeps every prompt; answers from two lists, in order, the last answer
-    for ever, with the marks that the prompt asks for."""
+    for ever, with the prompt's code."""
 
     def __init__(self, emotion=None, reply=None):
         self.answers = {
-            "emotion": list(emotion or [analysis("+7")]),
-            "reply": list(reply or [spoken("Go on.")]),
+            "emotion": list(emotion or [feeling(7)]),
+            "reply": list(reply or [saying("Go on.")]),
         }
         self.prompts = []
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         self.prompts.append(prompt)
         answers = self.answers["reply" if "<emotion_level>" in prompt else "emotion"]
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        return signed(prompt, answer)
+        return coded(prompt, answers.pop(0) if len(answers) > 1 else answers[0])
 
 
 def user_of(model, lang="en", difficulty="vanilla", **profile):
