@@ -5,6 +5,7 @@ import functools
 
 import rlver
 import simulator
+from runs import suited
 from scripted import Agent
 from server import toy_people
 from simulator import User, make_simulator, toy_profiles
@@ -31,7 +32,7 @@ def flags_of(model, url, out):
 
 
 def run(model, url, out, *flags):
-    return rlver.main([*flags_of(model, url, out), *map(str, flags)])
+    return rlver.main(suited([*flags_of(model, url, out), *flags]))
 
 
 def ask_once(monkeypatch):

@@ -20,10 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
+from answering import CODE, coded, feeling, saying
 from simulator import CHECK_DIALOGUE
 from toy import world
 
-CODE = "kqvt"  # in what an `answer` returns: the prompt's own code is put in its place
 GARBAGE = ["", "I would rather not say.", '[{"change": 5}]', '{"change": 5}', '{"content": "cut']
 SOON = {"Retry-After": "0.01"}
 
@@ -32,9 +32,10 @@ class Loopback(ThreadingHTTPServer):
     """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by
     a seed. latency: seconds a call. outage: (after so many calls, seconds): then connections are
     cut without an answer. formats: what it takes as response_format; "text" stands for none, and
-    the rest is refused. answer: a function of the prompt, instead of the scripted model; see CODE.
-    reply: a function of the request that returns (status, headers, body), instead of everything.
-    The first question of a program, its check, is answered as it should be, and not counted.
+    the rest is refused. answer: a function of the prompt, instead of the scripted model; in place
+    of answering.CODE its text gets the prompt's code. reply: a function of the request that returns
+    (status, headers, body), instead of everything. The first question of a program, its check, is
+    answered as it should be, and not counted.
 
     At the end of its `with` it raises AssertionError if a request asked for its form wrongly."""
 
@@ -158,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             return garbage
         elif server.answer:
             text = server.answer(prompt)
-            return text.replace(CODE, world.code_in(prompt)) if CODE in text else text
+            return coded(prompt, text) if CODE in text else text
         else:
             text = asyncio.run(server.model(prompt))
         try:
@@ -257,10 +258,7 @@ def any_value(schema):
 def mild_answer(prompt, change=1):
     """A user whom nothing upsets, and who never leaves: the same change and line for ever. For
     measuring, where every dialogue must take all its turns."""
-    if "<emotion_level>" in prompt:
-        return world.reply_in_json("Emotion-C", "Hm, go on.", CODE)
-    texts = dict.fromkeys(("content", "target_completion", "activity", "analysis"), "x")
-    return json.dumps({**texts, "code": CODE, "change": change})
+    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(change)
 
 
 def failure(status, message, headers=None):

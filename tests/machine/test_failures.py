@@ -111,13 +111,13 @@ def garbage(patch, when):
     """The user's model answers garbage to f_emo wherever `when(the last reply)`."""
     answer = world.ScriptedModel.__call__
 
-    async def confused(self, prompt):
+    async def confused(self, prompt, schema=None):
         last = json.loads(re.search(r"<dialogue>\s*(.*?)\s*</dialogue>", prompt, re.S).group(1))[
             -1:
         ]
         if "<emotion_level>" not in prompt and when(last[0]["text"], prompt):
             return "I would rather not say."
-        return await answer(self, prompt)
+        return await answer(self, prompt, schema)
 
     patch.setattr(world.ScriptedModel, "__call__", confused)
 
@@ -181,7 +181,7 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
     assert go(tiny_dir, tmp_path / "out") == 75
     said = capfd.readouterr().err
     assert "in 4 of 4 dialogues nothing that the user's model said could be read" in said
-    assert "no line 'End" in said
+    assert "not one JSON object" in said
     # before the first evaluation is over there is no checkpoint
     assert ("the run is saved" in said) == (split == "train") != ("nothing is saved yet" in said)
     assert said.endswith(f"--resume {tmp_path / 'out'}\n") == (split == "train")

@@ -3,7 +3,7 @@ is refused, and what the log keeps. A real server on loopback (server.py) has ev
 days of dialogues will meet."""
 
 from support.errors import BadInput, SimulatorFailed, SimulatorRefused
-from support.servers import CallLog, ServerModel
+from support.servers import FORMATS, CallLog, ServerModel
 
 import asyncio
 import itertools
@@ -20,8 +20,6 @@ from simulator import CHECK_DIALOGUE, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-FORMS = ("json_schema", "json_object", "text")
-
 
 def model_at(server):
     return ServerModel("scripted", server.url)
@@ -31,12 +29,11 @@ def model_at(server):
 
 
 @pytest.mark.parametrize("difficulty", ["vanilla", "challenging"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_strictest_form_that_the_server_takes(form, difficulty):
     """The first question finds it out, and no later one is refused. The server checks what it is
     sent: a strict schema whose keys are those of the answer in their order, and the word JSON."""
-    formats = FORMS[FORMS.index(form) :]
-    with Loopback(formats=formats, difficulty=difficulty) as server:
+    with Loopback(formats=[form], difficulty=difficulty) as server:
         user = user_at(server, difficulty=difficulty)
 
         async def talk():
@@ -48,7 +45,7 @@ def test_the_strictest_form_that_the_server_takes(form, difficulty):
 
         line, goodbye = asyncio.run(talk())
         assert line and goodbye is False
-        assert server.refused == FORMS.index(form) and server.calls == 3
+        assert server.refused == FORMATS.index(form) and server.calls == 3
 
 
 def test_the_loopback_server_finds_a_wrong_schema(monkeypatch):

@@ -4,7 +4,6 @@ from support.errors import BadInput
 from support.results import intention_of, read_results
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 
@@ -12,31 +11,16 @@ import pytest
 
 import evaluate
 import simulator
-from answering import coded, feeling, saying
+from answering import coded
 from server import Loopback, mild_answer
 from simulator import PROMPTS, Simulator, User, load_profiles
 from tools import replay
 from toy import world
 
-# ---------------------------------------------------------------------------------------- chit-chat
 
-BEFORE = {  # SHA-256 of both prompts as they are since their answers bear a mark
-    ("en", "vanilla"): ("79f142b85ced", "dad13a45e7cb"),
-    ("en", "challenging"): ("09f19c8ab86f", "091086f82b26"),
-    ("zh", "vanilla"): ("29e785e30263", "297f38ea5a90"),
-    ("zh", "challenging"): ("157745545ece", "096805531968"),
-}
-
-
-@pytest.mark.parametrize("lang, difficulty", BEFORE)
-def test_without_a_target_every_prompt_is_as_it_was(lang, difficulty):
-    """Byte for byte: a word more, and the score of a released profile compares with no older one.
-    (The marks were such a change.)"""
-    plain = Simulator(None, lang, difficulty)
-    for name, digest in zip(("emotion", "reply"), BEFORE[lang, difficulty]):
-        text = plain.prompts[name].replace("{{purpose}}", plain.purposes["eq"])
-        assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
+def test_who_has_no_target_talks_heart_to_heart():
     for path in sorted((PROMPTS / "profiles").glob("*_t*.jsonl")):
+        plain = Simulator(None, path.name[:2])
         for profile in load_profiles(path):
             assert profile.target == "eq"
             assert User(plain, profile).values()["purpose"] == plain.purposes["eq"]
@@ -47,14 +31,9 @@ def test_each_purpose_stands_in_both_prompts(lang):
     """The one who waits is not told to confide; the one with an aim is."""
     heard = []
 
-    async def model(prompt):
+    async def model(prompt, schema=None):
         heard.append(prompt)
-        return signed(
-            prompt,
-            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-            if "<emotion_level>" in prompt
-            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: 0",
-        )
+        return coded(prompt, mild_answer(prompt))
 
     for difficulty in ("vanilla", "challenging"):
         simulator_ = Simulator(model, lang, difficulty)
@@ -92,7 +71,7 @@ def test_people_who_chat_are_whole(lang):
     for p in people:
         assert all(p.scene.count(head) == 1 for head in heads) and p.first_talk
         assert intention_of(p.task, p.need) == ("other", "other") and len(p.cha_group) == 3
-        assert len({q.main_cha for q in people}) == 3 and not simulator.says_goodbye(p.first_talk)
+        assert len({q.main_cha for q in people}) == 3
 
 
 def test_an_unknown_target_is_refused(tmp_path):
@@ -108,18 +87,9 @@ def test_an_unknown_target_is_refused(tmp_path):
 def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
     """`--world chit-chat`: tables by world and purpose, a file that no heart-to-heart result goes
     into, and a log that replays. The user is a server that keeps to the form."""
-
-    def answer(prompt):
-        return signed(
-            prompt,
-            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-            if "<emotion_level>" in prompt
-            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -1",
-        )
-
     out = tmp_path / "chat.jsonl"
     flags = ["--policy", str(tiny_dir), "--max-turns", "2", "--max-tokens", "4"]
-    with Loopback(answer=answer) as server:
+    with Loopback(answer=mild_answer) as server:
         flags += ["--simulator", f"openai:scripted@{server.url}"]
         assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
         text = capsys.readouterr().out
