@@ -12,8 +12,11 @@ It shares no code with policy.py on purpose: that engine and trainer agree about
 checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
+from support.chat_format import ChatFormat
 from support.errors import BadInput
+from support.loading import load_to_sample, stop_ids
 from support.metrics import Clock
+from support.servers import LocalModel
 
 import asyncio
 import copy
@@ -118,11 +121,27 @@ class TorchEngine:
     them would cost more than the wait.
     """
 
-    def __init__(self, model, stop_id, temperature=1.0, max_slots=256, clock=None, share=False):
+    def __init__(
+        self,
+        model,
+        stop_id,
+        temperature=1.0,
+        *,
+        max_slots=256,
+        clock=None,
+        share=False,
+        device=None,
+        dtype=None,
+    ):
         """The weights are a copy of the given model's. share: they are the given model's itself,
-        for a caller who has loaded it for the engine alone."""
+        for a caller who has loaded it for the engine alone. device, dtype: where the weights go,
+        and in which type; None: as they are."""
         model = model if share else copy.deepcopy(model)
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.to(device).eval().requires_grad_(False)
+        # Not by `model.to(dtype)`: that casts buffers too, and rotary frequencies in bf16 are off
+        # by a radian at position 1,000.
+        for p in model.parameters():
+            p.data = p.data.to(dtype or p.dtype)
         share_heads(self.model)
         self.stop_id, self.temperature, self.max_slots = stop_id, temperature, max_slots
         self.clock = clock or Clock()
@@ -134,13 +153,6 @@ class TorchEngine:
         # `admit` re-inserts a slot at the end, `pick_slot` takes from the front.
         self.ids_in_slot = {}
         self.loop_task = None
-
-    def move(self, device, dtype):
-        """Move the model to a device, its parameters in `dtype`. Not by `model.to(dtype)`: that
-        casts buffers too, and rotary frequencies in bf16 are off by a radian at position 1,000."""
-        self.model.to(device)
-        for p in self.model.parameters():
-            p.data = p.data.to(dtype)
 
     def load_weights(self, named_tensors):
         """Copy the trainer's weights in, and forget everything computed with the old ones."""
@@ -452,3 +464,21 @@ def reply_of(output):
     token that was drawn and of further candidates."""
     ids = list(output.token_ids)
     return ids, [candidates[token].logprob for token, candidates in zip(ids, output.logprobs)]
+
+
+# --------------------------------------------------------------------------- the user's model, in here
+
+
+def load_local(path, temperature, flag="--simulator"):
+    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
+    BadInput. flag: the one that named it, for messages."""
+    model, tokenizer = load_to_sample(path, prefix=f"{flag} local:")
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
+    return LocalModel(
+        path,
+        TorchEngine(model, chat.stop_id, temperature, share=True),
+        chat,
+        model.config.max_position_embeddings,
+        np.random.default_rng(0),
+        temperature,
+    )

@@ -35,7 +35,7 @@ import itertools
 import os
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -171,41 +171,20 @@ def message_of_user(turn, thought):
 
 # ---------------------------------------------------------------------------- who is to be measured
 
-# In four steps: the flags that are about the policy; what the policy's name stands for; how it
-# replies; and the policy itself, loaded and ready.
+# The flags of `add_policy_flags` if none is given. Most fill in what the policy's own run does not
+# say.
+NO_FLAGS = argparse.Namespace(
+    step=None, think=False, lang=None, max_tokens=None, context=None, template_args=None
+)
 
 
-@dataclass
-class PolicyFlags:
-    """The flags of `add_policy_flags`: what the command line says of a policy. Most fill in what
-    the policy's own run does not say."""
-
-    step: int | None = None
-    think: bool = False
-    lang: str | None = None
-    max_tokens: int | None = None
-    context: int | None = None
-    template_args: dict | None = None
-
-    @classmethod
-    def of(cls, args):
-        """The PolicyFlags among parsed flags."""
-        return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
-
-
-@dataclass
-class FoundPolicy:
+class FoundPolicy(NamedTuple):
     """What the name of a policy stands for; nothing is loaded yet."""
 
     label: str  # what results call it
     weights: str | Path  # a directory, a model's name, or "toy"
     run_settings: dict  # of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
-
-    @property
-    def is_toy(self):
-        """Is it the toy's policy, as it starts or as a run has trained it?"""
-        return self.run_settings.get("model", self.weights) == "toy"
 
 
 def find_policy(name, step=None):
@@ -268,38 +247,6 @@ def newest_run():
     return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
-def settings_of_policy(found_policy, flags):
-    """How a FoundPolicy replies, by its run and the PolicyFlags. A "context" of None stands for the
-    longest that the model allows."""
-    run_settings = found_policy.run_settings
-    usual = usual_settings(found_policy)
-
-    # The run decides; a flag only fills in what no run says. (No flag sets the temperature.)
-    think = run_settings.get("think", flags.think)
-    lang = run_settings.get("lang", flags.lang or "en")
-    temperature = run_settings.get("temperature", usual["temperature"])
-    template_args = run_settings.get("template_args", flags.template_args) or None
-
-    # The flag decides; without it the run does.
-    max_tokens = flags.max_tokens or run_settings.get("max_tokens", usual["max_tokens"])
-    context = flags.context or run_settings.get("context", usual["context"])
-
-    return {
-        "think": think,
-        "policy_lang": lang,
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "context": context,
-        "template_args": template_args,
-    }
-
-
-def usual_settings(found_policy):
-    """The defaults for a policy that no run describes."""
-    max_tokens = 48 if found_policy.is_toy else 2048
-    return {"temperature": 1.0, "max_tokens": max_tokens, "context": None}
-
-
 @dataclass
 class ReadyPolicy:
     """A policy that is loaded, and ready to talk."""
@@ -311,9 +258,8 @@ class ReadyPolicy:
     make_agent: Callable  # seed -> Agent
 
 
-def open_policy(name, flags=None):
-    """The ReadyPolicy that `name` stands for. flags: PolicyFlags. Raises BadInput or BadModel."""
-    flags = flags or PolicyFlags()
+def open_policy(name, flags=NO_FLAGS):
+    """The ReadyPolicy that `name` stands for. Raises BadInput or BadModel."""
     kind, model_name, url = split_name(name)
     if kind != "openai":
         return policy_in_process(name, flags)
@@ -331,20 +277,38 @@ def policy_in_process(name, flags):
     from engine import TorchEngine
     from policy import Agent
 
-    found_policy = find_policy(name, flags.step)
-    label, weights = found_policy.label, found_policy.weights
-    if flags.think and not found_policy.run_settings.get("think", True):
+    label, weights, run_settings, home = find_policy(name, flags.step)
+    is_toy = run_settings.get("model", weights) == "toy"
+    if flags.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
-    settings = settings_of_policy(found_policy, flags)
+    usual_tokens = 48 if is_toy else 2048
+    settings = {
+        # The run decides; a flag only fills in what no run says. (No flag sets the temperature.)
+        "think": run_settings.get("think", flags.think),
+        "policy_lang": run_settings.get("lang", flags.lang or "en"),
+        "temperature": run_settings.get("temperature", 1.0),
+        # The flag decides; without it the run does.
+        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", usual_tokens),
+        "context": flags.context or run_settings.get("context"),
+        "template_args": run_settings.get("template_args", flags.template_args) or None,
+    }
     if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
-        label, weights = starting_toy(found_policy, settings["think"])
+        weights = world.base_policy(settings["think"])
+        if not run_settings:  # there are two, one that thinks and one that does not
+            label = f"toy, {world.mode_of(settings['think'])}"
     model, tokenizer = load_to_sample(weights, prefix="policy ")
-    if settings["context"] is None:
+    if settings["context"] is None:  # the longest that the model allows
         settings["context"] = model.config.max_position_embeddings
-    if not found_policy.run_settings and not found_policy.is_toy:
-        print_assumptions(label, settings)
+    if not run_settings and not is_toy:
+        mode = world.mode_of(settings["think"])
+        print(
+            f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
+            f"{settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, at most "
+            f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
+            "dialogue (--context)"
+        )
     # as in training: the toy knows its job without a system prompt
-    system = "" if found_policy.is_toy else system_prompt(settings)
+    system = "" if is_toy else system_prompt(settings)
     chat = ChatFormat(
         tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
     )
@@ -360,27 +324,7 @@ def policy_in_process(name, flags):
             context=settings["context"],
         )
 
-    return ReadyPolicy(label, settings, found_policy.run_settings, found_policy.home, make_agent)
-
-
-def starting_toy(found_policy, think):
-    """(label, weights) of the toy's starting policy. There are two of them, one that thinks and one
-    that does not."""
-    if found_policy.run_settings:  # step 0 of a run
-        label = found_policy.label
-    else:  # --policy toy
-        label = f"toy, {world.mode_of(think)}"
-    return label, world.base_policy(think)
-
-
-def print_assumptions(label, settings):
-    """Say what is assumed of a policy that is no run of this project, and which flag changes it."""
-    print(
-        f"{label} is no run of this project; assumed: {world.mode_of(settings['think'])} (--think), "
-        f"prompts in {settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, "
-        f"at most {settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
-        "dialogue (--context)"
-    )
+    return ReadyPolicy(label, settings, run_settings, home, make_agent)
 
 
 def system_prompt(settings):
@@ -440,8 +384,8 @@ USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
 def who_talks(args, name):
     """A Setup of the policy `name`: with what the flags say and, where they do not, what the
     policy's run says. --lang is the language of the users; for a policy that is a run it changes
-    their prompts, but not the policy's (see `settings_of_policy`)."""
-    policy = open_policy(name, PolicyFlags.of(args))
+    their prompts, but not the policy's (see `policy_in_process`)."""
+    policy = open_policy(name, args)
 
     def setting(key):
         """What the flag says, else the policy's run, else the usual value."""
@@ -531,7 +475,7 @@ def heldout_of_run(home, run_settings, simulator_name):
     """The users that the run in the directory `home` held out. Raises BadInput."""
     files = profile_files(home, run_settings["profiles"])
     _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    refuse_other_heldout(home, [profile.id for profile in people])
+    refuse_other_heldout(home, people)
     return people
 
 
@@ -546,53 +490,26 @@ class ResultFile(NamedTuple):
     finished_ids: set  # of the users whose dialogues it holds already
 
 
-class OtherSettings(Exception):
-    """A result file holds results of other settings than this evaluation's."""
-
-    def __init__(self, rows, differences):
-        # whose results it holds, in words
-        self.results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
-        self.differences = ", ".join(differences)
-
-
 def place_for_results(out, setup, usual_path=None):
-    """The ResultFile of an evaluation. out: --out, or None.
+    """The ResultFile of an evaluation, which is made if it is not there. out: --out, or None.
 
     With --out it is that file, which is refused if it holds results of other settings. Else it is
     `usual_path` (default: `default_path`), or the next name (NAME-2, NAME-3 ...) whose file is
-    empty or holds results of the same settings. Raises BadInput."""
-    if out:
-        return named_file(Path(out), setup)
-    # This ends, at the latest at a name that no file has yet: `continue_file` makes that one.
-    for path in numbered(usual_path or default_path(setup.policy)):
-        try:
-            return continue_file(path, setup)
-        except OtherSettings as error:
-            print(f"{path} holds results of other settings ({error.differences})")
-
-
-def named_file(path, setup):
-    """The ResultFile that --out names. Raises BadInput."""
-    try:
-        return continue_file(path, setup)
-    except OtherSettings as error:
-        raise BadInput(
-            f"--out {path}: holds results of {error.results_of} ({error.differences}); "
-            "choose another file, or remove it"
-        ) from None
-
-
-def continue_file(path, setup):
-    """The ResultFile `path`, which is made if it is not there. Raises OtherSettings, and BadInput
-    if another process has it."""
-    lock = lock_file(path, "--out")
-    rows = rows_so_far(path)
-    differences = differences_of_rows(rows, setup.evaluation_settings)
-    if differences:
+    empty or holds results of the same settings. Raises BadInput, also if another process has it."""
+    # This ends, at the latest at a name that no file has yet.
+    for path in [Path(out)] if out else numbered(usual_path or default_path(setup.policy)):
+        lock = lock_file(path, "--out")
+        rows = read_results(path)[0] if path.stat().st_size else []
+        differences = ", ".join(differences_of_rows(rows, setup.evaluation_settings))
+        if not differences:
+            cut_unfinished_line(path)
+            return ResultFile(path, lock, finished_ids={row["id"] for row in rows})
         os.close(lock)
-        raise OtherSettings(rows, differences)
-    cut_unfinished_line(path)
-    return ResultFile(path, lock, finished_ids={row["id"] for row in rows})
+        results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
+        found = f"{path}: holds results of {results_of} ({differences})"
+        if out:
+            raise BadInput(f"--out {found}; choose another file, or remove it")
+        print(found)
 
 
 def default_path(policy):
@@ -608,14 +525,6 @@ def numbered(path):
     yield path
     for number in itertools.count(2):
         yield path.with_name(f"{path.stem}-{number}.jsonl")
-
-
-def rows_so_far(path):
-    """The rows of the result file `path`; [] if it is still empty."""
-    if path.stat().st_size == 0:
-        return []
-    rows, _ = read_results(path)
-    return rows
 
 
 def cut_unfinished_line(path):

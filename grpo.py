@@ -14,13 +14,7 @@ from support.flags import Parser
 import torch
 import torch.nn.functional as F
 
-from ppo import (
-    all_micro_batches,
-    log_probs_of,
-    optimize,
-    score_before_update,
-    spread_over_tokens,
-)
+from ppo import log_probs_of, optimize, score_before_update, spread_over_tokens
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -130,7 +124,7 @@ def grpo_update(models, minibatches, cfg):
             "k1 in the loss has no gradient on average, and GRPO has no per-token "
             "reward; use k2, k3 or k3-ratio"
         )
-    batches = all_micro_batches(minibatches)
+    batches = sum(minibatches, [])  # one list of all micro-batches
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
     old_log_probs = score_before_update(models.policy, minibatches, include_first=models.fresh)
     ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None

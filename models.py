@@ -170,9 +170,14 @@ class Models:
         """The sampling engine, with the weights of `model`, or, vLLM, of the directory `source`."""
         cfg = self.cfg
         if cfg.engine == "torch":
-            engine = TorchEngine(model, self.chat.stop_id, cfg.temperature, clock=clock)
-            engine.move(self.device, self.dtype)
-            return engine
+            return TorchEngine(
+                model,
+                self.chat.stop_id,
+                cfg.temperature,
+                clock=clock,
+                device=self.device,
+                dtype=self.dtype,
+            )
         engine = VllmEngine(
             source,
             self.chat.stop_id,
@@ -350,9 +355,12 @@ class Models:
         A collective call: every rank walks through all tensors, but only the first one keeps them.
         Eight copies of a 7B model with its moments are a terabyte."""
         first, model = rank() == 0, self.policy.model
-        repeated = second_names(model)
+        # A tied tensor has two names in the state_dict (lm_head.weight of a small Qwen is the
+        # second). It is saved once, under the first one, and transformers ties it again.
+        all_names = dict(model.named_parameters(remove_duplicate=False)).keys()
+        second_names = all_names - dict(model.named_parameters()).keys()
         merged = merge(iter_full_weights(model), model)
-        weights = {name: w.cpu() for name, w in merged if first and name not in repeated}
+        weights = {name: w.cpu() for name, w in merged if first and name not in second_names}
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
@@ -401,13 +409,6 @@ class Reference:
         negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
         self.sums = torch.zeros(2, dtype=torch.float64)
         return math.exp(negative_log_likelihood / tokens) if tokens else None
-
-
-def second_names(model):
-    """The second names of tied tensors in the state_dict (lm_head.weight of a small Qwen). A
-    checkpoint holds such a tensor once, under its first name; transformers ties it again."""
-    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return all_names - {name for name, _ in model.named_parameters()}
 
 
 def load_adapters(base, adapters, checkpoint):

@@ -16,9 +16,11 @@ Run it alone to see how one dialogue is packed:  python policy.py
 from support.flags import Parser
 
 import copy
+import math
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -307,7 +309,7 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
     Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
     rows = [lay_out(episode) for episode in episodes]
     longest = max(len(row.ids) for row in rows)
-    length = round_up(longest, multiple)
+    length = math.ceil(longest / multiple) * multiple
 
     def pad(lists, filler, dtype):
         return torch.tensor([x + [filler] * (length - len(x)) for x in lists], dtype=dtype)
@@ -323,11 +325,6 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
     )
-
-
-def round_up(n, multiple):
-    """The least multiple of `multiple` that is not below n."""
-    return (n + multiple - 1) // multiple * multiple
 
 
 @dataclass
@@ -374,16 +371,16 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1)
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-
-    def padded_length(episode):
-        return round_up(sum(len(s.ids) for s in episode.segments), multiple)
-
+    lengths = []  # of the dialogues, rounded up
+    for episode in episodes:
+        tokens = sum(len(s.ids) for s in episode.segments)
+        lengths.append(math.ceil(tokens / multiple) * multiple)
     batches = []
-    length = 0  # of the rows of the last batch: that of its first dialogue, which is its longest
-    for episode in sorted(episodes, key=padded_length, reverse=True):
-        if not batches or length * (len(batches[-1]) + 1) > max_tokens:
+    longest = 0  # dialogue of the last batch: its first one
+    for length, episode in sorted(zip(lengths, episodes), key=itemgetter(0), reverse=True):
+        if not batches or longest * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
-            length = padded_length(episode)
+            longest = length
         batches[-1].append(episode)
     return [pack(batch, pad_id, reward, multiple) for batch in batches]
 
@@ -421,13 +418,14 @@ def split_batch(
     """
     # 1. Shuffle the numbers of the whole batch.
     order = random.Random(seed).sample(range(batch_size), batch_size)
-    place = {number: i for i, number in enumerate(order)}  # in the shuffled order
 
     # 2. Cut. They are dealt to the mini-batches like cards, so that the mini-batch of a dialogue
     # does not depend on the number of ranks. Each mini-batch is then cut to fit the memory.
+    here = {episode.number: episode for episode in episodes}
     parts = [[] for _ in range(n_minibatches)]  # this rank's dialogues of each mini-batch
-    for episode in sorted(episodes, key=lambda e: place[e.number]):
-        parts[place[episode.number] % n_minibatches].append(episode)
+    for place, number in enumerate(order):
+        if number in here:
+            parts[place % n_minibatches].append(here[number])
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
     minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
@@ -435,7 +433,8 @@ def split_batch(
     # 3. Equalise the ranks: each must run as many micro-batches as the one that has most.
     counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
     for micros, counts in zip(minibatches, zip(*counts_per_rank)):  # counts: one of each rank
-        micros += [empty_batch(pad_id)] * (max(counts) - len(micros))
+        while len(micros) < max(counts):
+            micros.append(empty_batch(pad_id))
 
     # 4. Move to the device.
     # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).

@@ -213,11 +213,6 @@ def log_probs_of(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
-def all_micro_batches(minibatches):
-    """The micro-batches of all mini-batches, in their order."""
-    return [batch for micros in minibatches for batch in micros]
-
-
 def score_before_update(policy, minibatches, include_first=True):
     """log pi_old of every micro-batch, before the first step: a list of [B, L], in their order. It
     is what the trainer says, not the engine. Without `include_first` it is None for the
@@ -227,7 +222,7 @@ def score_before_update(policy, minibatches, include_first=True):
     training pass gives the same numbers. But then log pi_old comes from the very pass that it is
     compared with, and `check_first_ratio` cannot fail. So a run includes the first mini-batch at
     its start and where it is resumed. At other steps only a k1 penalty needs it (`ppo_update`)."""
-    batches = all_micro_batches(minibatches)
+    batches = sum(minibatches, [])  # one list of all micro-batches
     skip = 0 if include_first else len(minibatches[0])
     return [None] * skip + log_probs_of(policy, batches[skip:])
 
@@ -367,9 +362,8 @@ def optimize(  # noqa: C901, PLR0915 - one story, told once
             )
             k += 1
         if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
-            gap = logp_gap(
-                all_micro_batches(minibatches), old_log_probs, models.gap_limits, models.reduce
-            )
+            batches = sum(minibatches, [])
+            gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)
@@ -405,7 +399,7 @@ def ppo_update(models, minibatches, cfg):
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
-    batches = all_micro_batches(minibatches)
+    batches = sum(minibatches, [])  # one list of all micro-batches
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
     kl_in_rewards = cfg.kl_coef and cfg.kl_estimator == "k1"

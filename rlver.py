@@ -18,6 +18,7 @@ files and printing are in support/, pictures in tools/report.py: a first reading
 from support import errors, ranks, rundir, settings
 from support.loading import refuse_missing, return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
+from support.results import hidden_need
 from support.servers import LocalModel
 from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
 
@@ -33,10 +34,9 @@ from tqdm import tqdm
 from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
-from ppo import all_micro_batches, log_probs_of, ppo_update
+from ppo import log_probs_of, ppo_update
 from simulator import (
     User,
-    hidden_need,
     profiles_of_step,
     simulator_of_run,
     users_of_run,
@@ -192,11 +192,13 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     what a checkpoint keeps of the run: step, seconds, tokens, evaluations.
     """
     # ---- the people, the model behind them, and the models that are trained
-    if run.is_new:
+    if run.is_new and not cfg.toy:
         refuse_missing(cfg.model)  # before the user's server is asked, which may take a while
     simulator = simulator_of_run(cfg, run.calls, run.clock)
-    users, heldout = users_of_run(run.profile_files(), cfg.eval_size, cfg.simulator)
-    run.refuse_other_heldout(heldout)
+    files = cfg.profiles if run.is_new else rundir.profile_files(run.path, cfg.profiles)
+    users, heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
+    if not run.is_new:
+        rundir.refuse_other_heldout(run.path, heldout)
     # One question before anything is paid for: a wrong key or model shows at once.
     if isinstance(simulator.model, LocalModel):  # which may take a while to answer
         run.tell(f"asking {simulator.model.name}, the user's model, one question")
@@ -205,7 +207,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
-    ranks.wait_for_all()
+    ranks.all_gather_list([])  # wait for all ranks
     run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
@@ -268,7 +270,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         perplexity = None  # of what the policy said, under the starting policy if that is in memory
         if models.reference:
             make_room()
-            batches = all_micro_batches(split(episodes, len(heldout), 1, seed=0))
+            [batches] = split(episodes, len(heldout), 1, seed=0)
             log_probs_of(models.reference, batches)
             perplexity = models.take_perplexity()
         scores = {"step": step, **summarise(everyone), **counts, "ref_perplexity": perplexity}
@@ -284,19 +286,14 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     def save():
         """A checkpoint. All ranks gather, the first one writes."""
-        sizes = ranks.all_gather_list(run.size_of_calls())
-        run.save(state, models.gather(), sizes)
+        run.save(state, models.gather(), ranks.all_gather_list)
         if state["step"] > 0:
             draw_report(run)
 
     def save_if_needed():
         """Save the last whole step, if there is no checkpoint of it yet."""
-        if ranks.broadcast(lambda: run.needs_checkpoint(state["step"])):
+        if ranks.broadcast(run.needs_checkpoint, state["step"]):
             save()
-
-    def show_dialogue(title, episode):
-        """Print a dialogue of an evaluation, and what its user needed."""
-        run.tell(dialogue_text(title, episode, hidden_need(heldout[episode.group])))
 
     def make_room():
         """Return freed memory to the system before a part of a step that needs much of it. Not for
@@ -306,14 +303,17 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     # ---- 6. Evaluate, before.
     if state["step"] < 0:  # not even this evaluation is done
-        episodes = evaluate(0)
+        first = evaluate(0)[0]
         state["step"] = 0
         save()
-        show_dialogue("before training", episodes[0])
+        run.tell(dialogue_text("before training", first, hidden_need(heldout[first.group])))
     elif evaluation_is_due() and state["evaluations"][-1]["step"] != state["step"]:
         evaluate(state["step"])  # the run was stopped between a step and its evaluation
 
-    bar = run.step_bar(state["step"])
+    steps = range(state["step"] + 1, cfg.steps + 1)
+    bar = tqdm(
+        steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
+    )
     for step in bar:
         began, simulator_before = time.perf_counter(), run.clock.simulator
 
@@ -376,8 +376,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     # ---- 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
     if state["step"] > 0:
-        episodes = evaluate(state["step"])
-        show_dialogue("after training", episodes[0])
+        first = evaluate(state["step"])[0]
+        run.tell(dialogue_text("after training", first, hidden_need(heldout[first.group])))
     return state
 
 
@@ -406,8 +406,8 @@ def main(argv=None):
     run, out, code, message = None, None, 0, ""
     usual_handler = signal.signal(signal.SIGINT, interrupt)
     try:
-        ranks.join_ranks(cuda=settings.gpu_is_there() and rundir.model_of(given) != "toy")
-        cfg, out, finished = ranks.broadcast(lambda: rundir.open_run(given))
+        ranks.join_ranks(cuda=torch.cuda.is_available() and rundir.model_of(given) != "toy")
+        cfg, out, finished = ranks.broadcast(rundir.open_run, given)
         if finished:
             if rank == 0:
                 print_finished(out)
@@ -430,6 +430,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    code = main()
-    ranks.leave_ranks(code)
-    sys.exit(code)
+    ranks.leave_ranks(main())

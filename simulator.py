@@ -26,18 +26,10 @@ the user, which model plays it, and who is trained on and who is held out.
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support.errors import (
-    BadInput,
-    PromptRefused,
-    SimulatorFailed,
-    SimulatorRefused,
-    TooManyLost,
-    UnreadableAnswers,
-)
-from support.files import read_jsonl, without_surrogates
+from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
-from support.results import intention_of
-from support.servers import CallLog, LocalModel, ServerModel, digest
+from support.servers import CallLog, ServerModel, digest
 from support.settings import SCRIPTED, split_name
 
 import asyncio
@@ -90,13 +82,6 @@ class Profile:
     target: str = "eq"  # what the talk is for: one of PURPOSES
 
 
-def hidden_need(profile):
-    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
-    name, _ = intention_of(profile.task, profile.need)
-    in_brackets = "" if name == "other" else f" ({name})"
-    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
-
-
 # ------------------------------------------------------------------------------------------ emotion
 
 
@@ -122,25 +107,16 @@ PLACEHOLDERS = {
 def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None):
     """The text of a prompt file. placeholders: the set of names that stand in it as {{name}}, no
     more and no less; default: PLACEHOLDERS[name], or none if the file is not listed there. Raises
-    BadInput if the file or a placeholder is missing, or a placeholder is unknown."""
+    BadInput."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     if not path.is_file():
         raise BadInput(f"prompt file {path} is missing")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(f"prompt file {path} is not UTF-8 text") from None
+    text = path.read_text(encoding="utf-8")
     if placeholders is None:
         placeholders = PLACEHOLDERS.get(name, set())
-    present = set(re.findall(r"\{\{(\w+)\}\}", text))
-    missing = placeholders - present
-    unknown = present - placeholders
-    if missing:
-        raise BadInput(f"prompt file {path} lacks its placeholder " + "{{" + min(missing) + "}}")
-    if unknown:
-        raise BadInput(
-            f"prompt file {path} has an unknown placeholder " + "{{" + min(unknown) + "}}"
-        )
+    for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):
+        problem = "lacks its" if odd in placeholders else "has an unknown"
+        raise BadInput(f"prompt file {path} {problem} placeholder {{{{{odd}}}}}")
     return text.strip()
 
 
@@ -375,7 +351,7 @@ class Simulator:
 
         Returns (tokens of question and answer, as Answer.tokens; the server's `format`), each None
         if there is none. A scripted model needs no check. Raises SimulatorRefused, BadInput if no
-        answer can be read, or TooManyLost if there is none."""
+        answer can be read, and TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
             return None, None
         unlogged = copy.copy(self)
@@ -383,12 +359,10 @@ class Simulator:
         unlogged.retries = 2  # a model that can keep the form has done so by then
         try:
             text, _ = await unlogged.ask(template, values, schema)
-        except PromptRefused as error:
-            raise SimulatorRefused(str(error)) from None
         except UnreadableAnswers as error:
             raise BadInput(
-                f"{getattr(self.model, 'name', 'the model')} cannot keep the form that "
-                f"the prompts ask for ({error}); choose another model"
+                f"{getattr(self.model, 'name', 'the model')} refuses the prompts, or cannot keep "
+                f"the form that they ask for ({error}); choose another model"
             ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
@@ -468,10 +442,8 @@ class User:
     def copy(self, name=""):
         """Another user with the same past, for one dialogue of a group: all dialogues of the group
         go on from the same first line."""
-        return User(
-            self.simulator,
-            self.profile,
-            emotion=self.emotion,
+        return dataclasses.replace(
+            self,
             name=name,
             dialogue=[dict(message) for message in self.dialogue],
             planning=dict(self.planning),
@@ -490,70 +462,38 @@ def make_simulator(
     concurrency=64,
     timeout=60.0,
     temperature=0.0,
-    log=None,
-    clock=None,
     flag="--simulator",
+    **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), phrases (hears plain
-    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages. Raises
-    BadInput."""
+    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages; shared:
+    more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name)
-    if name in SCRIPTED:
-        if lang != "en":
-            raise BadInput(
-                f"--lang {lang}: the scripted user of --simulator {name} speaks English only"
-            )
-        if name == "phrases":
-            from toy import phrases
+    if name in SCRIPTED and lang != "en":
+        raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
+    if name == "phrases":
+        from toy import phrases
 
-            scripted = phrases.PhrasesModel(difficulty)
-        else:
-            scripted = world.ScriptedModel(difficulty, weak=name == "toy-weak")
-        return Simulator(scripted, lang, difficulty, clock=clock)
-    if kind == "openai":
+        llm = phrases.PhrasesModel(difficulty)
+    elif name in SCRIPTED:
+        llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
+    elif kind == "openai":
         if not model or not re.match(r"https?://[^\s/]", url):
             raise BadInput(
                 f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
             )
         llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
+        from engine import load_local  # here, because it loads torch
+
         llm = load_local(model, temperature, flag)
-        concurrency = None  # the engine has a queue of its own
     else:
         raise BadInput(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
-    return Simulator(
-        llm,
-        lang,
-        difficulty,
-        concurrency=concurrency,
-        log=log,
-        clock=clock,
-    )
-
-
-def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path` as a LocalModel, sampled by the same engine code as the
-    policy. Raises BadInput."""
-    # Imported here, because these modules load torch.
-    from support.chat_format import ChatFormat
-    from support.loading import load_to_sample, stop_ids
-
-    import numpy as np
-
-    from engine import TorchEngine
-
-    model, tokenizer = load_to_sample(path, prefix=f"{flag} local:")
-    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
-    return LocalModel(
-        path,
-        TorchEngine(model, chat.stop_id, temperature, share=True),
-        chat,
-        model.config.max_position_embeddings,
-        np.random.default_rng(0),
-        temperature,
-    )
+    if kind != "openai":
+        concurrency = None  # a script never waits, and an engine has a queue of its own
+    return Simulator(llm, lang, difficulty, concurrency=concurrency, **shared)
 
 
 def simulator_of_run(cfg, log, clock):
@@ -589,80 +529,12 @@ ENGLISH_NAMES = {
 def load_profiles(path, flag="--profiles"):
     """The profiles of a JSONL file, with released or English field names. flag: the one that named
     the file, for messages. Raises BadInput, naming the line and the field."""
-    if not Path(path).is_file():
-        raise BadInput(f"{flag} {path}: no such file")
-    profiles = []
-    line_of_id = {}
-    for number, row, problem in read_jsonl(path):
-        where = f"{flag} {path}, line {number}"
-        if problem:
-            raise BadInput(f"{where}: {problem}")
-        profile = parse_profile(row, where)
-        if profile.id in line_of_id:
-            first = line_of_id[profile.id]
-            raise BadInput(f"{where}: id {profile.id!r} is used in line {first} already")
-        line_of_id[profile.id] = number
-        profiles.append(profile)
-    if not profiles:
-        raise BadInput(f"{flag} {path}: the file holds no profile")
-    return profiles
-
-
-def parse_profile(row, where):
-    """One line of the file, a parsed JSON value, as a Profile. where: the file and the line, for
-    messages. Raises BadInput."""
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: a JSON object is needed, this is a {type(row).__name__}")
-    values = {}
-    for member in dataclasses.fields(Profile):
-        english_name = ENGLISH_NAMES.get(member.name)
-        value = row.get(member.name, row.get(english_name))
-        check_field(member, value, where)
-        choices = ALLOWED_VALUES.get(member.name)
-        if choices and value and value not in choices:
-            raise BadInput(
-                f"{where}: {member.name} {value!r} is unknown; there are {', '.join(choices)}"
-            )
-        if value and member.type is str:
-            value = without_surrogates(value)
-        # An optional text that is empty keeps the field's default. A list may be empty.
-        if value or member.type is list:
-            values[member.name] = value
-    return Profile(**values)
-
-
-def check_field(member, value, where):
-    """Raise BadInput if the `value` of a dataclass's field, `member`, is missing, empty or of
-    another type. Only a field with a default may be missing or empty."""
-    name, kind = member.name, member.type
-    is_optional = member.default is not dataclasses.MISSING
-    if value is None:
-        if is_optional:
-            return
-        english = f" (or {ENGLISH_NAMES[name]!r})" if name in ENGLISH_NAMES else ""
-        raise BadInput(f"{where}: field {name!r} is missing{english}")
-    if not isinstance(value, kind):
-        raise BadInput(
-            f"{where}: field {name!r} should be a {kind.__name__}, it is a {type(value).__name__}"
-        )
-    if kind is str and not value and not is_optional:
-        raise BadInput(f"{where}: field {name!r} is empty")
+    return read_records(path, Profile, flag, ENGLISH_NAMES, ALLOWED_VALUES)
 
 
 def toy_profiles(split, count=None):
     """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
     return [Profile(**row) for row in world.profiles(split, count)]
-
-
-def people_of(paths):
-    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
-    dialogue may be with."""
-    people = [profile for path in paths for profile in load_profiles(path)]
-    if people:
-        return people
-    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
-    # however many are made, so making 1000 finds those of any usual run.
-    return toy_profiles("heldout", 1000) + toy_profiles("train")
 
 
 def users_of_run(paths, held_out, simulator_name):
@@ -681,32 +553,21 @@ def users_of_run(paths, held_out, simulator_name):
         return toy_profiles("train"), toy_profiles("heldout", held_out)
     if len(paths) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
-    files = [load_profiles(path) for path in paths]
-    for people in files:
-        refuse_foreign(simulator_name, people)
-    if len(files) == 2:
-        train, test = files
-        refuse_shared(paths, train, test)
-        return train, test[:held_out]
-    (people,) = files
-    if len(people) < 2:
+    train, *others = [load_profiles(path) for path in paths]
+    if others:
+        test = others[0][:held_out]
+    else:
+        count = min(held_out, max(1, len(train) // 5))
+        train, test = train[:-count], train[-count:]
+    refuse_foreign(simulator_name, train + test)
+    shared = {profile.id for profile in train} & {profile.id for profile in sum(others, [])}
+    if shared or not train:
+        problem = f"user {min(shared)!r} is in both" if shared else "one profile is too few"
         raise BadInput(
-            f"--profiles {paths[0]}: one profile is too few to train and to "
-            "hold one out; name a second file"
+            f"--profiles {' '.join(paths)}: {problem}; users to train on and users held out must "
+            "be different people"
         )
-    count = min(held_out, max(1, len(people) // 5))
-    return people[:-count], people[-count:]
-
-
-def refuse_shared(paths, train, test):
-    """Raise BadInput if the two files `paths` share a user."""
-    shared = {profile.id for profile in train} & {profile.id for profile in test}
-    if shared:
-        raise BadInput(
-            f"--profiles {paths[0]} {paths[1]}: both files hold user "
-            f"{min(shared)!r} (and {len(shared) - 1} more ids are in both); users "
-            "to train on and users held out must be different people"
-        )
+    return train, test
 
 
 def profiles_of_step(people, count, seed, step):

@@ -63,13 +63,11 @@ class ChatFormat:
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
         self.past_reply_prefix = before_past_reply[len(ask) :]
         self.opening_text = before_new_reply[len(ask) :]
-        self.check_openings(before_past_reply, before_new_reply)
-        self.check_think(think)
+        self.check_openings(before_past_reply, before_new_reply, think)
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(self.opening_text)
-        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply))
+        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
         self.check_pieces()
-        self.check_stop_id(stop_ids)
 
     # ------------------------------------------------------------------------------- cutting, once
 
@@ -113,9 +111,10 @@ class ChatFormat:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
-    def check_openings(self, before_past_reply, before_new_reply):
+    def check_openings(self, before_past_reply, before_new_reply, think):
         """Raise BadModel unless the template opens past and new replies alike. One of the two may
-        have something more: a past one white space, a new one <think> or <think></think>."""
+        have something more: a past one white space, a new one <think> in think mode, or
+        <think></think> in direct mode."""
         both_have_more = self.past_reply_prefix and self.opening_text
         thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
         if both_have_more or self.past_reply_prefix.strip() or not thought_at_most:
@@ -123,10 +122,6 @@ class ChatFormat:
                 f"the chat template opens a first reply with {before_past_reply!r} and a "
                 f"later one with {before_new_reply!r}; this code needs one opening"
             )
-
-    def check_think(self, think):
-        """Raise BadModel if the opening begins a thought in direct mode, or ends it in think
-        mode."""
         opening = self.opening_text.strip()
         begins_a_thought = "</think>" not in opening
         if opening and think != begins_a_thought:
@@ -135,9 +130,10 @@ class ChatFormat:
                 advice = "leave out --think, or change its --template-args"
             raise BadModel(f"the chat template opens every reply with {opening!r}; {advice}")
 
-    def find_stop(self, tail):
+    def find_stop(self, tail, stop_ids):
         """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
-        Raises BadModel if there is none, or if more than white space stands in front of it."""
+        Raises BadModel if there is none, if more than white space stands in front of it, or if the
+        model does not stop at it."""
         added = self.tokenizer.added_tokens_decoder
         special_ids = set(self.tokenizer.all_special_ids)
         special_ids |= {i for i, token in added.items() if token.special}
@@ -151,6 +147,12 @@ class ChatFormat:
             raise BadModel(
                 f"the chat template puts {self.decode(tail[:at])!r} between a "
                 "reply and its end; not supported"
+            )
+        if stop_ids and tail[at] not in stop_ids:
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([tail[at]])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
             )
         return tail[:at], tail[at], tail[at + 1 :]
 
@@ -172,15 +174,6 @@ class ChatFormat:
                 "the chat template cannot be cut into pieces: it writes "
                 f"{wanted[max(0, i - 20) : i + 20]!r}, its pieces give "
                 f"{glued[max(0, i - 20) : i + 20]!r}"
-            )
-
-    def check_stop_id(self, stop_ids):
-        """Raise BadModel if the model does not stop at the template's stop token."""
-        if stop_ids and self.stop_id not in stop_ids:
-            raise BadModel(
-                f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
-                "which is not among the tokens at which the model's generation_config "
-                f"stops ({', '.join(repr(self.decode([i])) for i in stop_ids)})"
             )
 
     # --------------------------------------------------------------- speaking, for every message

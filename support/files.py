@@ -2,6 +2,7 @@
 
 from support.errors import BadInput
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -78,6 +79,52 @@ def read_line(line):
         return None, f"not a whole JSON object ({where}); is the file half-written?"
     except RecursionError:
         return None, "brackets within brackets, too deep for a line of this kind"
+
+
+def read_records(path, record, flag, other_names, allowed_values):
+    """The lines of a JSONL file as objects of the dataclass `record`, which has an `id` and fields
+    of str and list. flag: the one that named the file, for messages; other_names: {field: another
+    name for it in the file}; allowed_values: {field: values}. Raises BadInput, naming the line."""
+    if not Path(path).is_file():
+        raise BadInput(f"{flag} {path}: no such file")
+    records = {}
+    for number, row, problem in read_jsonl(path):
+        where = f"{flag} {path}, line {number}"
+        if problem or not isinstance(row, dict):
+            raise BadInput(f"{where}: {problem or 'a JSON object is needed'}")
+        made = make_record(row, record, where, other_names, allowed_values)
+        if made.id in records:
+            raise BadInput(f"{where}: id {made.id!r} is used in an earlier line already")
+        records[made.id] = made
+    if not records:
+        raise BadInput(f"{flag} {path}: the file holds no {record.__name__.lower()}")
+    return list(records.values())
+
+
+def make_record(row, record, where, other_names, allowed_values):
+    """One of `read_records`. Only a field with a default may be missing or empty, and keeps its
+    default then; a list may be empty. Raises BadInput."""
+    values = {}
+    for member in dataclasses.fields(record):
+        name, kind = member.name, member.type
+        value = row.get(name, row.get(other_names.get(name)))
+        if value is None or value == "":
+            if member.default is dataclasses.MISSING:
+                raise BadInput(
+                    f"{where}: field {name!r} (or {other_names.get(name, name)!r}) is missing or "
+                    "empty"
+                )
+            continue
+        if not isinstance(value, kind):
+            raise BadInput(
+                f"{where}: field {name!r} should be a {kind.__name__}, it is a "
+                f"{type(value).__name__}"
+            )
+        choices = allowed_values.get(name, [value])
+        if value not in choices:
+            raise BadInput(f"{where}: {name} {value!r} is unknown; there are {', '.join(choices)}")
+        values[name] = without_surrogates(value) if kind is str else value
+    return record(**values)
 
 
 def size_of(path):

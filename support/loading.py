@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,8 +53,8 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     not be 1.
 
     Raises BadModel if something is missing or damaged, and for the architectures that this code
-    would get wrong: those with sliding windows (see `check_attention`), and the few that scale or
-    cap their logits behind the output layer, because `Policy.forward` takes the output layer's own.
+    would get wrong: those with sliding windows, and the few that scale or cap their logits behind
+    the output layer (see `check_model`).
     """
     from transformers import logging
 
@@ -64,10 +65,12 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         directory = directory_of(path)
         tokenizer = load_tokenizer(directory)
         model = load_weights(directory, dtype)
-        check_vocabulary(tokenizer, model)
-        check_attention(model.config)
-        remove_dropout(model)
-        check_logits(model)
+        check_model(model, tokenizer)
+        # in its configuration, and in its layers, which copied the numbers from there
+        for part in (model.config, *model.modules()):
+            for name in DROPOUTS:
+                if isinstance(getattr(part, name, None), float):
+                    setattr(part, name, 0.0)
     except BadModel as error:
         raise BadModel(f"{typed}: {error}") from None
     except Exception as error:
@@ -91,8 +94,6 @@ def in_one_line(error):
 def refuse_missing(name):
     """Raise BadModel if --model `name` is no model, as far as can be seen without loading or
     downloading anything. A run asks this first, before it waits for the simulator's server."""
-    if name == "toy":
-        return
     try:
         check_place(name)
     except BadModel as error:
@@ -171,21 +172,19 @@ def load_weights(directory, dtype):
     if a weight is missing, which transformers would make up at random."""
     from transformers import AutoModelForCausalLM
 
-    def load(dtype):
-        return AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            output_loading_info=True,
-        )
-
-    model, loading_info = load(dtype or stored_dtype(directory))
+    load = partial(
+        AutoModelForCausalLM.from_pretrained,
+        directory,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    model, loading_info = load(dtype=dtype or stored_dtype(directory))
     narrow = (torch.bfloat16, torch.float16)
     if any(buffer.dtype in narrow for buffer in model.buffers()):
         # Buffers are not in the file. They are computed when the model is built, and here they were
         # rounded to the narrow type. In a model that is built in fp32 they are not.
-        model, loading_info = load(torch.float32)
+        model, loading_info = load(dtype=torch.float32)
         for p in model.parameters():
             p.data = p.data.to(dtype or p.dtype)
     if loading_info["missing_keys"]:
@@ -207,41 +206,27 @@ def stored_dtype(directory):
     return torch.float32
 
 
-def check_vocabulary(tokenizer, model):
-    """Raise BadModel if the tokenizer has ids for which the embedding has no row. (More rows than
-    ids are usual; fewer mean that tokenizer and model do not belong together.)"""
+def check_model(model, tokenizer):
+    """Raise BadModel for a model that does not belong to its tokenizer, or that this code would get
+    wrong."""
+    # More rows than ids are usual.
     last = max(tokenizer.get_vocab().values())
     rows = len(model.get_input_embeddings().weight)
     if last >= rows:
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
-
-
-def check_attention(config):
-    """Raise BadModel for a model some of whose layers do not attend to all that came before: the
-    trainer's mask (`policy.tree_mask`) knows no window, and the engine's neither."""
-    kinds = getattr(config, "layer_types", None)
+    # Every layer has to attend to all that came before: the trainer's mask (`policy.tree_mask`)
+    # knows no window, and the engine's neither.
+    kinds = getattr(model.config, "layer_types", None)
     if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
-        window = getattr(config, "sliding_window", None)
-        in_use = window and getattr(config, "use_sliding_window", True)
+        window = getattr(model.config, "sliding_window", None)
+        in_use = window and getattr(model.config, "use_sliding_window", True)
         kinds = [f"a sliding window of {window} tokens"] if in_use else []
     others = sorted(set(kinds) - {"full_attention"})
     if others:
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
-
-
-def remove_dropout(model):
-    """Set every dropout of the model to 0: in its configuration, and in its layers, which copied
-    the numbers from there when they were built."""
-    for part in (model.config, *model.modules()):
-        for name in DROPOUTS:
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
-
-
-def check_logits(model):
-    """Raise BadModel unless the model returns the logits of its output layer unchanged."""
+    # `Policy.forward` takes the logits of the output layer as they are.
     with torch.no_grad():
         ids = torch.arange(4)[None]
         logits = model(ids).logits

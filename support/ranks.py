@@ -82,11 +82,19 @@ def take_a_gpu():
 
 
 def leave_ranks(code):
-    """Leave the process group at the end of a process. Not after a failure: other ranks may still
-    be in a collective call, and torchrun ends them. Not with vLLM either, which destroys its own
-    groups later than this."""
+    """End this process with an exit code; of many ranks each leaves the process group before. Not
+    after a failure: other ranks may still be in a collective call, and torchrun ends them. Not with
+    vLLM either, which destroys its own groups later than this.
+
+    A rank skips Python's own end. Otherwise a thread of gloo that frees its last tensor by then
+    asks for an interpreter that is gone, and the process is aborted although all was done
+    (pytorch#179291)."""
     if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
         dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(code)
 
 
 def check_world():
@@ -119,13 +127,13 @@ def all_gather_list(things):
     return [thing for part in lists for thing in part]
 
 
-def broadcast(make):
-    """Call make() on the first rank alone. Returns its result on every rank, or raises on every
-    rank the RunError that it raised: otherwise the other ranks would wait for it."""
+def broadcast(function, *args):
+    """Call function(*args) on the first rank alone. Returns its result on every rank, or raises on
+    every rank the RunError that it raised: otherwise the other ranks would wait for it."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
-            box[0] = make()
+            box[0] = function(*args)
         except RunError as error:
             error.on_all_ranks = True
             box[0] = error
@@ -135,11 +143,6 @@ def broadcast(make):
     if isinstance(result, RunError):
         raise result
     return result
-
-
-def wait_for_all():
-    """Return when every rank has called this."""
-    all_gather_list([])
 
 
 def gather_episodes(episodes):

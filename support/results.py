@@ -56,6 +56,13 @@ def intention_of(task, need=""):
     return "other", "other"
 
 
+def hidden_need(profile):
+    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
+    name, _ = intention_of(profile.task, profile.need)
+    in_brackets = "" if name == "other" else f" ({name})"
+    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
+
+
 # ------------------------------------------------------------------------------------- result files
 
 SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")

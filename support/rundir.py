@@ -142,20 +142,11 @@ class RunDir:
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
         self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
         self.unlock = None  # the function that releases the lock; None: not locked yet
-        self.writer = None  # of TensorBoard
+        self.writer = None  # of TensorBoard, with --tensorboard
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 
     # ---- begin and end
-
-    def profile_files(self):
-        """The files of --profiles, wherever a resumed run finds them."""
-        return self.cfg.profiles if self.is_new else profile_files(self.path, self.cfg.profiles)
-
-    def refuse_other_heldout(self, heldout):
-        """Raise BadInput if a resumed run held out others than `heldout`."""
-        if not self.is_new:
-            refuse_other_heldout(self.path, [profile.id for profile in heldout])
 
     def enter(self, broadcast, all_gather_list):
         """Lock the directory, and empty it if the run is new. Returns the newest checkpoint, or
@@ -163,12 +154,17 @@ class RunDir:
         without. Raises BadInput, on every rank, where one does not find the checkpoint (another
         node without a shared file system)."""
         self.lock()
-        if self.is_new:
-            self.clear()
-        existing = broadcast(lambda: [path.name for path in checkpoints(self.path)])
+        if self.first and self.is_new and self.path.exists():
+            # a run without a step (`has_no_step`); its calls were paid for, so they stay
+            for path in self.path.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif not path.name.startswith("calls"):
+                    path.unlink()
+        existing = broadcast(checkpoints, self.path)
         if not existing:
             return None
-        checkpoint = self.path / existing[-1]
+        checkpoint = self.path / existing[-1].name
         is_here = (checkpoint / "state.json").is_file()
         nodes_without_it = all_gather_list([] if is_here else [os.uname().nodename])
         if nodes_without_it:
@@ -189,7 +185,8 @@ class RunDir:
                 "--steps is the total"
             )
         self.seconds_before = state["seconds"]["total"]
-        self.cut_logs(state["log_bytes"])
+        if not self.is_new:
+            self.cut_logs(state["log_bytes"])
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
@@ -199,6 +196,10 @@ class RunDir:
             except OSError as error:
                 raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
             self.lock()  # a new run's directory is there now
+            if self.cfg.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.writer = SummaryWriter(self.path / "tensorboard")
         if self.first and not (self.path / "heldout.json").exists():
             # From it an evaluation knows whom the run was not trained on, and where its files are.
             places = {name: str(Path(name).resolve()) for name in self.cfg.profiles or ()}
@@ -208,7 +209,7 @@ class RunDir:
 
     def finish(self, state):
         """Write summary.json, by which a run is known to be over. Returns what it holds."""
-        self.set_total_seconds(state)
+        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
         return write_summary(self.path, state) if self.first else {}
 
     def close(self):
@@ -219,10 +220,6 @@ class RunDir:
         self.runner.get_loop().set_exception_handler(lambda loop, context: None)
         with contextlib.suppress(KeyboardInterrupt):  # a cancelled dialogue raises it once more
             self.runner.close()
-
-    def set_total_seconds(self, state):
-        """Set the run's seconds so far, those before it was resumed among them."""
-        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
 
     # ---- the lock
 
@@ -239,17 +236,6 @@ class RunDir:
         # finalize(...) is a function that closes the lock once, however often it is called. It is
         # also called when this object is no longer used, so that no lock is left behind.
         self.unlock = weakref.finalize(self, os.close, lock)
-
-    def clear(self):
-        """Remove what a run without a step has left here (`has_no_step`), but not its calls, which
-        were paid for."""
-        if not self.first or not self.path.exists():
-            return
-        for path in self.path.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif not path.name.startswith("calls"):
-                path.unlink()
 
     # ---- the logs, and what is printed
 
@@ -270,7 +256,8 @@ class RunDir:
         state["tokens"]["sampled"] += row["tokens_sampled"]
         state["tokens"]["trained"] += row["tokens_trained"]
         self.append("metrics.jsonl", row)
-        self.log_numbers("train", row)
+        if self.writer:
+            self.log_numbers("train", row)
         self.rows.append(row)
         for name, sentence in warnings_of(self.rows).items():
             if name not in self.warned_of:
@@ -282,7 +269,8 @@ class RunDir:
         first and the last step."""
         step = scores["step"]
         self.log_dialogues(step, "heldout", episodes)
-        self.log_numbers("heldout", scores)
+        if self.writer:
+            self.log_numbers("heldout", scores)
         if scores["dropped"]:
             self.tell(
                 f"evaluation at step {step}: {scores['dropped']} dialogues failed and do not count"
@@ -325,13 +313,7 @@ class RunDir:
         return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}
 
     def log_numbers(self, prefix, numbers):
-        """Write the numbers of a step for TensorBoard too, if --tensorboard is given."""
-        if not self.first or not self.cfg.tensorboard:
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        if self.writer is None:
-            self.writer = SummaryWriter(self.path / "tensorboard")
+        """Write the numbers of a step for TensorBoard, too."""
         for key, value in numbers.items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(f"{prefix}/{key}", value, numbers["step"])
@@ -341,18 +323,6 @@ class RunDir:
         """Print a line above the progress bar."""
         if self.first:
             tqdm.write(text)
-
-    def step_bar(self, done):
-        """A progress bar over the steps that are left, of which `done` are done."""
-        steps = range(done + 1, self.cfg.steps + 1)
-        return tqdm(
-            steps,
-            initial=done,
-            total=self.cfg.steps,
-            desc="training",
-            unit="step",
-            disable=not self.first,
-        )
 
     def dialogue_bar(self, kind, step, total):
         """A progress bar of `total` dialogues. (The toy's in training are over too soon.)"""
@@ -378,31 +348,24 @@ class RunDir:
 
     # ---- checkpoints
 
-    def size_of_calls(self):
-        """[(name, bytes)] of this rank's log of calls, [] if there is none."""
-        path = self.calls.path
-        return [(path.name, size_of(path))] if path and path.exists() else []
-
     def needs_checkpoint(self, step):
         """Is this step done, and the newest checkpoint of an earlier one?"""
         existing = checkpoints(self.path)[-1:]
         return step >= 0 and existing != [self.path / f"checkpoint-{step:06d}"]
 
-    def save(self, state, write, sizes_of_calls):
-        """Save a checkpoint: `write(directory)` writes everything but the state. sizes_of_calls: of
-        `size_of_calls`, of all ranks."""
-        self.set_total_seconds(state)
-        state["call_bytes"].update(sizes_of_calls)
-        if self.first:
-            self.save_checkpoint(state, write)
-
-    def save_checkpoint(self, state, write):
+    def save(self, state, write, all_gather_list):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. Then remove all but the newest two.
+        one. Then remove all but the newest two. Every rank must call this; the first one writes.
 
-        state: what state.json will hold; write(directory): a function that writes everything else.
-        The settings are a part of it (rlver.json), so that a copy elsewhere says what it is. Raises
-        CannotWrite."""
+        state: what state.json will hold; write(directory): a function that writes everything else;
+        all_gather_list: of support/ranks.py. The settings are a part of it (rlver.json), so that a
+        copy elsewhere says what it is. Raises CannotWrite."""
+        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
+        calls = self.calls.path
+        size_here = [(calls.name, size_of(calls))] if calls and calls.exists() else []
+        state["call_bytes"].update(all_gather_list(size_here))
+        if not self.first:
+            return
         name = f"checkpoint-{state['step']:06d}"
         scratch = self.path / f".{name}"
         shutil.rmtree(scratch, ignore_errors=True)
@@ -474,9 +437,10 @@ def write_summary(out, state):
 # ----------------------------------------------------------------------------------- held-out users
 
 
-def refuse_other_heldout(out, ids):
-    """Raise BadInput if the run in `out` held out others than the users `ids`, because its profiles
+def refuse_other_heldout(out, users):
+    """Raise BadInput if the run in `out` held out others than these `users`, because its profiles
     have changed."""
+    ids = [profile.id for profile in users]
     if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
             f"{out}: the profiles have changed since the run began, so other users would be held "

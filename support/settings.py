@@ -242,6 +242,7 @@ class Settings:
         return "think" if self.think else "direct"
 
 
+FLAGS = [setting for setting in fields(Settings) if setting.metadata]  # settings with a flag
 # {the first setting of a group of --help: the title of the group}
 GROUPS = {
     "algo": "what to train, on whom",
@@ -287,7 +288,7 @@ def make_parser():
         "a\nsimulated user, whose final emotion is the reward.",
         epilog=EPILOG,
     )
-    for setting in flags():
+    for setting in FLAGS:
         if setting.name in GROUPS:
             group = parser.add_argument_group(GROUPS[setting.name])
         options = setting.metadata["options"]
@@ -305,11 +306,6 @@ def make_parser():
         "given: --steps, the simulator's address, and those about memory, saving and waiting",
     )
     return parser
-
-
-def flags():
-    """The settings that have a flag."""
-    return [setting for setting in fields(Settings) if setting.metadata]
 
 
 def flag_name(name):
@@ -367,15 +363,19 @@ def defaults(given):
         if isinstance(value, dict):
             value = next(value[case] for case in value if case in cases)
         values[name] = value
-    on_vllm = not is_toy and vllm_is_there() and gpu_is_there()
-    values["engine"] = "vllm" if on_vllm else "torch"
+    values["engine"] = "torch"
+    if not is_toy and vllm_is_there():
+        import torch  # imported late: scoring a result file does not need it
+
+        if torch.cuda.is_available():
+            values["engine"] = "vllm"
     return values
 
 
 def check(cfg, given):
     """Raise BadInput for a flag among `given` that has no effect in a run with the Settings `cfg`,
     and for settings that contradict each other."""
-    for setting in flags():
+    for setting in FLAGS:
         if given.get(setting.name) is not None and not has_effect(setting, cfg):
             raise BadInput(
                 f"{flag_name(setting.name)} has no effect without {setting.metadata['needs']}; "
@@ -420,18 +420,12 @@ def vllm_is_there():
     return importlib.util.find_spec("vllm") is not None
 
 
-def gpu_is_there():
-    import torch  # imported late: scoring a result file does not need it
-
-    return torch.cuda.is_available()
-
-
 def changed_from_defaults(cfg):
     """What differs in the Settings `cfg` from the defaults of its algorithm and model, as one types
     it: "--steps 10 --eval-size 32"; "" if nothing does."""
     usual = defaults(vars(cfg))
     words = []
-    for setting in flags():
+    for setting in FLAGS:
         value = getattr(cfg, setting.name)
         if value == usual[setting.name] or not has_effect(setting, cfg):
             continue

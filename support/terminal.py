@@ -41,7 +41,19 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=
     defaults, where all goes, and what the user's server is asked. training, held_out: numbers of
     users; step: the last step that is done, above 0 in a resumed run; tokens, form: what
     `Simulator.check` found out."""
-    print(fold(what_is_trained(cfg, ranks, step)))
+    begin = f"Step {step} is done, going on: " if step > 0 else ""
+    policy = "the toy's policy" if cfg.toy else cfg.model
+    how = "thinking before each reply" if cfg.think else "replying directly"
+    dialogues = f"{cfg.batch_size} dialogues"
+    if cfg.algo == "grpo":
+        dialogues += f", {cfg.group_size} with each user"
+    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
+    print(
+        fold(
+            f"{begin}{ALGORITHMS[cfg.algo]} trains {policy}, {how}: {cfg.steps} steps of "
+            f"{dialogues}{on_ranks}."
+        )
+    )
     changed = changed_from_defaults(cfg)
     if changed:
         print(fold(f"Settings that differ from the defaults: {changed}"))
@@ -56,21 +68,6 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=
         print(fold(calls_text(cfg, step, tokens)))
         print(fold(f"The form of its answers is {FORMS[form]}."))
     print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
-
-
-def what_is_trained(cfg, ranks, step):
-    """The first sentence of a run."""
-    policy = "the toy's policy" if cfg.toy else cfg.model
-    how = "thinking before each reply" if cfg.think else "replying directly"
-    dialogues = f"{cfg.batch_size} dialogues"
-    if cfg.algo == "grpo":
-        dialogues += f", {cfg.group_size} with each user"
-    begin = f"Step {step} is done, going on: " if step > 0 else ""
-    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
-    return (
-        f"{begin}{ALGORITHMS[cfg.algo]} trains {policy}, {how}: {cfg.steps} steps of "
-        f"{dialogues}{on_ranks}."
-    )
 
 
 def scale_of_run(settings):

@@ -8,7 +8,7 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
 
 from support.errors import BadInput
 from support.flags import Parser
-from support.results import scale_of_settings
+from support.results import hidden_need, scale_of_settings
 from support.settings import made_by_rule
 from support.terminal import WIDTH, fold
 
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from evaluate import (
     BENCHMARK,
     FLOOR,
-    PolicyFlags,
     add_policy_flags,
     add_user_flags,
     open_policy,
@@ -29,10 +28,10 @@ from evaluate import (
 )
 from simulator import (
     User,
-    hidden_need,
     load_profiles,
     make_simulator,
     need_profiles,
+    read_analysis,
     refuse_foreign,
     toy_profiles,
 )
@@ -104,7 +103,7 @@ def run(args):
 
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
-    policy = open_policy(args.policy, PolicyFlags.of(args))
+    policy = open_policy(args.policy, args)
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
     is_toy = policy.run_settings.get("model", args.policy) == "toy"

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import simulator
 from simulator import as_json
+from tools.replay import people_of
 
 # -------------------------------------------------------------------------------- reading the files
 
@@ -51,7 +52,7 @@ def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
     config = read_json(Path(path).parent / "config.json")
     files = profile_files(Path(path).parent, config.get("profiles"))
-    people = {profile.id: profile for profile in simulator.people_of(files)}
+    people = {profile.id: profile for profile in people_of(files)}
     dialogues = []
     for number, recorded in enumerate(recorded_dialogues(path), 1):
         profile = people.get(recorded["profile_id"])

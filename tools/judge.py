@@ -28,6 +28,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import simulator
+from engine import load_local
 from simulator import CHECK_REPLY, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
@@ -163,7 +164,7 @@ def load_judge(name, temperature):
         raise BadInput(f"--judge {name}: openai:MODEL@URL or local:DIR is needed")
     kind, model, url = split_name(name)
     if kind == "local":
-        return simulator.load_local(model, temperature, "--judge")
+        return load_local(model, temperature, "--judge")
     return ServerModel(model, url, temperature, SERVER_TIMEOUT)
 
 

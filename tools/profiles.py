@@ -10,19 +10,18 @@ What --check counts is what can be counted: how many are alike, how many give th
 away. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
-Here each user is written in one pass: persona, scene, first line. Every answer is cut into named
-parts and checked; a user with a part that cannot be used, or nearly an earlier user's, is left out
-and counted. What is drawn hangs on the seed alone and every answer of a model is logged
-(FILE.calls.jsonl): a command that was killed goes on where it was and ends with the same file.
+Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
+user with a part that cannot be used, or nearly an earlier user's, is left out and counted. What is
+drawn depends on the seed alone and every answer of a model is logged (FILE.calls.jsonl): a command
+that was killed goes on where it was and ends with the same file.
 """
 
-from support.answers import Unreadable, unmarked_sections
-from support.errors import BadInput, SimulatorFailed
+from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.flags import Parser, fraction, natural, not_negative, positive
-from support.llm import CallLog
 from support.metrics import words_of
 from support.results import PURPOSE_NAMES, intention_of
+from support.servers import CallLog
 
 import asyncio
 import json
@@ -37,16 +36,14 @@ from tqdm import tqdm
 
 from simulator import (
     PROMPTS,
-    PreparedCall,
     Profile,
     Simulator,
     User,
+    as_json,
     fill,
     load_profiles,
     load_prompt,
     make_simulator,
-    parse_reply,
-    says_goodbye,
 )
 from toy.words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 from toy.world import ScriptedModel, need_of, tags_of
@@ -248,10 +245,22 @@ def needs_of(users):
 
 # ---------------------------------------------------------------------------------- one pass a user
 
-# The sections of a written part, in the order in which the prompt asks for them.
-SECTIONS = {
-    "persona": "Name Age Sex Job Hobbies Habits Style Talk".split(),
-    "scene": "Event Cause Timeline Conflict Attempts State Moods Raises Lowers".split(),
+# What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMAS. No policy speaks here, so
+# no code is asked for. The prompts' persona_layout and scene_layout put the texts together.
+SCHEMAS = {
+    "persona": {
+        "name": str,
+        "age": int,
+        "sex": str,
+        "job": str,
+        "hobbies": str,
+        "habits": str,
+        "speaking_style": str,
+        "way_of_talking": str,
+    },
+    "scene": dict.fromkeys(
+        "event cause timeline conflict attempts state moods raises lowers".split(), str
+    ),
 }
 # The fields of a profile, as the file has them.
 PROFILE_FIELDS = (
@@ -269,8 +278,8 @@ PROFILE_FIELDS = (
 PLACEHOLDERS = {
     "persona": {"main_cha", "traits", "talk"},
     "scene": {"player", "topic", "task"},
-    "persona_layout": {*SECTIONS["persona"]},
-    "scene_layout": {*SECTIONS["scene"], "task"},
+    "persona_layout": {*SCHEMAS["persona"]},
+    "scene_layout": {*SCHEMAS["scene"], "task"},
 }
 
 
@@ -304,36 +313,21 @@ async def write_users(drafts, simulator, lang):
 
 
 async def write_user(draft, simulator, prompts):
-    """One pass: the persona, the scene, and the first line by the user's own hop, as in a dialogue.
-    Raises SimulatorFailed."""
+    """One pass: the persona, the scene, and the first line as the user itself says it in a
+    dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
-        sections = await ask_sections(draft, part, simulator, prompts[part])
-        draft[field] = fill(prompts[f"{part}_layout"], {**draft, **sections})
+        _, answer = await simulator.ask(prompts[part], draft, SCHEMAS[part], draft["id"])
+        refuse_faults(part, [str(text) for text in answer.values()], draft["task"])
+        draft[field] = fill(prompts[f"{part}_layout"], {**draft, **answer})
     profile = Profile(**{name: draft.get(name, "") for name in PROFILE_FIELDS})
-    values = User(simulator, profile).values()
-
-    def parse(text, mark):
-        return read_first_line(text, mark, draft["task"])
-
-    answer = await simulator.ask("reply", values, parse, draft["id"] + "first line")
-    draft["first_talk"] = answer.parsed
+    line, goodbye = await User(simulator, profile, name=draft["id"]).answer()
+    refuse_faults("first line", [line], draft["task"])
+    if goodbye:
+        raise UnreadableAnswers("its first line says goodbye")
+    draft["first_talk"] = line
 
 
-async def ask_sections(draft, part, simulator, template):
-    """A persona or a scene, {section: text}. Raises SimulatorFailed."""
-    prompt = fill(template, draft)
-
-    def prepare(errors):  # no mark: no policy speaks in a persona or a scene
-        return PreparedCall(prompt, "", simulator.key(prompt, draft["id"] + part, len(errors)))
-
-    def parse(text, mark):
-        return read_sections(text, part, draft["task"])
-
-    answer = await simulator.ask_until_readable(f"the {part}", prepare, parse)
-    return answer.parsed
-
-
-# ------------------------------------------------------------------------- what an answer has to be
+# ---------------------------------------------------------------------------------- who is left out
 
 # A line in which somebody speaks. A scene with two of them is a dialogue, and no report of one.
 WRITTEN_DIALOGUE = re.compile(
@@ -348,36 +342,26 @@ WRITTEN_DIALOGUE = re.compile(
 )
 
 
-def read_sections(text, part, task):
-    """The sections of a persona or a scene, {name: text}. Raises ValueError. (A hidden theme in
-    other words is not noticed.)"""
-    if getattr(text, "cut", False):
-        raise ValueError("it was cut off at the limit of its length")
-    sections = unmarked_sections(text, {name: name for name in SECTIONS[part]})
-    for name, section in sections.items():
-        if not re.search(r"\w", section):
-            raise ValueError(f"section {name} is empty")
-    body = "\n".join(sections.values())
-    if squeeze(task) in squeeze(body):
-        raise ValueError("it says the hidden theme")
+def refuse_faults(part, texts, task):
+    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used. (A
+    hidden theme in other words is not noticed.)"""
+    if not all(re.search(r"\w", text) for text in texts):
+        raise UnreadableAnswers(f"its {part} is not complete")
+    body = "\n".join(texts)
+    if times_said(task, body):
+        raise UnreadableAnswers(f"its {part} says the hidden theme")
     if part == "scene" and len(WRITTEN_DIALOGUE.findall(body)) > 1:
-        raise ValueError("dialogue is written out in it")
-    return sections
+        raise UnreadableAnswers("dialogue is written out in its scene")
 
 
-def read_first_line(text, mark, task):
-    """The first line that the user's own hop has answered. Raises ValueError."""
-    line = parse_reply(text, mark)[1]
-    if squeeze(task) in squeeze(line):
-        raise Unreadable("opening", "it says the hidden theme")
-    if says_goodbye(line):
-        raise Unreadable("opening", "it says goodbye")
-    return line
+def times_said(theme, text):
+    """How often a text says a hidden theme. Only letters and digits are compared: neither a comma
+    nor a line end may hide a theme."""
 
+    def squeeze(words):
+        return re.sub(r"[\W_]+", "", words).casefold()
 
-def squeeze(text):
-    """Letters and digits alone: neither a comma nor a line end may hide a theme."""
-    return re.sub(r"[\W_]+", "", text).casefold()
+    return squeeze(text).count(squeeze(theme))
 
 
 # ---------------------------------------------------------------------------------- near-duplicates
@@ -406,14 +390,14 @@ def near_duplicates(texts, most):
     return duplicates
 
 
-# --------------------------------------------------------------------------------- a writer by rule
+# ------------------------------------------------------------------------------ the scripted writer
 
 
 class ScriptedWriter:
-    """Writes users by rule, from a file of templates and lists of words:
+    """Writes users without a model, from a file of templates and lists of words:
 
         [a persona]
-        Name: {{first name}}
+        {"name": "{{first name}}"}
         [first name]
         Agnes
 
@@ -428,7 +412,7 @@ class ScriptedWriter:
         self.blocks = dict(zip(headings, texts))
         self.user = ScriptedModel()
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         tags = tags_of(prompt)
         if "hidden_theme" in tags:  # a first line is asked for: the user says it, not the writer
             return await self.user(prompt)
@@ -438,8 +422,11 @@ class ScriptedWriter:
             shuffled[name] = rng.sample(choices, len(choices))
         template = self.blocks["a persona" if "type" in tags else "a scene"]
         text = template.replace("<P>", shuffled["person"][0])
-        # each {{name}} takes a line that no other {{name}} has taken
-        return re.sub(r"\{\{(.+?)\}\}", lambda match: shuffled[match.group(1)].pop(), text)
+
+        def take_line(match):  # each {{name}} takes a line that no other {{name}} has taken
+            return as_json(shuffled[match.group(1)].pop())[1:-1]  # within the template's quotes
+
+        return re.sub(r"\{\{(.+?)\}\}", take_line, text)
 
     def choices_for(self, tags):
         """{name of a placeholder: the lines that may fill it}, for the tags of a prompt."""
@@ -492,7 +479,7 @@ def count_users(people):
 
     def times_theme(field):
         """How often each user's field says the hidden theme."""
-        return [squeeze(getattr(p, field)).count(squeeze(p.task)) for p in people]
+        return [times_said(p.task, getattr(p, field)) for p in people]
 
     def mean_length(field):
         """The mean number of characters of a field."""

@@ -28,9 +28,20 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluate import USUAL_USER, user_label
-from simulator import User, make_simulator, move_emotion, people_of
+from simulator import User, load_profiles, make_simulator, move_emotion, toy_profiles
 
 SHOWN = 20  # of the differences; all are in --json
+
+
+def people_of(paths):
+    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
+    dialogue may be with."""
+    people = [profile for path in paths for profile in load_profiles(path)]
+    if people:
+        return people
+    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
+    # however many are made, so making 1000 finds those of any usual run.
+    return toy_profiles("heldout", 1000) + toy_profiles("train")
 
 
 async def replay(first_line, turns, user):

@@ -133,8 +133,9 @@ def test_a_full_disk_says_what_there_is_to_go_on_from(tmp_path):
         raise OSError("no space left")
 
     run = RunDir(tmp_path, resolve_settings({}))
+    state = run.begin(None, [])
     with pytest.raises(CannotWrite, match="there is none before it"):
-        run.save_checkpoint({"step": 0, "log_bytes": {}}, full)
+        run.save(state, full, list)
     (tmp_path / "checkpoint-000000").mkdir()
     with pytest.raises(CannotWrite, match="checkpoint-000000 is whole"):
-        run.save_checkpoint({"step": 1, "log_bytes": {}}, full)
+        run.save(state, full, list)

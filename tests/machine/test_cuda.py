@@ -6,7 +6,6 @@ from support.loading import load_model
 from support.ranks import iter_full_weights, make_masters
 
 import asyncio
-import copy
 import subprocess
 import sys
 
@@ -157,8 +156,7 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
     """Merged tensors go from the trainer's device to the engine's, in its own type; and what it
     then says has the log-probs that the trainer finds."""
     model = load(tiny_dir)[0]
-    engine = TorchEngine(copy.deepcopy(model), stop_id=2)
-    engine.move(device, torch.bfloat16)
+    engine = TorchEngine(model, stop_id=2, device=device, dtype=torch.bfloat16)
     if rank:
         root = SharedBase(Policy(model), rank, 8).to(device)
         for name, p in root.named_parameters():
@@ -197,7 +195,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
         make_masters(module)
         module.to(DEVICE)
 
-    monkeypatch.setattr(rlver.settings, "gpu_is_there", lambda: False)
+    monkeypatch.setattr(rlver.ranks, "join_ranks", lambda cuda: None)
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
@@ -266,8 +264,8 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
 
 @gpu
 def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
-    engine = TorchEngine(load_model(tiny_dir)[0], stop_id=2)
-    engine.move(torch.device("cuda"), torch.bfloat16)
+    model = load_model(tiny_dir)[0]
+    engine = TorchEngine(model, stop_id=2, device=torch.device("cuda"), dtype=torch.bfloat16)
     asyncio.run(engine.generate([5, 6], 2, np.random.default_rng(0), key=0))  # what CUDA keeps
     engine.sleep()
     empty = torch.cuda.memory_allocated()

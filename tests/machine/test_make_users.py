@@ -1,8 +1,5 @@
-"""tools/profiles.py: users that one makes oneself. The writer stands behind a real server on
-loopback."""
+"""tools/profiles.py: users that one makes oneself."""
 
-from support import llm
-from support.answers import unmarked_sections
 from support.results import intention_of
 
 import asyncio
@@ -12,36 +9,37 @@ from collections import Counter
 
 import pytest
 
-from marks import sign
 from result_files import write
-from server import Loopback
-from simulator import PROMPTS, load_profiles, load_prompt, refuse_foreign
+from simulator import (
+    PROMPTS,
+    Simulator,
+    Unreadable,
+    load_profiles,
+    load_prompt,
+    read_answer,
+    refuse_foreign,
+)
 from tools import profiles
 from tools.profiles import (
     PLACEHOLDERS,
-    SECTIONS,
+    SCHEMAS,
     ScriptedWriter,
     count_files,
     draw_drafts,
     near_duplicates,
-    read_first_line,
-    read_sections,
+    write_users,
 )
 from toy.words import NEEDS
 
-RULE = PROMPTS / "en" / "writer" / "by_rule.txt"
+scripted = ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt")
+WRITER = ("--writer", "openai:MODEL@URL")
 NEED = {
     lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
     for lang in ("en", "zh")
 }
 TASKS = dict(zip(NEEDS, NEED["en"]))
+THEME = NEED["en"][5]
 GROUPS = {"negative": list("abcdef"), "passive": list("ghijk")}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """The first wait of a retry is nothing in here."""
-    monkeypatch.setattr(llm, "backoff", lambda *_: 0.0)
 
 
 def make(out, *flags):
@@ -104,50 +102,39 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         name: load_prompt(name, lang, "writer", placeholders=placeholders)
         for name, placeholders in PLACEHOLDERS.items()
     }
-    for kind, parts in SECTIONS.items():  # the parser reads the form that is asked for
-        form = forms[kind]
-        assert list(unmarked_sections(form, {name: name for name in parts})) == parts
+    for part, schema in SCHEMAS.items():  # all keys are asked for, and an echo is no answer
+        form = forms[part][forms[part].index("\n{\n") :]
+        assert re.findall(r'^  "(\w+)": <', form, re.M) == list(schema)
+        with pytest.raises(Unreadable):
+            read_answer(form, schema)
 
 
 # ------------------------------------------------------------------------------------- the pipeline
 
 
-SCENE = {name: f"{name} is a long story, with place and day." for name in SECTIONS["scene"]}
-PERSON = {name: f"{name} with 3 details" for name in SECTIONS["persona"]}
-THEME = NEED["en"][5]
-
-
-def sections(parts, **changes):
-    """An answer with these sections; `changes` override them, None leaves one out."""
-    return "\n".join(f"{name}: {text}" for name, text in {**parts, **changes}.items() if text)
-
-
-def first_line(text):
-    """What is made of an answer of the reply hop, whose Response is `text`."""
-    whole = sign(f"Thinking: t\nOrigin: o\nChange: c\nResponse: {text}", "kqvt")
-    return read_first_line(whole, "kqvt", THEME)
-
-
 @pytest.mark.parametrize(
-    "part, text, complaint",
+    "changes, fault",
     [
-        ("persona", "I cannot help with that.", "no section Talk"),
-        ("persona", sections(PERSON, Hobbies="-"), "section Hobbies is empty"),
-        ("persona", sections(PERSON, Talk=f"Thinks: {THEME.upper()}"), "hidden theme"),
-        ("scene", sections(SCENE, Raises=None), "no section Raises"),
-        ("scene", sections(SCENE, State=THEME.replace(" ", "\n ").rstrip(".")), "hidden theme"),
-        ("scene", sections(SCENE, Event="So:\n“You again.”\nMe: “Yes, me.”\n"), "dialogue"),
-        ("first line", "I am off. Bye.", "goodbye"),
-        ("first line", THEME, "hidden theme"),
+        ({"hobbies": "-"}, "persona is not complete"),
+        ({"way_of_talking": f"Thinks: {THEME.upper()}"}, "persona says the hidden theme"),
+        ({"state": THEME.replace(" ", "\n ").rstrip(".")}, "scene says the hidden theme"),
+        ({"event": "So:\n“You again.”\nMe: “Yes, me.”\n"}, "dialogue"),
+        ({"response": THEME}, "first line says the hidden theme"),
+        ({"goodbye": True}, "goodbye"),
+        ({"event": "“No.”\nMy boss left. I feel hurt.", "response": "Well, it rains."}, ""),
     ],
 )
-def test_a_faulty_answer_is_refused(part, text, complaint):
-    """The same answer without its fault is taken."""
-    with pytest.raises(ValueError, match=complaint):
-        first_line(text) if part == "first line" else read_sections(text, part, THEME)
-    assert read_sections(sections(PERSON), "persona", THEME) == PERSON
-    assert read_sections(sections(SCENE, Event='He said "no" and left.'), "scene", THEME)
-    assert first_line("Well, it rains.") == "Well, it rains."
+def test_a_user_with_a_fault_is_left_out(changes, fault):
+    """The scripted writer's answers, but for these changes. The last ones are no fault."""
+
+    async def writer(prompt, schema=None):
+        answer = json.loads(await scripted(prompt), strict=False)
+        return json.dumps({key: changes.get(key, value) for key, value in answer.items()})
+
+    draft = next(draft for draft in slots() if draft["task"] == THEME)
+    lost = asyncio.run(write_users([draft], Simulator(writer), "en"))
+    assert bool(lost) == bool(fault) and fault in "".join(lost.values())
+    assert fault or draft["first_talk"] == "Well, it rains."
 
 
 def test_near_duplicates_by_hand():
@@ -161,48 +148,56 @@ def test_near_duplicates_by_hand():
     assert near_duplicates([text] * 3, 3) == [1, 2] and near_duplicates([text] * 3, 2) == []
 
 
-def rule(prompt):
-    """What the writer by rule answers."""
-    return asyncio.run(ScriptedWriter(RULE)(prompt))
+def serve(monkeypatch, answer):
+    """Put `answer`, an async function of a prompt, where a model on a server would stand. Returns
+    the list of the prompts that it is asked."""
+    prompts = []
+
+    async def model(prompt, schema=None):
+        prompts.append(prompt)
+        return await answer(prompt)
+
+    def make_simulator(name, lang, log, **flags):
+        return Simulator(model, lang, log=log)
+
+    model.temperature = 1.0
+    monkeypatch.setattr(profiles, "make_simulator", make_simulator)
+    return prompts
 
 
-@pytest.mark.slow
-def test_who_cannot_be_written_is_counted(tmp_path, capfd):
+def test_who_cannot_be_written_is_counted(tmp_path, capfd, monkeypatch):
     """A writer that refuses one user for ever and has one persona for all: one user is written, the
     exit code is 2, and one line says how many are missing and why."""
     personas, topics = [], []
 
-    def answer(prompt):
+    async def answer(prompt):
         if "<topic>" in prompt:
             topics.append(re.search(r"<topic>\n(.*)", prompt)[1])
             if topics[-1] == topics[0]:
                 return "I would rather not."
         if "<samples>" not in prompt:
-            return rule(prompt)
-        personas.append(rule(prompt))
+            return await scripted(prompt)
+        personas.append(await scripted(prompt))
         return personas[0]
 
-    flags = ["--count", 8, "--temperature", 0]
-    with Loopback(answer=answer) as server:
-        assert make(tmp_path / "u.jsonl", *flags, "--writer", f"openai:scripted@{server.url}") == 2
+    serve(monkeypatch, answer)
+    assert make(tmp_path / "u.jsonl", "--count", 8, *WRITER) == 2
     (kept,) = rows(tmp_path / "u.jsonl")
     assert kept["topic"] != topics[0]
     (line,) = [x for x in capfd.readouterr().err.splitlines() if "tools.profiles" in x]
-    assert "7 of 8 users are missing" in line and "no section" in line
+    assert "7 of 8 users are missing" in line and "could not be read" in line
 
 
-@pytest.mark.slow
-def test_started_again_it_pays_for_nothing_twice(tmp_path):
+def test_started_again_it_pays_for_nothing_twice(tmp_path, monkeypatch):
     """With half of the answers in the log the same command asks the rest, and ends with the very
     file. At temperature 1 too, where equal prompts are not equal questions."""
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
-    with Loopback(answer=rule) as server:
-        writer = ["--count", 12, "--writer", f"openai:scripted@{server.url}"]
-        assert make(whole, *writer) == 0
-        needed = server.calls
-        answers = (tmp_path / "whole.calls.jsonl").read_text("utf-8").splitlines(keepends=True)
-        (tmp_path / "part.calls.jsonl").write_text("".join(answers[:20]), "utf-8")
-        assert make(part, *writer) == 0 and server.calls == 2 * needed - 20
+    asked = serve(monkeypatch, scripted)
+    assert make(whole, "--count", 12, *WRITER) == 0
+    needed = len(asked)
+    answers = (tmp_path / "whole.calls.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "part.calls.jsonl").write_text("".join(answers[:20]), "utf-8")
+    assert make(part, "--count", 12, *WRITER) == 0 and len(asked) == 2 * needed - 20
     assert part.read_bytes() == whole.read_bytes()
 
 

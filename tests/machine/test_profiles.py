@@ -17,7 +17,6 @@ from simulator import (
     fill,
     load_profiles,
     refuse_foreign,
-    says_goodbye,
 )
 from toy.words import NEEDS
 
@@ -102,15 +101,10 @@ def test_scenes_are_long_enough_to_play_and_short_enough_to_pay_for():
         assert low <= length <= high, (p.id, length)
 
 
-def test_the_first_line_keeps_the_secret_and_stays():
-    """The policy must find the hidden intention out. A first line that reads as a farewell would
-    end the dialogue before its start."""
+def test_the_first_line_keeps_the_secret():
+    """The policy must find the hidden intention out."""
     for _, p in ALL:
-        assert (
-            p.task.strip(".。") not in p.first_talk
-            and len(p.first_talk) < 150
-            and not says_goodbye(p.first_talk)
-        ), p.id
+        assert p.task.strip(".。") not in p.first_talk and len(p.first_talk) < 150, p.id
 
 
 @pytest.mark.parametrize("difficulty", ["vanilla", "challenging"])
@@ -121,7 +115,7 @@ def test_everybody_fits_into_both_prompts(difficulty):
         simulator = Simulator(None, name[:2], difficulty)
         for prompt, text in simulator.prompts.items():
             tags = Counter(re.findall(r"</?\w+>", text))
-            rendered = fill(text, {**User(simulator, p).values(), "mark": "kqvt"})
+            rendered = fill(text, {**User(simulator, p).values(), "code": "kqvt"})
             assert (
                 all(part in rendered for part in (p.player, p.scene, p.task))
                 and "{{" not in rendered

@@ -99,7 +99,7 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
         monkeypatch.setattr(owner, name, heard)
 
     listen(rlver, "split_batch", "tokens_per_gpu", lambda args, more: more["max_tokens"])
-    listen(rundir.RunDir, "save_checkpoint", "save_every", lambda args, more: args[1]["step"])
+    listen(rundir.RunDir, "save", "save_every", lambda args, more: args[1]["step"])
     assert go_on(out, "--steps", 4, *flags) == 0
     assert seen == {
         "tokens_per_gpu": [40] * 2,

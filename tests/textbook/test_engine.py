@@ -225,8 +225,7 @@ def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
 def test_synced_weights_take_the_engines_precision(chat, tiny_model):
     """The engine computes in bf16 where the trainer keeps fp32: weights are copied into its
     tensors, which stay what they are."""
-    engine = TorchEngine(tiny_model, chat.stop_id)
-    engine.move("cpu", torch.bfloat16)
+    engine = TorchEngine(tiny_model, chat.stop_id, dtype=torch.bfloat16)
     trained = {name: p + 0.5 for name, p in tiny_model.state_dict().items()}
     engine.load_weights(trained.items())
     for name, p in engine.model.named_parameters():
@@ -236,8 +235,7 @@ def test_synced_weights_take_the_engines_precision(chat, tiny_model):
 def test_an_engine_in_bf16_keeps_its_rotary_frequencies(tiny_model, chat):
     """`model.to(bf16)` casts buffers too. Frequencies in bf16 are off by a radian at position
     1,000: another model, which the trainer, whose buffers stay in fp32, would not know."""
-    engine = TorchEngine(tiny_model, chat.stop_id)
-    engine.move("cpu", torch.bfloat16)
+    engine = TorchEngine(tiny_model, chat.stop_id, dtype=torch.bfloat16)
     assert all(p.dtype == torch.bfloat16 for p in engine.model.parameters())
     buffers = list(engine.model.buffers())
     assert buffers and all(b.dtype == torch.float32 for b in buffers if b.is_floating_point())
