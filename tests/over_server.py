@@ -1,12 +1,8 @@
-"""over_server.py - what the tests of a simulated user over a model server share: a user there, an
-agent that says what it is told, and a small run."""
-
-import functools
+"""over_server.py - what the tests of a simulated user over a model server share: a user there, and
+a small run."""
 
 import rlver
-import simulator
 from runs import suited
-from scripted import Agent
 from server import toy_people
 from simulator import User, make_simulator, toy_profiles
 
@@ -15,10 +11,6 @@ SMALL = (
     "--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 --lr 2e-3 "
     "--save-every 1"
 ).split()
-
-
-def Script(*replies):
-    return Agent(replies)
 
 
 def user_at(server, **settings):
@@ -33,10 +25,3 @@ def flags_of(model, url, out):
 
 def run(model, url, out, *flags):
     return rlver.main(suited([*flags_of(model, url, out), *flags]))
-
-
-def ask_once(monkeypatch):
-    """Runs ask no question again whose answer cannot be read."""
-    init = simulator.Simulator.__init__
-    once = functools.partialmethod(init, retries=0)
-    monkeypatch.setattr(simulator.Simulator, "__init__", once)

@@ -126,11 +126,8 @@ class Handler(BaseHTTPRequestHandler):
             server.times.append(time.monotonic())
         if server.outage and server.calls == server.outage[0]:
             server.down_until = time.monotonic() + server.outage[1]
-        draw, edge, fault = server.rng.random(), 0.0, None
-        for name, share in server.faults.items():
-            if fault is None:
-                edge += share
-                fault = name if draw < edge else None
+        shares = {**server.faults, None: 1 - sum(server.faults.values())}
+        (fault,) = server.rng.choices([*shares], [*shares.values()])
         return fault, server.rng.choice(GARBAGE)
 
     def refusal(self, request, fault):
@@ -153,8 +150,12 @@ class Handler(BaseHTTPRequestHandler):
     def text_for(self, request, fault, garbage):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
+        if is_check(prompt) and "<hidden_theme>" not in prompt:  # a judge's
+            answer = any_value(request["response_format"]["json_schema"]["schema"])
+            return json.dumps({**answer, "code": world.code_in(prompt)})
         if is_check(prompt):
-            text = answer_check(request)
+            difficulty = "challenging" if '"reason"' in prompt else "vanilla"
+            text = asyncio.run(world.ScriptedModel(difficulty)(prompt))
         elif fault == "garbage":
             return garbage
         elif server.answer:
@@ -164,53 +165,43 @@ class Handler(BaseHTTPRequestHandler):
             text = asyncio.run(server.model(prompt))
         try:
             check_form(request, text)
-        except (AssertionError, LookupError) as error:
+        except (AssertionError, KeyError) as error:
             server.wrong.append(repr(error))
         return text
 
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            **headers,
-        }.items():
-            self.send_header(name, value)
+        for header in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(body)
 
 
 def check_form(request, text):
-    """Raise AssertionError or LookupError if a request asks for the form of its answer as no server
-    could keep it; `text` is what it should allow."""
+    """Raise AssertionError or KeyError if a request asks for another form than that of `text`."""
     form = request.get("response_format")
     if form is None:
         return
     # without this word OpenAI's servers refuse "json_object"
     assert "JSON" in request["messages"][0]["content"], "the prompt does not say JSON"
     if form["type"] == "json_schema":
-        named = form["json_schema"]
+        named, answer = form["json_schema"], json.loads(text)
         assert named["strict"] is True and named["name"], "the schema is not strict, or has no name"
-        check_value(named["schema"], json.loads(text))
+        assert named["schema"] == schema_of(answer), named["schema"]
+        assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
 
 
-def check_value(schema, value):
-    """As `check_form`, of one value and its JSON Schema, in the few words that all servers know."""
-    kind = schema["type"]
-    if kind == "object":
-        assert set(schema) == {"type", "properties", "required", "additionalProperties"}, schema
-        assert schema["additionalProperties"] is False, schema
-        assert list(schema["properties"]) == schema["required"] == list(value), (schema, value)
-        for key, inner in schema["properties"].items():
-            check_value(inner, value[key])
-    elif kind == "array":
-        assert set(schema) == {"type", "items"}, schema
-        for item in value:
-            check_value(schema["items"], item)
-    else:
-        assert set(schema) == {"type"}, schema
-        assert type(value) is {"string": str, "integer": int, "boolean": bool}[kind], value
+def schema_of(value):
+    """The JSON Schema of a value, with no word that a server might not know."""
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "properties": {key: schema_of(inner) for key, inner in value.items()},
+            "required": list(value),
+            "additionalProperties": False,
+        }
+    return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
 
 
 def people(path, split="train", count=None):
@@ -222,30 +213,14 @@ def people(path, split="train", count=None):
 def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    return [
-        "--profiles",
-        *[
-            str(people(Path(directory) / f"toy-{split}.jsonl", split))
-            for split in ("train", "heldout")
-        ],
-    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    files = [people(directory / f"toy-{split}.jsonl", split) for split in ("train", "heldout")]
+    return ["--profiles", *map(str, files)]
 
 
 def is_check(prompt):
     """Is it what a program asks first, before anything is paid for?"""
     return CHECK_DIALOGUE[1]["text"] in prompt
-
-
-def answer_check(request):
-    """What a program asks first, answered in its form: by the scripted user, or for a judge by the
-    schema alone."""
-    prompt = request["messages"][0]["content"]
-    if "<hidden_theme>" in prompt:
-        difficulty = "challenging" if '"reason"' in prompt else "vanilla"
-        return asyncio.run(world.ScriptedModel(difficulty)(prompt))
-    answer = any_value(request["response_format"]["json_schema"]["schema"])
-    return json.dumps({**answer, "code": world.code_in(prompt)})
 
 
 def any_value(schema):
@@ -267,15 +242,11 @@ def failure(status, message, headers=None):
 
 
 def completion(text, finish_reason="stop"):
+    """The body of an answer."""
     message = {"role": "assistant", "content": text}
-    n = len(text.split())
     return {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "scripted",
         "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": n, "total_tokens": 10 + n},
+        "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split())},
     }
 
 

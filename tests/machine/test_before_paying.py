@@ -1,5 +1,5 @@
-"""What shows before anything is paid for: a wrong model, a server that is not there, and how many
-calls and tokens a run takes at most. (A wrong key: test_server_runs.py.)"""
+"""What shows before anything is paid for: a server that is not there, and how many calls and tokens
+a run takes at most. (A wrong key: test_server_runs.py.)"""
 
 from support import terminal
 from support.settings import resolve_settings
@@ -9,22 +9,8 @@ import pytest
 import rlver
 from over_server import flags_of
 from runs import output_of
-from server import Loopback
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-def test_a_model_that_the_server_does_not_know_is_one_line(tiny_dir, tmp_path, capfd):
-    """One small call, before the model is loaded. The run leaves nothing, so it can be started
-    again with another model name."""
-    with Loopback() as server:
-        flags = flags_of(tiny_dir, server.url, tmp_path / "out")
-        flags += ["--simulator", f"openai:other@{server.url}"]
-        text = output_of(capfd, 2, rlver.main, *flags)
-    (line,) = text.splitlines()
-    assert "404" in line and "The model `other` does not exist" in line
-    assert "start it again" in line and "--resume" not in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):

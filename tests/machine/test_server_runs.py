@@ -1,5 +1,5 @@
 """Whole runs with a simulated user over a model server, or with a local model: the address, the
-form of the answers, a server that goes away, the key, and what is said of a run that stopped."""
+form of the answers, a server that goes away, and the key."""
 
 from support.errors import BadInput
 from support.rundir import open_run
@@ -7,16 +7,16 @@ from support.servers import FORMATS
 from support.settings import make_parser, split_name
 
 import asyncio
-import itertools
 
 import pytest
 
 import rlver
-from over_server import SMALL, ask_once, flags_of, run
-from runs import rows
+from engine import load_local
+from over_server import SMALL, flags_of, run
+from runs import go_on, rows
 from server import Loopback, toy_people
 from several_ranks import torchrun
-from simulator import load_local, make_simulator
+from simulator import make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -40,15 +40,10 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "openai:m",
-        "openai:m@",
-        "openai:@http://h/v1",
-        "openai:m@host/v1",
-        "openai:m@ftp://h",
-        "local:",
-        "openia:m@http://h",
-    ],
+    (
+        "openai:m openai:m@ openai:@http://h/v1 openai:m@host/v1 openai:m@ftp://h local: "
+        "openia:m@http://h"
+    ).split(),
 )
 def test_a_bad_address_is_one_line(name, tmp_path, capfd):
     assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
@@ -76,8 +71,8 @@ def test_a_step_of_ppo_in_each_form(words, tiny_dir, tmp_path, capfd):
     """Dialogues and an update over a server that checks the schema. The run says how the form of
     the answers is kept."""
     taken = [form for form in FORMATS if f"response_format {form}" == words] or ["text"]
-    with Loopback(formats=taken) as server:
-        flags = ["--algo", "ppo", "--steps", 1, "--eval-size", 1]
+    with Loopback(formats=taken, difficulty="challenging") as server:
+        flags = "--algo ppo --steps 1 --eval-size 1 --difficulty challenging".split()
         assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
         assert server.refused == FORMATS.index(taken[0])
     assert words in " ".join(capfd.readouterr().out.split())
@@ -129,20 +124,14 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
             assert run(tiny_dir, server.url, tmp_path / "out") == 75
         answered = len(rows(tmp_path / "out" / "calls.jsonl"))
     assert answered == len(prompts) * 2 // 3 - 1
+    assert not any(row["unreadable"] for row in rows(tmp_path / "out" / "dropped.jsonl"))
     err = capfd.readouterr().err
     assert "no answer within 0.5 s" in err
     assert f"python rlver.py --resume {tmp_path / 'out'}" in err
     with Loopback() as server:
-        assert (
-            rlver.main(
-                ["--resume", str(tmp_path / "out"), "--simulator", f"openai:scripted@{server.url}"]
-            )
-            == 0
-        )
+        assert go_on(tmp_path / "out", "--simulator", f"openai:scripted@{server.url}") == 0
         assert answered + server.calls == len(prompts)
-    assert (tmp_path / "out" / "dialogues.jsonl").read_text() == (
-        whole / "dialogues.jsonl"
-    ).read_text()
+    assert rows(tmp_path / "out" / "dialogues.jsonl") == rows(whole / "dialogues.jsonl")
     other = ["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]
     with pytest.raises(BadInput, match="--simulator cannot change"):
         open_run(vars(make_parser().parse_args(other)))
@@ -179,59 +168,14 @@ def test_a_local_model_whose_context_is_too_short_is_refused(tiny_dir, tmp_path,
 
 
 def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir, monkeypatch):
-    from support.loading import load_model
-
-    import torch
-
     monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 8)
     local = load_local(str(tiny_dir), 0.0)
 
     async def twice():
-        return await asyncio.gather(local("How are you?"), local("How are you?"), local("Why?"))
+        return await asyncio.gather(local("How are you?"), local("How are you?"))
 
-    one, two, _ = asyncio.run(twice())
+    one, two = asyncio.run(twice())
     assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 8
-    model, _ = load_model(tiny_dir)
-    ids = local.chat.first_prompt("How are you?")
-    assert one.tokens["prompt"] == len(ids)
-    for _ in range(8):
-        with torch.no_grad():
-            ids = ids + [int(model(torch.tensor([ids])).logits[0, -1].argmax())]
-        if ids[-1] == local.chat.stop_id:
-            break
-    said = ids[one.tokens["prompt"] :]
-    assert one == local.chat.decode(said[:-1] if said[-1] == local.chat.stop_id else said)
+    assert one.tokens["prompt"] == len(local.chat.first_prompt("How are you?"))
     with pytest.raises(BadInput, match="--simulator local"):
         make_simulator(f"local:{tiny_dir / 'nowhere'}")
-
-
-# --------------------------------------------------------------- what is said of a run that stopped
-
-
-@pytest.mark.slow
-def test_unreadable_dialogues_are_counted_apart_and_warned_of(
-    tiny_dir, tmp_path, capfd, monkeypatch
-):
-    """A model that goes astray at one reply of one user: that dialogue is dropped, stands under
-    `unreadable`, and the run says what that may mean. Dialogues lost to a server do not."""
-    calls = itertools.count(1)
-
-    def answer(prompt):
-        if "<emotion>" in prompt and next(calls) == 3:  # two are of the evaluation before training
-            return "I would rather talk about something else."
-        return asyncio.run(server.model(prompt))
-
-    ask_once(monkeypatch)
-    with Loopback(answer=answer) as server:
-        flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16]
-        assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
-    (row,) = rows(tmp_path / "out" / "dropped.jsonl")
-    assert (row["step"], row["kind"], row["unreadable"]) == (1, "training", True)
-    assert [m["speaker"] for m in row["dialogue"]] == ["me", "friend"]
-    assert row["dialogue"][1]["text"]
-    (line,) = rows(tmp_path / "out" / "metrics.jsonl")
-    assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
-    # what the policy said in it was sampled too
-    assert row["tokens"] > 0 and line["tokens_sampled"] == line["tokens_trained"] + row["tokens"]
-    said = capfd.readouterr().out
-    assert "more than one dialogue in a hundred was dropped because the user's answers" in said

@@ -47,28 +47,10 @@ LINES = [
     "Hm. Nobody knows how it feels.",
     "I just need to let it out.",
 ]
-SMALL = [
-    "--engine",
-    "vllm",
-    "--steps",
-    "2",
-    "--batch-size",
-    "4",
-    "--group-size",
-    "2",
-    "--minibatches",
-    "2",
-    "--max-turns",
-    "2",
-    "--max-tokens",
-    "8",
-    "--eval-size",
-    "4",
-    "--lr",
-    "1e-2",
-    "--warmup",
-    "0",
-]
+SMALL = (
+    "--engine vllm --steps 2 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 2 "
+    "--max-tokens 8 --eval-size 4 --lr 1e-2 --warmup 0"
+).split()
 
 
 @pytest.fixture(scope="module")
