@@ -73,9 +73,13 @@ class ServerModel:
         """The answer to a prompt. Servers differ in what they take as `response_format`, and the
         first question finds it out: what is refused is asked again with the next of FORMATS."""
         messages = [{"role": "user", "content": prompt}]
+        if schema is None:
+            return await self.chat(messages, MAX_ANSWER_TOKENS)
         for form in [self.format] if self.format else FORMATS:
             try:
-                answer = await self.chat(messages, response_format=response_format(form, schema))
+                answer = await self.chat(
+                    messages, MAX_ANSWER_TOKENS, **form_options(form, schema)
+                )
             except PromptRefused as error:
                 refusal = error
             else:
@@ -83,7 +87,7 @@ class ServerModel:
                 return answer
         raise refusal
 
-    async def chat(self, messages, max_tokens=MAX_ANSWER_TOKENS, **options):
+    async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
         PromptRefused or SimulatorRefused."""
         import openai
@@ -121,21 +125,20 @@ class ServerModel:
             response = json.loads(body)
             choice = response["choices"][0]
             answer = Answer(without_surrogates(choice["message"]["content"] or ""))
-        except (ValueError, LookupError, TypeError, RecursionError):
+            usage = response.get("usage") or {}
+            answer.tokens = {kind: usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
         if choice.get("finish_reason") == "content_filter":
             raise PromptRefused(f"{self.url}: a content filter took the answer away")
-        usage = response.get("usage") or {}
-        answer.tokens = {kind: usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")}
         return answer
 
     def refusal(self, error):
         """The exception for a response with the status of an error, openai.APIStatusError."""
-        status = error.status_code
-        message = f"{self.url} says {status}: {self.quote(error)}"
-        if status in PROMPT_STATUSES:
+        message = f"{self.url}: {self.quote(error)}"
+        if error.status_code in PROMPT_STATUSES:
             return PromptRefused(message)
-        if status in (408, 409, 429) or status >= 500:  # the server asks for minutes of waiting
+        if may_heal(error.status_code):  # but its Retry-After is longer than openai's client waits
             return SimulatorFailed(message)
         return SimulatorRefused(message)
 
@@ -152,12 +155,15 @@ class ServerModel:
         return " ".join(without_surrogates(text).split())[:300]
 
 
-def response_format(kind, schema):
-    """What a request says of the form of its answer. kind: one of FORMATS."""
-    if kind == "json_schema":
+def form_options(form, schema):
+    """What a request says of the form of its answer. form: one of FORMATS; nothing is said of
+    "text", because some servers do not know `response_format` at all."""
+    if form == "json_schema":
         named = {"name": "answer", "schema": json_schema(schema), "strict": True}
-        return {"type": kind, "json_schema": named}
-    return {"type": kind}
+        return {"response_format": {"type": form, "json_schema": named}}
+    if form == "json_object":
+        return {"response_format": {"type": form}}
+    return {}
 
 
 def json_schema(kind):
@@ -179,6 +185,11 @@ def json_schema(kind):
     return {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
 
 
+def may_heal(status):
+    """Does openai's client try again after a response with this HTTP status?"""
+    return status in (408, 409, 429) or status >= 500
+
+
 def client_that_tells(tell):
     """openai's HTTP client, which also calls tell(reason) after each try that failed. (openai tries
     again silently.)"""
@@ -191,7 +202,7 @@ def client_that_tells(tell):
             except Exception as error:
                 tell(f"{type(error).__name__} {error}")
                 raise
-            if response.status_code in (408, 409, 429) or response.status_code >= 500:
+            if may_heal(response.status_code):
                 tell(f"status {response.status_code}")
             return response
 

@@ -161,7 +161,7 @@ class Settings:
         "--simulator openai:",
     )
     simulator_timeout: float = flag(
-        60.0, "seconds after which a call has failed", above_zero, "--simulator openai:"
+        60.0, "seconds until a call is tried again", above_zero, "--simulator openai:"
     )
     simulator_temperature: float = flag(
         0.0, "sampling temperature of the user's model", not_negative, "--simulator openai:|local:"

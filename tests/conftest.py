@@ -126,21 +126,9 @@ def half(tiny_dir, tmp_path_factory):
 
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
-    """The first wait before a retry is 5 ms, not 400."""
-    from support import server
-
-    from simulator import Simulator
-
-    init = Simulator.__init__
-
-    def quick_init(
-        self, model, lang="en", difficulty="vanilla", retries=2, wait=0.0, *rest, **settings
-    ):
-        short_wait = 0.005 if wait else 0.0
-        init(self, model, lang, difficulty, retries, short_wait, *rest, **settings)
-
-    monkeypatch.setattr(server, "WAIT_IF_UNREACHABLE", 0.005)
-    monkeypatch.setattr(Simulator, "__init__", quick_init)
+    """openai's client waits some milliseconds before it tries again, not half a second to eight."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
 
 
 @pytest.fixture(scope="session")

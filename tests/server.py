@@ -3,8 +3,8 @@ it, for tests: with every fault that a long run will meet.
 
     python tests/server.py --port 8000 --latency 0.2    prints its URL, serves until it is killed
 
-A real server over real sockets: status codes, headers, slow bodies and refused connections are what
-the client sees, not what somebody thinks it would see.
+A real server over real sockets: status codes, headers and refused connections are what the client
+sees, not what somebody thinks it would see.
 """
 
 import argparse
@@ -20,21 +20,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
-from marks import signed
-from simulator import CHECK_REPLY
-from tools.judge import ScriptedJudge
+from answering import CODE, coded, feeling, saying
+from simulator import CHECK_DIALOGUE
 from toy import world
 
-GARBAGE = ["", "I would rather not say.", "Content: c\nChange: lots", '{"change": 5}']
+GARBAGE = ["", "I would rather not say.", '[{"change": 5}]', '{"change": 5}', '{"content": "cut']
+SOON = {"Retry-After": "0.01"}
 
 
 class Loopback(ThreadingHTTPServer):
     """faults: {"429": share, "500": share, "garbage": share, "hang": share}, of the calls, drawn by
-    a seed. latency: seconds a call.
-    outage: (after so many calls, seconds): then connections are cut without an answer. answer: a
-    function of the prompt, instead of the scripted model; its text gets the prompt's mark. reply: a
-    function of the request that returns (status, headers, body), instead of everything. The first
-    question of a program, its check, is answered by the scripted models, and not counted."""
+    a seed. latency: seconds a call. outage: (after so many calls, seconds): then connections are
+    cut without an answer. formats: what it takes as response_format; "text" stands for none, and
+    the rest is refused. answer: a function of the prompt, instead of the scripted model; in place
+    of answering.CODE its text gets the prompt's code. reply: a function of the request that returns
+    (status, headers, body), instead of everything. The first question of a program, its check, is
+    answered as it should be, and not counted.
+
+    At the end of its `with` it raises AssertionError if a request asked for its form wrongly."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -45,6 +48,7 @@ class Loopback(ThreadingHTTPServer):
         latency=0.0,
         faults=None,
         outage=None,
+        formats=("json_schema", "json_object", "text"),
         answer=None,
         reply=None,
         difficulty="vanilla",
@@ -53,10 +57,12 @@ class Loopback(ThreadingHTTPServer):
     ):
         super().__init__(("127.0.0.1", port), Handler)
         self.latency, self.faults, self.outage = latency, faults or {}, outage
-        self.answer, self.reply, self.key = answer, reply, key
+        self.formats, self.answer, self.reply, self.key = formats, answer, reply, key
         self.model = world.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(seed), threading.Lock()
         self.calls = 0
+        self.refused = 0  # requests for a form that it does not take
+        self.wrong = []  # what was wrong with the form that a request asked for
         self.active, self.most = 0, 0  # calls under way now, and at most
         self.down_until = 0.0
         self.prompts, self.times = [], []
@@ -69,6 +75,7 @@ class Loopback(ThreadingHTTPServer):
     def __exit__(self, *_):
         self.shutdown()
         self.server_close()
+        assert not self.wrong, self.wrong[0]
 
     def handle_error(self, request, address):  # a client that gave up waiting is no news
         pass
@@ -103,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             elif fault == "hang":
                 time.sleep(30)
             else:
-                self.send(200, {}, completion(self.text_for(prompt, fault, garbage)))
+                self.send(200, {}, completion(self.text_for(request, fault, garbage)))
         finally:
             with server.lock:
                 server.active -= 1
@@ -111,58 +118,90 @@ class Handler(BaseHTTPRequestHandler):
     def count_and_draw(self, prompt):
         """Count the call and draw its fault: (a key of `faults` or None, a garbage answer)."""
         server = self.server
-        is_check = CHECK_REPLY in prompt
-        server.calls += not is_check
         server.active += 1
         server.most = max(server.most, server.active)
-        if not is_check:
+        if not is_check(prompt):
+            server.calls += 1
             server.prompts.append(prompt)
             server.times.append(time.monotonic())
         if server.outage and server.calls == server.outage[0]:
             server.down_until = time.monotonic() + server.outage[1]
-        draw, edge, fault = server.rng.random(), 0.0, None
-        for name, share in server.faults.items():
-            if fault is None:
-                edge += share
-                fault = name if draw < edge else None
+        shares = {**server.faults, None: 1 - sum(server.faults.values())}
+        (fault,) = server.rng.choices([*shares], [*shares.values()])
         return fault, server.rng.choice(GARBAGE)
 
     def refusal(self, request, fault):
         """(status, headers, body) of a call that is refused, or None."""
         key = self.headers["Authorization"]
         if self.server.key and key != f"Bearer {self.server.key}":
-            error = {"message": f"Incorrect API key: {key}", "code": "invalid_api_key"}
-            return 401, {}, {"error": error}
+            return failure(401, f"Incorrect API key: {key}")
         if fault == "429":
-            return 429, {"Retry-After": "0"}, {"error": {"message": "slow down"}}
+            return failure(429, "slow down", SOON)
         if fault == "500":
-            return 500, {}, {"error": {"message": "oops"}}
+            return failure(500, "oops", SOON)
         if request["model"] != "scripted":
-            message = f"The model `{request['model']}` does not exist."
-            return 404, {}, {"error": {"message": message}}
+            return failure(404, f"The model `{request['model']}` does not exist.")
+        form = request.get("response_format", {"type": "text"})["type"]
+        if form not in self.server.formats:
+            self.server.refused += 1
+            return failure(400, f"response_format {form} is not supported")
         return None
 
-    def text_for(self, prompt, fault, garbage):
-        """What the model says to a prompt."""
-        if CHECK_REPLY in prompt:
-            return asyncio.run(answer_check(prompt))
-        if fault == "garbage":
+    def text_for(self, request, fault, garbage):
+        """What the model says to a request."""
+        server, prompt = self.server, request["messages"][0]["content"]
+        if is_check(prompt) and "<hidden_theme>" not in prompt:  # a judge's
+            answer = any_value(request["response_format"]["json_schema"]["schema"])
+            return json.dumps({**answer, "code": world.code_in(prompt)})
+        if is_check(prompt):
+            difficulty = "challenging" if '"reason"' in prompt else "vanilla"
+            text = asyncio.run(world.ScriptedModel(difficulty)(prompt))
+        elif fault == "garbage":
             return garbage
-        if self.server.answer:
-            return signed(prompt, self.server.answer(prompt))
-        return asyncio.run(self.server.model(prompt))
+        elif server.answer:
+            text = server.answer(prompt)
+            return coded(prompt, text) if CODE in text else text
+        else:
+            text = asyncio.run(server.model(prompt))
+        try:
+            check_form(request, text)
+        except (AssertionError, KeyError) as error:
+            server.wrong.append(repr(error))
+        return text
 
     def send(self, status, headers, body):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            **headers,
-        }.items():
-            self.send_header(name, value)
+        for header in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(body)
+
+
+def check_form(request, text):
+    """Raise AssertionError or KeyError if a request asks for another form than that of `text`."""
+    form = request.get("response_format")
+    if form is None:
+        return
+    # without this word OpenAI's servers refuse "json_object"
+    assert "JSON" in request["messages"][0]["content"], "the prompt does not say JSON"
+    if form["type"] == "json_schema":
+        named, answer = form["json_schema"], json.loads(text)
+        assert named["strict"] is True and named["name"], "the schema is not strict, or has no name"
+        assert named["schema"] == schema_of(answer), named["schema"]
+        assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
+
+
+def schema_of(value):
+    """The JSON Schema of a value, with no word that a server might not know."""
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "properties": {key: schema_of(inner) for key, inner in value.items()},
+            "required": list(value),
+            "additionalProperties": False,
+        }
+    return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
 
 
 def people(path, split="train", count=None):
@@ -174,44 +213,40 @@ def people(path, split="train", count=None):
 def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    return [
-        "--profiles",
-        *[
-            str(people(Path(directory) / f"toy-{split}.jsonl", split))
-            for split in ("train", "heldout")
-        ],
-    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    files = [people(directory / f"toy-{split}.jsonl", split) for split in ("train", "heldout")]
+    return ["--profiles", *map(str, files)]
 
 
-async def answer_check(prompt):
-    """What a program asks first, of a user or of a judge, answered in its form."""
-    model = world.ScriptedModel() if "<hidden_theme>" in prompt else ScriptedJudge()
-    return await model(prompt)
+def is_check(prompt):
+    """Is it what a program asks first, before anything is paid for?"""
+    return CHECK_DIALOGUE[1]["text"] in prompt
 
 
-async def steady(prompt):
-    """A user who never leaves: a mild change, a plain line. For measuring, where every dialogue
-    must take all its turns."""
-    if "<emotion_level>" in prompt:
-        return signed(prompt, "Thinking: t\nOrigin: o\nChange: none\nResponse: Hm, go on.")
-    return signed(prompt, "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: +1")
+def any_value(schema):
+    """A value that a JSON Schema allows."""
+    if schema["type"] == "object":
+        return {key: any_value(inner) for key, inner in schema["properties"].items()}
+    return {"array": [], "string": "x", "integer": 1, "boolean": False}[schema["type"]]
 
 
-def completion(text):
+def mild_answer(prompt, change=1):
+    """A user whom nothing upsets, and who never leaves: the same change and line for ever. For
+    measuring, where every dialogue must take all its turns."""
+    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(change)
+
+
+def failure(status, message, headers=None):
+    """(status, headers, body) of an error as OpenAI's servers word it."""
+    return status, headers or {}, {"error": {"message": message}}
+
+
+def completion(text, finish_reason="stop"):
+    """The body of an answer."""
+    message = {"role": "assistant", "content": text}
     return {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "scripted",
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        ],
-        "usage": {
-            "prompt_tokens": 10,
-            "completion_tokens": len(text.split()),
-            "total_tokens": 10 + len(text.split()),
-        },
+        "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split())},
     }
 
 
@@ -232,9 +267,6 @@ if __name__ == "__main__":
     parser.add_argument("--outage", type=json.loads)
     parser.add_argument("--steady", action="store_true", help="a user who never leaves")
     flags = vars(parser.parse_args())
-    with Loopback(
-        answer=(lambda prompt: asyncio.run(steady(prompt))) if flags.pop("steady") else None,
-        **flags,
-    ) as server:
+    with Loopback(answer=mild_answer if flags.pop("steady") else None, **flags) as server:
         print(server.url, flush=True)
         threading.Event().wait()

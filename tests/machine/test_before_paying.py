@@ -1,54 +1,27 @@
-"""What shows before anything is paid for: a wrong key, a server that is not there, and how many
-calls and tokens a run takes at most."""
+"""What shows before anything is paid for: a server that is not there, and how many calls and tokens
+a run takes at most. (A wrong key: test_server_runs.py.)"""
 
 from support import terminal
 from support.settings import resolve_settings
 
+import pytest
+
 import rlver
+from over_server import flags_of
 from runs import output_of
-from server import Loopback, people
 
-
-def test_a_wrong_key_shows_before_anything_is_paid_for(tiny_dir, tmp_path, monkeypatch, capfd):
-    """One small call, before the model is loaded. The run leaves nothing, so it can be started
-    again with another model name or key."""
-    monkeypatch.setenv("RLVER_API_KEY", "wrong")
-    flags = ["--profiles", people(tmp_path / "p.jsonl"), "--out", tmp_path / "out"]
-    with Loopback(key="right") as server:
-        text = output_of(
-            capfd,
-            2,
-            rlver.main,
-            "--model",
-            tiny_dir,
-            *flags,
-            "--simulator",
-            f"openai:scripted@{server.url}",
-        )
-    assert "401" in text and "start it again" in text and "--resume" not in text
-    assert not (tmp_path / "out").exists()
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
-    """The first refusal says that it waits, and for whom; a newcomer took the silence for a
-    hang."""
-    monkeypatch.setattr("support.server.WAIT_IF_UNREACHABLE", 0.01)
-    monkeypatch.setattr("support.llm.backoff", lambda *_: 0.01)
-    text = output_of(
-        capfd,
-        75,
-        rlver.main,
-        "--model",
-        tiny_dir,
-        "--profiles",
-        people(tmp_path / "p.jsonl"),
-        "--out",
-        tmp_path / "out",
-        "--simulator",
-        "openai:m@http://127.0.0.1:9/v1",
-    )
-    assert text.count("cannot be reached") == 2 and "waiting, and trying again" in text
-    assert "nothing is saved yet: start the run again when the simulator works" in text
+    """The first try says that there will be more, or a newcomer takes the silence for a hang."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    flags = flags_of(tiny_dir, "http://127.0.0.1:9/v1", tmp_path / "out")
+    text = output_of(capfd, 75, rlver.main, *flags)
+    told, stopped = text.splitlines()
+    assert "Connect" in told and told.endswith("trying again")
+    assert "no answer within 0.3 s" in stopped
+    assert "nothing is saved yet: start the run again when the simulator works" in stopped
 
 
 def test_a_run_says_how_many_calls_it_makes_at_most():

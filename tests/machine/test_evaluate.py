@@ -8,23 +8,19 @@ import pytest
 
 import evaluate
 import rlver
-from result_files import lines, write
+from result_files import SHORT, SMALL, lines, measure, write
 from server import Loopback, completion
 from simulator import toy_profiles
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+TWELVE = ["--max-tokens", "6", "--limit", "12"]
 
 
 @pytest.fixture(scope="module")
 def results(tiny_dir, tmp_path_factory):
     """The benchmark of a random model, twelve users."""
     path = tmp_path_factory.mktemp("benchmark") / "r.jsonl"
-    assert (
-        evaluate.main(
-            ["--policy", str(tiny_dir), "--max-tokens", "6", "--limit", "12", "--out", str(path)]
-        )
-        == 0
-    )
+    assert measure("--policy", tiny_dir, *TWELVE, "--out", path) == 0
     return path
 
 
@@ -34,40 +30,23 @@ def test_the_benchmark_in_sages_format(results):
     found = lines(results)
     assert len(found) == 12
     for line in found:
-        assert {
-            "id",
-            "emo_point",
-            "emo_state",
-            "player",
-            "scene",
-            "character",
-            "task",
-            "history",
-            "rlver",
-        } <= set(line)
+        keys = "id emo_point emo_state player scene character task history rlver"
+        assert set(keys.split()) <= set(line)
         assert line["history"][0]["emotion-point"] == 40 == line["rlver"]["start"]
         replies = [m for m in line["history"] if m["role"] == "assistant"]
         assert 1 <= len(replies) <= 10 and line["emo_point"] == replies[-1]["rlver"]["emotion"]
         emotions = [40] + [m["rlver"]["emotion"] for m in replies]
         assert all(9 < e < 100 for e in emotions[:-1])  # it stops below 10 and at 100, at once
-        assert line["rlver"]["ended"] in (
-            "turn_limit",
-            "goodbye",
-            "emotion_min",
-            "emotion_max",
-            "context",
-        )
+        endings = "turn_limit goodbye emotion_min emotion_max context"
+        assert line["rlver"]["ended"] in endings.split()
         assert (line["rlver"]["ended"] == "emotion_min") == (line["emo_point"] < 10)
         for m, after in zip(line["history"][1::2], line["history"][2::2]):
             assert (
                 after["planning"]["change"] == m["rlver"]["change"]
                 and after["emotion-point"] == m["rlver"]["emotion"]
             )
-            assert (
-                set(after["planning"])
-                == {"activity", "TargetCompletion", "content", "analyse", "change"}
-                and after["thinking"]
-            )
+            keys = "activity TargetCompletion content analyse change"
+            assert set(after["planning"]) == set(keys.split()) and after["thinking"]
 
 
 @pytest.mark.slow
@@ -75,141 +54,80 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path):
     """What is there is kept, half a line is done again, and the whole is what one go would have
     given."""
     path = tmp_path / "r.jsonl"
-    text = results.read_text(encoding="utf-8")
-    path.write_text(
-        "".join(text.splitlines(keepends=True)[:5]) + text.splitlines()[5][:40], encoding="utf-8"
-    )
-    before = path.read_text(encoding="utf-8").rsplit("\n", 1)[0]
-    evaluate.main(
-        ["--policy", str(tiny_dir), "--max-tokens", "6", "--limit", "12", "--out", str(path)]
-    )
-    assert path.read_text(encoding="utf-8").startswith(before)
-
-    def by_id(p):
-        return {line["id"]: line for line in lines(p)}
-
-    assert set(by_id(path)) == set(by_id(results)) and len(lines(path)) == 12
+    whole = results.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(whole[:5]) + whole[5][:40], encoding="utf-8")
+    command = ["--policy", tiny_dir, *TWELVE, "--out", path]
+    assert measure(*command) == 0
+    continued = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert continued[:5] == whole[:5] and sorted(continued) == sorted(whole)
     with pytest.raises(BadInput, match="holds results of"):
-        evaluate.run(
-            evaluate.make_parser().parse_args(
-                ["--policy", str(tiny_dir), "--limit", "12", "--seed", "1", "--out", str(path)]
-            )
-        )
+        evaluate.run(evaluate.make_parser().parse_args([*map(str, command), "--seed", "1"]))
 
 
 def test_a_fixed_first_line_is_used(tiny_dir, tmp_path):
-    rows = [
-        {**vars(p), "first_talk": f"Hello {i}."} for i, p in enumerate(toy_profiles("heldout", 3))
-    ]
-    profiles = write(tmp_path / "p.jsonl", *rows)
-    assert (
-        evaluate.main(
-            [
-                "--policy",
-                str(tiny_dir),
-                "--profiles",
-                str(profiles),
-                "--max-tokens",
-                "4",
-                "--out",
-                str(tmp_path / "r.jsonl"),
-            ]
-        )
-        == 0
-    )
-    assert {line["history"][0]["content"] for line in lines(tmp_path / "r.jsonl")} == {
-        "Hello 0.",
-        "Hello 1.",
-        "Hello 2.",
-    }
-    assert all(
-        line["history"][1]["role"] == "assistant" and line["history"][0]["role"] == "user"
-        for line in lines(tmp_path / "r.jsonl")
-    )
+    people = toy_profiles("heldout", 3)
+    rows = [{**vars(p), "first_talk": f"Hello {i}."} for i, p in enumerate(people)]
+    profiles, out = write(tmp_path / "p.jsonl", *rows), tmp_path / "r.jsonl"
+    assert measure("--policy", tiny_dir, "--profiles", profiles, *SHORT, "--out", out) == 0
+    first_two = [line["history"][:2] for line in lines(out)]
+    assert {first["content"] for first, _ in first_two} == {"Hello 0.", "Hello 1.", "Hello 2."}
+    assert {(a["role"], b["role"]) for a, b in first_two} == {("user", "assistant")}
 
 
 def test_a_policy_behind_a_server(tmp_path):
     """It is sent the whole dialogue as messages, its own thoughts left out; its malformed replies
     are malformed there too."""
-    seen = []
+    seen, out = [], tmp_path / "r.jsonl"
 
     def reply(request):
         seen.append(request["messages"])
-        return (
-            200,
-            {},
-            completion(
-                "<think>secret</think>I am here, let it all out."
-                if len(request["messages"]) < 6
-                else "no tags"
-            ),
-        )
+        good = "<think>secret</think>I am here, let it all out."
+        return 200, {}, completion(good if len(request["messages"]) < 6 else "no tags")
 
     with Loopback(reply=reply) as server:
-        assert (
-            evaluate.main(
-                [
-                    "--policy",
-                    f"openai:m@{server.url}",
-                    "--think",
-                    "--limit",
-                    "2",
-                    "--max-turns",
-                    "4",
-                    "--out",
-                    str(tmp_path / "r.jsonl"),
-                ]
-            )
-            == 0
-        )
-    found = lines(tmp_path / "r.jsonl")
-    assert {line["rlver"]["ended"] for line in found} <= {
-        "malformed",
-        "goodbye",
-        "emotion_min",
-    } and found[0]["rlver"]["policy"] == "openai:m"
-    assert all(
-        m["role"] == ("system" if k == 0 else "user" if k % 2 else "assistant")
-        for messages in seen
-        for k, m in enumerate(messages)
-    )
-    assert (
-        "secret" not in json.dumps(seen) and found[0]["history"][1]["rlver"]["thought"] == "secret"
-    )
+        flags = "--think --limit 2 --max-turns 4".split()
+        assert measure("--policy", f"openai:m@{server.url}", *flags, "--out", out) == 0
+    found = lines(out)
+    endings = {line["rlver"]["ended"] for line in found}
+    assert endings <= {"malformed", "goodbye", "emotion_min"}
+    assert found[0]["rlver"]["policy"] == "openai:m"
+    for messages in seen:
+        first, *roles = [message["role"] for message in messages]
+        assert first == "system" and roles == (["user", "assistant"] * 4)[: len(roles)]
+    assert "secret" not in json.dumps(seen)
+    assert found[0]["history"][1]["rlver"]["thought"] == "secret"
 
 
 @pytest.mark.slow
 def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     """Three commands with long paths stood at the end of a run, too long to be copied."""
     run = tmp_path / "run, 1"  # --compare would part this name at its comma
-    training = ["--model", tiny_dir, "--steps", "1", "--batch-size", "4", "--group-size", "2"]
-    short = ["--eval-size", "2", "--max-tokens", "4", "--max-turns", "1", "--out", run]
-    assert rlver.main([str(flag) for flag in (*training, *short)]) == 0
-    command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
-    assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
+    flags = ["--model", tiny_dir, *SMALL, "--eval-size", 2, "--max-turns", 1, "--out", run]
+    assert rlver.main([str(flag) for flag in flags]) == 0
+    command = ["--policy", run, *"--before-after --limit 2 --max-turns 1".split()]
+    assert measure(*command, "--json", tmp_path / "c.json") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"by: the starting policy of {run}" in text and "after minus before" in text
     labels = [lines(run / f"{name}.jsonl")[0]["rlver"]["policy"] for name in ("before", "after")]
     assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
     assert json.loads((tmp_path / "c.json").read_text())["n"] == 2
     held = [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
-    assert evaluate.main(command) == 0  # nothing is held twice
+    assert measure(*command) == 0  # nothing is held twice
     assert held == [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
-    assert evaluate.main([*command, "--json", str(run / "after.jsonl")]) == 2
-    capsys.readouterr()
+    assert measure(*command, "--json", run / "after.jsonl") == 2
 
 
 @pytest.mark.parametrize(
     "flags", ["--step 0", "--out x.jsonl", "--score x.jsonl", "--compare a b", "--policy toy"]
 )
 def test_what_before_after_cannot_be_combined_with(flags, capsys):
-    assert evaluate.main(["--before-after", *flags.split()]) == 2
+    assert measure("--before-after", *flags.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_a_table_that_cannot_be_written_loses_no_dialogue(tiny_dir, tmp_path, capsys):
-    command = ["--policy", str(tiny_dir), "--limit", "1", "--max-tokens", "4", "--max-turns", "1"]
     out, table = tmp_path / "b.jsonl", tiny_dir / "config.json" / "b.json"
-    assert evaluate.main([*command, "--out", str(out), "--json", str(table)]) == 2
+    flags = ["--policy", tiny_dir, "--limit", 1, *SHORT, "--out", out, "--json", table]
+    assert measure(*flags) == 2
     assert "config.json" in capsys.readouterr().err and out.exists()

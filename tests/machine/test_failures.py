@@ -111,13 +111,13 @@ def garbage(patch, when):
     """The user's model answers garbage to f_emo wherever `when(the last reply)`."""
     answer = world.ScriptedModel.__call__
 
-    async def confused(self, prompt):
+    async def confused(self, prompt, schema=None):
         last = json.loads(re.search(r"<dialogue>\s*(.*?)\s*</dialogue>", prompt, re.S).group(1))[
             -1:
         ]
         if "<emotion_level>" not in prompt and when(last[0]["text"], prompt):
             return "I would rather not say."
-        return await answer(self, prompt)
+        return await answer(self, prompt, schema)
 
     patch.setattr(world.ScriptedModel, "__call__", confused)
 
@@ -127,21 +127,8 @@ def test_a_dialogue_whose_simulator_fails_is_dropped_and_counted(tiny_dir, tmp_p
     """Defect 17 asks for ever. Here a failure costs its own dialogue: no guessed emotion, the rest
     of its group trains, the metrics say how many are missing."""
     garbage(monkeypatch, lambda reply, prompt: zlib.crc32(reply.encode()) % 37 == 0)
-    assert (
-        go(
-            tiny_dir,
-            tmp_path / "out",
-            "--batch-size",
-            32,
-            "--group-size",
-            4,
-            "--eval-size",
-            16,
-            "--steps",
-            1,
-        )
-        == 0
-    )
+    flags = "--batch-size 32 --group-size 4 --eval-size 16 --steps 1".split()
+    assert go(tiny_dir, tmp_path / "out", *flags) == 0
     lines, torn = rows(tmp_path / "out" / "dialogues.jsonl"), 0
     dropped = rows(tmp_path / "out" / "dropped.jsonl")
     for row in metrics(tmp_path / "out"):
@@ -153,6 +140,8 @@ def test_a_dialogue_whose_simulator_fails_is_dropped_and_counted(tiny_dir, tmp_p
         ]
         not_trained = sum(line["tokens"] for line in lost)
         assert not_trained == row["tokens_dropped"] > 0  # sampled all the same
+        assert row["unreadable"] == row["dropped"] and all(line["unreadable"] for line in lost)
+        assert all(line["dialogue"][-1]["speaker"] == "friend" for line in lost)
         assert row["tokens_trained"] + not_trained == row["tokens_sampled"]
         sizes = [sum(line["group"] == group for line in rest) for group in range(8)]
         torn += sum(0 < size < 4 for size in sizes)
@@ -181,7 +170,7 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
     assert go(tiny_dir, tmp_path / "out") == 75
     said = capfd.readouterr().err
     assert "in 4 of 4 dialogues nothing that the user's model said could be read" in said
-    assert "no line 'End" in said
+    assert "not one JSON object" in said
     # before the first evaluation is over there is no checkpoint
     assert ("the run is saved" in said) == (split == "train") != ("nothing is saved yet" in said)
     assert said.endswith(f"--resume {tmp_path / 'out'}\n") == (split == "train")

@@ -11,29 +11,19 @@ import pytest
 import evaluate
 from result_files import SHORT, measure, our_line, write
 from server import Loopback, completion
-from tools import blind, capabilities, replay, strategies
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
-MAINS = {
-    "evaluate": evaluate.main,
-    "strategies": strategies.main,
-    "capabilities": capabilities.main,
-    "blind": blind.main,
-    "replay": replay.main,
-}
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["evaluate", "--score", "F", "--json", "F"],
-        ["evaluate", "--compare", "F", "G", "--json", "G"],
-        ["replay", "F", "--json", "./F"],
-        ["strategies", "F", "--json", "F"],
-        ["capabilities", "F", "--json", "F"],
-        ["blind", "F", "G", "--out", "F"],
+        "evaluate --score F --json F",
+        "evaluate --compare F G --json G",
+        "replay F --json ./F",
+        "strategies F --json F",
+        "capabilities F --json F",
+        "blind F G --out F",
     ],
 )
 def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
@@ -42,8 +32,8 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
     for name in "FG":
         write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
     text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
-    main = MAINS[flags[0]]
-    assert main(flags[1:]) == 2 and "would overwrite" in capsys.readouterr().err
+    tool, *flags = flags.split()
+    assert globals()[tool].main(flags) == 2 and "would overwrite" in capsys.readouterr().err
     assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
 
 
@@ -74,23 +64,11 @@ def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
     """A content filter at one reply of a policy behind a server ended the whole evaluation."""
 
     def reply(request):
-        body = completion("I am here, let it all out.")
-        if len(request["messages"]) > 2 and "lonely" not in request["messages"][1]["content"]:
-            body["choices"][0]["finish_reason"] = "content_filter"
-        return 200, {}, body
+        _, first, *more = request["messages"]
+        is_refused = more and "lonely" not in first["content"]
+        return 200, {}, completion("I am here.", "content_filter" if is_refused else "stop")
 
     with Loopback(reply=reply) as server:
-        assert (
-            measure(
-                "--policy",
-                f"openai:m@{server.url}",
-                "--limit",
-                4,
-                "--max-turns",
-                2,
-                "--out",
-                tmp_path / "r.jsonl",
-            )
-            == 75
-        )
+        flags = ["--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2]
+        assert measure(*flags, "--out", tmp_path / "r.jsonl") == 75
     assert "a content filter took the answer away" in capsys.readouterr().err

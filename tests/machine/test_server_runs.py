@@ -1,20 +1,22 @@
-"""Whole runs with a simulated user over a model server, or with a local model: the address, a
-server that goes away, the key, and what is said of a run that stopped."""
+"""Whole runs with a simulated user over a model server, or with a local model: the address, the
+form of the answers, a server that goes away, and the key."""
 
 from support.errors import BadInput
 from support.rundir import open_run
+from support.servers import FORMATS
 from support.settings import make_parser, split_name
 
 import asyncio
-import itertools
 
 import pytest
 
 import rlver
-from over_server import SMALL, retry, run, without_marks
-from runs import rows
+from engine import load_local
+from over_server import SMALL, flags_of, run
+from runs import go_on, rows
 from server import Loopback, toy_people
-from simulator import load_local, make_simulator
+from several_ranks import torchrun
+from simulator import make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -38,15 +40,10 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "openai:m",
-        "openai:m@",
-        "openai:@http://h/v1",
-        "openai:m@host/v1",
-        "openai:m@ftp://h",
-        "local:",
-        "openia:m@http://h",
-    ],
+    (
+        "openai:m openai:m@ openai:@http://h/v1 openai:m@host/v1 openai:m@ftp://h local: "
+        "openia:m@http://h"
+    ).split(),
 )
 def test_a_bad_address_is_one_line(name, tmp_path, capfd):
     assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
@@ -66,16 +63,54 @@ def served(no_pictures, tiny_dir, tmp_path_factory):
         return out, list(server.prompts)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["response_format json_schema", "response_format json_object", "takes no response_format"],
+)
+def test_a_step_of_ppo_in_each_form(words, tiny_dir, tmp_path, capfd):
+    """Dialogues and an update over a server that checks the schema. The run says how the form of
+    the answers is kept."""
+    taken = [form for form in FORMATS if f"response_format {form}" == words] or ["text"]
+    with Loopback(formats=taken, difficulty="challenging") as server:
+        flags = "--algo ppo --steps 1 --eval-size 1 --difficulty challenging".split()
+        assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
+        assert server.refused == FORMATS.index(taken[0])
+    assert words in " ".join(capfd.readouterr().out.split())
+    (step,) = rows(tmp_path / "out" / "metrics.jsonl")
+    assert step["episodes"] == 4 and step["grad_norm"] > 0 and step["dropped"] == 0
+
+
 @pytest.mark.slow
-def test_a_run_over_a_server_is_the_run_of_the_scripted_user(tiny_dir, tmp_path):
+def test_the_form_that_the_first_rank_found_is_known_on_all(tiny_dir, tmp_path):
+    """Two ranks ask, and one request is refused."""
+    with Loopback(formats=("json_object", "text")) as server:
+        flags = flags_of(tiny_dir, server.url, tmp_path / "out")
+        code, out, err = torchrun(2, "rlver.py", *flags, "--steps", 1)
+        assert code == 0, err
+        assert server.refused == 1
+    assert out.count("json_object") == 1
+    calls = [rows(tmp_path / "out" / f"calls{rank}.jsonl") for rank in ("", "-1")]
+    assert all(calls)  # both have asked
+
+
+@pytest.mark.slow
+def test_a_run_over_a_server_is_the_run_of_the_scripted_user(served, tiny_dir, tmp_path):
     """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of
-    calls, and the marks of what was asked again."""
+    calls, and the codes of what was asked again."""
     assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
-    for name, faults in (("served", {}), ("troubled", {"429": 0.08, "garbage": 0.04, "500": 0.04})):
-        with Loopback(faults=faults) as server:
-            assert run(tiny_dir, server.url, tmp_path / name) == 0
-            assert len(rows(tmp_path / name / "calls.jsonl")) <= server.calls
-        assert without_marks(tmp_path / name) == without_marks(tmp_path / "scripted")
+    with Loopback(faults={"429": 0.08, "garbage": 0.04, "500": 0.04}) as server:
+        assert run(tiny_dir, server.url, tmp_path / "troubled") == 0
+        assert len(rows(tmp_path / "troubled" / "calls.jsonl")) <= server.calls
+    scripted = without_analyses(tmp_path / "scripted")
+    assert without_analyses(served[0]) == scripted == without_analyses(tmp_path / "troubled")
+
+
+def without_analyses(out):
+    """A run's dialogues, without the text of f_emo's answers: they hold the code."""
+    dialogues = rows(out / "dialogues.jsonl")
+    for turn in (turn for dialogue in dialogues for turn in dialogue["turns"]):
+        del turn["analysis"]
+    return dialogues
 
 
 @pytest.mark.slow
@@ -83,47 +118,40 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
     """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was
     answered is not asked again."""
     whole, prompts = served
-    retry(monkeypatch, 1)
     with Loopback(outage=(len(prompts) * 2 // 3, 1e9)) as server:
-        assert run(tiny_dir, server.url, tmp_path / "out") == 75
+        with monkeypatch.context() as patch:
+            patch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+            assert run(tiny_dir, server.url, tmp_path / "out") == 75
         answered = len(rows(tmp_path / "out" / "calls.jsonl"))
     assert answered == len(prompts) * 2 // 3 - 1
+    assert not any(row["unreadable"] for row in rows(tmp_path / "out" / "dropped.jsonl"))
     err = capfd.readouterr().err
-    assert "cannot be reached" in err and f"python rlver.py --resume {tmp_path / 'out'}" in err
+    assert "no answer within 0.5 s" in err
+    assert f"python rlver.py --resume {tmp_path / 'out'}" in err
     with Loopback() as server:
-        assert (
-            rlver.main(
-                ["--resume", str(tmp_path / "out"), "--simulator", f"openai:scripted@{server.url}"]
-            )
-            == 0
-        )
+        assert go_on(tmp_path / "out", "--simulator", f"openai:scripted@{server.url}") == 0
         assert answered + server.calls == len(prompts)
-    assert (tmp_path / "out" / "dialogues.jsonl").read_text() == (
-        whole / "dialogues.jsonl"
-    ).read_text()
+    assert rows(tmp_path / "out" / "dialogues.jsonl") == rows(whole / "dialogues.jsonl")
+    other = ["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]
     with pytest.raises(BadInput, match="--simulator cannot change"):
-        open_run(
-            {
-                **vars(
-                    make_parser().parse_args(
-                        ["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]
-                    )
-                )
-            }
-        )
+        open_run(vars(make_parser().parse_args(other)))
 
 
 @pytest.mark.slow
 def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd):
     """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run
-    that is shared."""
-    monkeypatch.setenv("RLVER_API_KEY", "sk-very-secret")
+    that is shared. A wrong one shows before anything is paid for, and the run leaves nothing."""
+    monkeypatch.setenv("RLVER_API_KEY", "sk-very-secret\n")  # as a key from a file may end
     with Loopback(key="sk-very-secret") as server:
         assert run(tiny_dir, server.url, tmp_path / "out", "--steps", 1) == 0
     with Loopback(key="another") as server:
         assert run(tiny_dir, server.url, tmp_path / "refused") == 2
+        assert server.calls == 0
     out, err = capfd.readouterr()
-    assert "401" in err and "Incorrect API key" in err and "***" in err and "Traceback" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("rlver.py: ")]
+    assert "401" in line and "Incorrect API key: Bearer ***" in line
+    assert "start it again" in line and "Traceback" not in err
+    assert not (tmp_path / "refused").exists()
     assert "sk-very-secret" not in out + err
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"sk-very-secret" not in path.read_bytes(), path
@@ -132,82 +160,22 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
 # ------------------------------------------------------------------------------------- local models
 
 
-def test_a_model_from_a_directory_can_be_the_user(tiny_dir, tmp_path, capfd):
-    """The same engine code serves it. A random model knows no sections, so every dialogue is lost,
-    which is told; what it is asked, and that it answers greedily, is seen in the log."""
-    code = rlver.main(
-        [
-            "--model",
-            str(tiny_dir),
-            "--simulator",
-            f"local:{tiny_dir}",
-            *SMALL,
-            *toy_people(tmp_path),
-            "--out",
-            str(tmp_path / "out"),
-        ]
-    )
-    assert code == 2 and "does not fit its context of 512" in capfd.readouterr().err
+def test_a_local_model_whose_context_is_too_short_is_refused(tiny_dir, tmp_path, capfd):
+    flags = ["--model", tiny_dir, "--simulator", f"local:{tiny_dir}", *SMALL]
+    flags += [*toy_people(tmp_path), "--out", tmp_path / "out"]
+    assert rlver.main([str(flag) for flag in flags]) == 2
+    assert "does not fit its context of 512" in capfd.readouterr().err
 
 
-def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir):
-    from support.loading import load_model
-
-    import torch
-
+def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir, monkeypatch):
+    monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 8)
     local = load_local(str(tiny_dir), 0.0)
-    local.max_tokens = 8
 
     async def twice():
-        return await asyncio.gather(
-            local("How are you?", length_factor=4),
-            local("How are you?", length_factor=4),
-            local("Why?"),
-        )
+        return await asyncio.gather(local("How are you?"), local("How are you?"))
 
-    one, two, other = asyncio.run(twice())
-    assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 32
-    model, _ = load_model(tiny_dir)
-    ids = local.chat.first_prompt("How are you?")
-    assert one.tokens["prompt"] == len(ids)
-    for _ in range(32):  # four times the limit
-        with torch.no_grad():
-            ids = ids + [int(model(torch.tensor([ids])).logits[0, -1].argmax())]
-        if ids[-1] == local.chat.stop_id:
-            break
-    said = ids[one.tokens["prompt"] :]
-    assert one == local.chat.decode(said[:-1] if said[-1] == local.chat.stop_id else said)
+    one, two = asyncio.run(twice())
+    assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 8
+    assert one.tokens["prompt"] == len(local.chat.first_prompt("How are you?"))
     with pytest.raises(BadInput, match="--simulator local"):
         make_simulator(f"local:{tiny_dir / 'nowhere'}")
-
-
-# --------------------------------------------------------------- what is said of a run that stopped
-
-
-@pytest.mark.slow
-def test_unreadable_dialogues_are_counted_apart_and_warned_of(
-    tiny_dir, tmp_path, capfd, monkeypatch
-):
-    """A model that goes astray at one reply of one user: that dialogue is dropped, stands under
-    `unreadable`, and the run says what that may mean. Dialogues lost to a server do not."""
-    calls = itertools.count(1)
-
-    def answer(prompt):
-        if "<emotion>" in prompt and next(calls) == 3:  # two are of the evaluation before training
-            return "I would rather talk about something else."
-        return asyncio.run(server.model(prompt))
-
-    retry(monkeypatch, 0)
-    with Loopback(answer=answer) as server:
-        flags = ["--eval-size", 1, "--steps", 1, "--batch-size", 16]
-        assert run(tiny_dir, server.url, tmp_path / "out", *flags) == 0
-    (row,) = rows(tmp_path / "out" / "dropped.jsonl")
-    assert (row["step"], row["kind"], row["unreadable"]) == (1, "training", True)
-    assert [m["speaker"] for m in row["dialogue"]] == ["me", "friend"]
-    assert row["dialogue"][1]["text"]
-    (line,) = rows(tmp_path / "out" / "metrics.jsonl")
-    assert line["unreadable"] == line["dropped"] == 1 and line["episodes"] == 15
-    # what the policy said in it was sampled too
-    assert row["tokens"] > 0 and line["tokens_sampled"] == line["tokens_trained"] + row["tokens"]
-    said = capfd.readouterr().out
-    assert "more than one dialogue in a hundred was dropped because the user's answers" in said

@@ -4,10 +4,17 @@
 from support.chat_format import ChatFormat
 from support.loading import load_model
 from support.ranks import iter_full_weights
+from support.servers import ServerModel
 from support.settings import vllm_is_there
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -21,6 +28,16 @@ from models import PROBE, adamw
 from policy import Agent, Episode, Policy, pack
 from ppo import logp_gap
 from runs import suited
+from simulator import (
+    CHECK_DIALOGUE,
+    REPLY_SCHEMA,
+    Simulator,
+    User,
+    code_of,
+    fill,
+    read_answer,
+    toy_profiles,
+)
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
@@ -30,28 +47,10 @@ LINES = [
     "Hm. Nobody knows how it feels.",
     "I just need to let it out.",
 ]
-SMALL = [
-    "--engine",
-    "vllm",
-    "--steps",
-    "2",
-    "--batch-size",
-    "4",
-    "--group-size",
-    "2",
-    "--minibatches",
-    "2",
-    "--max-turns",
-    "2",
-    "--max-tokens",
-    "8",
-    "--eval-size",
-    "4",
-    "--lr",
-    "1e-2",
-    "--warmup",
-    "0",
-]
+SMALL = (
+    "--engine vllm --steps 2 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 2 "
+    "--max-tokens 8 --eval-size 4 --lr 1e-2 --warmup 0"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -284,3 +283,54 @@ def take_a_step(policy, batch):
     log_probs, _ = policy(batch)
     (-log_probs[batch.action_mask].mean()).backward()
     adamw(policy, 5e-3).step()
+
+
+# ---------------------------------------------------------------------------- the user's model there
+
+
+@pytest.fixture
+def smollm2_server(smollm2_dir, tmp_path):
+    """The URL of vLLM's own server, with SmolLM2."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
+    command += ["--model", str(smollm2_dir), "--served-model-name", "smollm2"]
+    command += ["--max-model-len", "2048", "--enforce-eager"]
+    url = f"http://127.0.0.1:{port}/v1"
+    with open(tmp_path / "log", "wb") as log:
+        env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+    try:
+        deadline = time.monotonic() + 300
+        while not is_there(f"{url}/models"):
+            assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "vLLM's server does not start"
+            time.sleep(1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def is_there(url):
+    """Does a server answer at this URL?"""
+    try:
+        with urlopen(url):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server, monkeypatch):
+    """SmolLM2 is too small to play a user, and yet its answer is the whole object that f_reply asks
+    for, in 300 tokens. Only its code may be wrong."""
+    monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 300)
+    model = ServerModel("smollm2", smollm2_server)
+    user = User(Simulator(model), toy_profiles("train", 1)[0], dialogue=CHECK_DIALOGUE)
+    template, values = user.simulator.prompts["reply"], user.values()
+    prompt = fill(template, {**values, "code": code_of(template, values)})
+    text = asyncio.run(model(prompt, REPLY_SCHEMA))
+    assert model.format == "json_schema"
+    assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
+    assert text.tokens["completion"] < 300

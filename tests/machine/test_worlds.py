@@ -4,72 +4,34 @@ from support.errors import BadInput
 from support.results import intention_of, read_results
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 
 import pytest
 
-import evaluate
-import simulator
-from marks import signed
-from server import Loopback
-from simulator import PROMPTS, Simulator, User, load_profiles
+from answering import CHAINS, Model
+from result_files import SHORT, measure
+from server import Loopback, mild_answer
+from simulator import PROMPTS, Simulator, User, load_profiles, refuse_foreign
 from tools import replay
 from toy import world
 
-# ---------------------------------------------------------------------------------------- chit-chat
 
-BEFORE = {  # SHA-256 of both prompts as they are since their answers bear a mark
-    ("en", "vanilla"): ("79f142b85ced", "dad13a45e7cb"),
-    ("en", "challenging"): ("09f19c8ab86f", "091086f82b26"),
-    ("zh", "vanilla"): ("29e785e30263", "297f38ea5a90"),
-    ("zh", "challenging"): ("157745545ece", "096805531968"),
-}
-
-
-@pytest.mark.parametrize("lang, difficulty", BEFORE)
-def test_without_a_target_every_prompt_is_as_it_was(lang, difficulty):
-    """Byte for byte: a word more, and the score of a released profile compares with no older one.
-    (The marks were such a change.)"""
-    plain = Simulator(None, lang, difficulty)
-    for name, digest in zip(("emotion", "reply"), BEFORE[lang, difficulty]):
-        text = plain.prompts[name].replace("{{purpose}}", plain.purposes["eq"])
-        assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
-    for path in sorted((PROMPTS / "profiles").glob("*_t*.jsonl")):
-        for profile in load_profiles(path):
-            assert profile.target == "eq"
-            assert User(plain, profile).values()["purpose"] == plain.purposes["eq"]
-
-
-@pytest.mark.parametrize("lang", ["en", "zh"])
-def test_each_purpose_stands_in_both_prompts(lang):
-    """The one who waits is not told to confide; the one with an aim is."""
-    heard = []
-
-    async def model(prompt):
-        heard.append(prompt)
-        return signed(
-            prompt,
-            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-            if "<emotion_level>" in prompt
-            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: 0",
-        )
-
-    for difficulty in ("vanilla", "challenging"):
-        simulator_ = Simulator(model, lang, difficulty)
-        texts = simulator_.purposes
-        assert list(texts) == ["eq", "target", "no-target"] and len(set(texts.values())) == 3
-        for profile in load_profiles(PROMPTS / "profiles" / f"{lang}_chat.jsonl")[11:13]:
-            user = User(simulator_, profile)
-            asyncio.run(user.open())
-            asyncio.run(user.feel("Hello."))
-            asyncio.run(user.answer())
-            for prompt in heard:
-                assert texts[profile.target] in prompt and "{{" not in prompt
-                assert not any(texts[name] in prompt for name in texts if name != profile.target)
-            assert len(heard) == 2  # it opens with its own line
-            heard.clear()
+@pytest.mark.parametrize("lang, difficulty", CHAINS)
+def test_each_purpose_stands_in_both_prompts(lang, difficulty):
+    """The one who waits is not told to confide; the one with an aim is. Whose file names no target
+    talks heart to heart."""
+    texts = Simulator(None, lang, difficulty).purposes
+    assert list(texts) == ["eq", "target", "no-target"] and len(set(texts.values())) == 3
+    chatters = load_profiles(PROMPTS / "profiles" / f"{lang}_chat.jsonl")[11:13]
+    for profile in chatters + load_profiles(PROMPTS / "profiles" / f"{lang}_test.jsonl")[:1]:
+        model = Model()
+        user = User(Simulator(model, lang, difficulty), profile)
+        asyncio.run(user.feel("Hello."))
+        asyncio.run(user.answer())
+        for prompt in model.prompts:
+            assert "{{" not in prompt
+            assert [name for name in texts if texts[name] in prompt] == [profile.target]
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -92,7 +54,7 @@ def test_people_who_chat_are_whole(lang):
     for p in people:
         assert all(p.scene.count(head) == 1 for head in heads) and p.first_talk
         assert intention_of(p.task, p.need) == ("other", "other") and len(p.cha_group) == 3
-        assert len({q.main_cha for q in people}) == 3 and not simulator.says_goodbye(p.first_talk)
+        assert len({q.main_cha for q in people}) == 3
 
 
 def test_an_unknown_target_is_refused(tmp_path):
@@ -108,63 +70,31 @@ def test_an_unknown_target_is_refused(tmp_path):
 def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
     """`--world chit-chat`: tables by world and purpose, a file that no heart-to-heart result goes
     into, and a log that replays. The user is a server that keeps to the form."""
-
-    def answer(prompt):
-        return signed(
-            prompt,
-            "Thinking: t\nOrigin: o\nChange: c\nResponse: Hm."
-            if "<emotion_level>" in prompt
-            else "Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -1",
-        )
-
     out = tmp_path / "chat.jsonl"
-    flags = ["--policy", str(tiny_dir), "--max-turns", "2", "--max-tokens", "4"]
-    with Loopback(answer=answer) as server:
-        flags += ["--simulator", f"openai:scripted@{server.url}"]
-        assert evaluate.main([*flags, "--world", "chit-chat", "--out", str(out)]) == 0
+    profiles = PROMPTS / "profiles"
+    with Loopback(answer=mild_answer) as server:
+        user = ["--simulator", f"openai:scripted@{server.url}"]
+        flags = ["--policy", tiny_dir, *SHORT, *user, "--out", out]
+        assert measure(*flags, "--world", "chit-chat") == 0
         text = capsys.readouterr().out
         assert "world: chit-chat" in text
         assert "purpose: chat without aim" in text and "purpose: chat with an aim" in text
         rows, _ = read_results(out)
         assert Counter(row["purpose"] for row in rows) == {"target": 12, "no-target": 12}
-        people = load_profiles(PROMPTS / "profiles" / "en_chat.jsonl")
+        people = load_profiles(profiles / "en_chat.jsonl")
         assert {row["id"] for row in rows} == {p.id for p in people}
-        assert (
-            replay.main(
-                [
-                    str(out),
-                    "--simulator",
-                    f"openai:scripted@{server.url}",
-                    "--profiles",
-                    str(PROMPTS / "profiles" / "en_chat.jsonl"),
-                ]
-            )
-            == 0
-        )
-        assert (
-            evaluate.main(
-                [
-                    *flags,
-                    "--profiles",
-                    str(PROMPTS / "profiles" / "en_test.jsonl"),
-                    "--out",
-                    str(out),
-                ]
-            )
-            == 2
-        )
+        command = [out, *user, "--profiles", profiles / "en_chat.jsonl"]
+        assert replay.main([str(flag) for flag in command]) == 0
+        assert measure(*flags, "--profiles", profiles / "en_test.jsonl") == 2
         assert "world chit-chat there, None here" in capsys.readouterr().err
 
 
 def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
     """In one line, whoever asks for it: by the world, by a file, by a run."""
-    chat = str(PROMPTS / "profiles" / "en_chat.jsonl")
+    chat = PROMPTS / "profiles" / "en_chat.jsonl"
     for flags in (["--world", "chit-chat"], ["--profiles", chat]):
-        assert (
-            evaluate.main(["--policy", str(tiny_dir), *flags, "--out", str(tmp_path / "r.jsonl")])
-            == 2
-        )
+        assert measure("--policy", tiny_dir, *flags, "--out", tmp_path / "r.jsonl") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "scripted user" in line and "--simulator" in line
     with pytest.raises(BadInput, match="knows no chit-chat"):
-        simulator.refuse_foreign("toy-weak", load_profiles(chat))
+        refuse_foreign("toy-weak", load_profiles(chat))
