@@ -133,7 +133,7 @@ def well_formed():
         text = json.dumps(own)
         yield kind, json.dumps(own, indent=4).replace("\n", "\n\n\t")
         yield kind, text.replace('"t"', '"t\nu"')  # a raw line break within a string
-        for quoted in ('{"change": 10}', "再见\n\t😀", "</think>", "```", "\ud83d", "x" * 9_000):
+        for quoted in ('{"change": 10}', "再见\n\t😀", "</think>{", "```", "\ud83d", "x" * 9_000):
             yield kind, json.dumps({**own, "note": quoted})
             yield kind, text.replace('"t"', json.dumps(quoted, ensure_ascii=False))
         for around in (
