@@ -77,7 +77,7 @@ def cell_with(printed, words):
 
 @pytest.mark.slow
 def test_the_second_reply_is_the_one_that_helps(printed):
-    harm, help_ = re.findall(r"emotion 30 ([+-]\d+)", cell_with(printed, "TargetCompletion"))
+    harm, help_ = re.findall(r"emotion 30 ([+-]\d+)", cell_with(printed, "target_completion"))
     assert int(harm) < 0 < int(help_)
 
 
