@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-import rlver
-from result_files import lines, measure, write
+from result_files import lines, measure, train, write
 from simulator import Simulator, make_simulator, toy_profiles
 from tools import replay
 from tools.replay import consistency, wrong_sum_in
@@ -19,9 +18,8 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 @pytest.fixture(scope="module")
 def run(no_pictures, tiny_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "out"
-    flags = "--steps 2 --batch-size 4 --group-size 2 --max-turns 3 --max-tokens 6 --eval-size 4"
-    assert rlver.main(["--model", str(tiny_dir), "--out", str(out), *flags.split()]) == 0
-    return out
+    longer = "--steps 2 --max-turns 3 --max-tokens 6 --eval-size 4".split()
+    return train(tiny_dir, out, *longer)
 
 
 PEOPLE = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
@@ -60,7 +58,7 @@ def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
     with another one the difference is no fault of the log, and is not called one."""
     path = str(tmp_path / "r.jsonl")
     flags = "--difficulty challenging --limit 4 --max-tokens 5".split()
-    assert measure("--policy", tiny_dir, "--out", path, *flags) == 0
+    assert measure("--policy", tiny_dir, *flags, "--out", path) == 0
     assert replay.main([path]) == 0
     assert replay.main([path, "--simulator", "toy-weak"]) == 0
     out = capsys.readouterr().out
@@ -71,19 +69,21 @@ def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
     )
 
 
-def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path, capsys):
-    files = []
-    for split in ("train", "heldout"):
-        people = [{**vars(p), "id": f"own-{p.id}"} for p in toy_profiles(split, 4)]
-        files.append(str(write(tmp_path / f"{split}.jsonl", *people)))
-    out = str(tmp_path / "run")
-    flags = "--steps 1 --batch-size 2 --group-size 2 --max-turns 2 --max-tokens 4 --eval-size 2"
-    where = ["--model", str(tiny_dir), "--out", out, "--profiles", *files]
-    assert rlver.main([*where, *flags.split()]) == 0
-    assert replay.main([f"{out}/dialogues.jsonl"]) == 0
-    log = tmp_path / "alone.jsonl"  # not beside its config.json, which names the users
-    log.write_bytes((tmp_path / "run" / "dialogues.jsonl").read_bytes())
-    assert replay.main([str(log)]) == 2 and "profile 'own-" in capsys.readouterr().err
+def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
+    files = [
+        str(
+            write(
+                tmp_path / f"{split}.jsonl",
+                *[
+                    {**vars(p), "id": f"own-{split}-{i}"}
+                    for i, p in enumerate(toy_profiles(split, 4))
+                ],
+            )
+        )
+        for split in ("train", "heldout")
+    ]
+    out = train(tiny_dir, tmp_path / "run", "--profiles", *files, "--eval-size", 2)
+    assert replay.main([str(out / "dialogues.jsonl")]) == 0
 
 
 def test_a_moody_user_is_seen_to_be_moody(run):
