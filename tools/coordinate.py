@@ -16,8 +16,7 @@ Places of two calls do not compare: with another file in the prompt all places m
 
 import asyncio
 import sys
-
-import numpy as np
+from statistics import fmean, stdev
 
 from simulator import as_json
 from tools.dialogues import (
@@ -112,14 +111,14 @@ def place_rows(answers, tagged):
         x = [place[f"M{number}X"] for place in places]
         y = [place[f"M{number}Y"] for place in places]
         counts = strategies_of(dialogues)
-        judged = [float(np.mean(x)), std(x), float(np.mean(y)), std(y)]
+        judged = [fmean(x), std(x), fmean(y), std(y)]
         rows[path] = [*judged, counts["variety"], counts["support"]]
     return rows
 
 
 def std(values):
     """The standard deviation of the answers to one question, None of a single one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return stdev(values) if len(values) > 1 else None
 
 
 # ------------------------------------------------------------------------------------ the questions

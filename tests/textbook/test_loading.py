@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import evaluate
-import simulator
+from engine import load_local
 
 FAMILIES = {
     "qwen2": dict(
@@ -127,7 +127,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
         return loaded[-1]
 
     monkeypatch.setattr(loading, "load_weights", load)
-    assert simulator.load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
+    assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
     policy = evaluate.open_policy(str(tiny_dir))
     assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
 
