@@ -246,7 +246,7 @@ def completion(text, finish_reason="stop"):
     message = {"role": "assistant", "content": text}
     return {
         "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": len(text.split())},
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5},
     }
 
 

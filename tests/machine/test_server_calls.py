@@ -1,5 +1,6 @@
-"""One call to a model server: what is tried again, what is refused, and what the log keeps. A real server on loopback (server.py) has every fault that three
-days of dialogues will meet."""
+"""Calls to a model server: what is tried again, what is refused, what the log keeps, and dialogues
+side by side. A real server on loopback (server.py) has every fault that three days of dialogues
+will meet."""
 
 from support.errors import (
     BadInput,
@@ -11,85 +12,54 @@ from support.errors import (
 from support.servers import CallLog, ServerModel
 
 import asyncio
-import itertools
 import json
 import time
 
 import pytest
 
-from over_server import user_at
+from answering import Model
+from over_server import ANN, user_at
+from rlver import rollout
 from runs import rows
-from server import SOON, Loopback, completion, failure
-from simulator import REPLY_SCHEMA
+from scripted import Agent
+from server import SOON, Loopback, completion, failure, mild_answer
+from simulator import REPLY_SCHEMA, Simulator, make_simulator, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-def model_at(server):
-    return ServerModel("scripted", server.url)
-
-
-def test_the_loopback_server_finds_a_wrong_schema(monkeypatch):
-    """It would be no check if it took anything."""
-    for wrong in ({"type": "object"}, {"type": "string"}):
-        monkeypatch.setattr("support.servers.json_schema", lambda kind, wrong=wrong: wrong)
-        with pytest.raises(AssertionError), Loopback() as server:
-            asyncio.run(user_at(server).answer())
 
 
 # ------------------------------------------------------------------------------ what is tried again
 
 
-def page(body):
-    return 200, {}, body
-
-
 def test_what_may_heal_is_tried_again(capsys):
-    """A rate limit (no earlier than the server says), faults of the server, and responses that hold
-    no answer: an HTML page, a JSON list, half of an object, brackets without end. The first of them
-    is told, or the wait would look like a hang."""
-    faults = [
+    """A line that is cut, a rate limit (no earlier than the server says), faults of the server, one
+    that is silent, and responses that hold no answer: an HTML page, a JSON list, half of an object,
+    brackets without end. The first failure is told, or the wait would look like a hang."""
+    half = json.dumps(completion("x")).encode()[:-9]
+    pages = [b"<html>Bad gateway</html>", [1], half, b"[" * 200_000, completion(5)]
+    responses = [
         failure(429, "slow down", {"Retry-After": "0.4"}),
         failure(503, "busy", SOON),
         failure(408, "slow", SOON),
-        page(b"<html>Bad gateway</html>"),
-        page([1]),
-        page(json.dumps(completion("x")).encode()[:-9]),
-        page(b"[" * 200_000),
-        page({"choices": [{"message": {"content": 5}}]}),
-        page(completion("good")),
+        "silence",
+        *[(200, {}, page) for page in pages],
+        (200, {}, completion("good")),
     ]
     times = []
 
     def reply(request):
         times.append(time.monotonic())
-        return faults[len(times) - 1]
+        response = responses[len(times) - 1]
+        if response == "silence":
+            time.sleep(1)
+        return response
 
     sleep = asyncio.sleep
-    with Loopback(reply=reply) as server, pytest.MonkeyPatch.context() as patch:
+    with Loopback(outage=(1, 0.1), reply=reply) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "sleep", lambda seconds: sleep(0.01))
-        assert asyncio.run(model_at(server)("Hello.")) == "good"
-    assert len(times) == len(faults) and times[1] - times[0] >= 0.4
-    told = capsys.readouterr().err
-    assert told.count("trying again") == 1 and "status 429; trying again" in told
-
-
-@pytest.mark.parametrize("fault", ["outage", "hang"])
-def test_a_server_that_goes_silent_and_comes_back(fault, monkeypatch, capsys):
-    """A connection without an answer, and one that gives none within the time of a try."""
-    if fault == "outage":
-        with Loopback(outage=(1, 0.2)) as server:
-            assert asyncio.run(user_at(server).answer()) and server.calls > 1
-    else:
-        calls = itertools.count()
-
-        def reply(request):
-            if next(calls) == 0:
-                time.sleep(1)
-            return page(completion("good"))
-
-        with Loopback(reply=reply) as server:
-            assert asyncio.run(ServerModel("m", server.url, timeout=0.3)("Hello.")) == "good"
+        model = ServerModel("scripted", server.url, timeout=0.6)
+        assert asyncio.run(model("Hello.")) == "good"
+    assert len(times) == len(responses) and times[1] - times[0] >= 0.4
     assert capsys.readouterr().err.count("trying again") == 1
 
 
@@ -98,10 +68,10 @@ def test_what_does_not_heal_in_time_is_given_up(fault, monkeypatch):
     """No answer is made up, and nobody waits for ever."""
     monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
     last = {"500": "status 500", "hang": "silent", "html": "no answer", "nobody": "Connect"}[fault]
-    html = {"reply": lambda request: page(b"<html>")}
+    html = {"reply": lambda request: (200, {}, b"<html>")}
     began = time.monotonic()
     with Loopback(**html if fault == "html" else {"faults": {fault: 1.0}}) as server:
-        model = model_at(server)
+        model = ServerModel("scripted", server.url)
         if fault == "nobody":
             server.server_close()
             server.shutdown()
@@ -123,12 +93,12 @@ def test_what_is_refused_is_not_asked_twice(fault):
     def reply(request):
         asked.append(request)
         if fault == "filter":
-            return page(completion("no such words", "content_filter"))
+            return 200, {}, completion("no such words", "content_filter")
         return failure(int(fault), "no such words", {"Retry-After": "600"})
 
     asked = []
     with Loopback(reply=reply) as server:
-        model = model_at(server)
+        model = ServerModel("scripted", server.url)
         model.format = "text"
         with pytest.raises(error, match="content filter" if fault == "filter" else "no such words"):
             asyncio.run(model("Hello.", REPLY_SCHEMA))
@@ -138,7 +108,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
                 asyncio.run(user_at(server).simulator.check())
 
 
-# -------------------------------------------------------------------------------- the log of answers
+# ------------------------------------------------------------------------------- the log of answers
 
 
 def test_the_line_of_an_answer(tmp_path):
@@ -168,3 +138,70 @@ def test_a_line_that_was_cut_off_is_no_answer_and_spoils_no_other(tmp_path):
     skipping = CallLog()
     skipping.read(path, path.read_bytes().index(b"\n") + 1)  # from where a checkpoint was made
     assert skipping.answers == {"three": "3"}
+
+
+# ----------------------------------------------------------------------------------- many dialogues
+
+
+@pytest.mark.slow
+def test_calls_overlap_within_their_bound():
+    """Defect 18: the released code makes one call after the other. Here all dialogues wait at the
+    same time, as many as allowed."""
+
+    def together(prompt):
+        """Answer nobody before as many are waiting as may be (or for long it is clear that they
+        never will)."""
+        began = time.monotonic()
+        while server.most < bound and time.monotonic() < began + 10:
+            time.sleep(0.005)
+        return asyncio.run(server.model(prompt))
+
+    for bound in (3, 16):
+        with Loopback(answer=together) as server:
+            chain = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
+            people = dict(enumerate(toy_profiles("train", 16)))
+            dialogues = rollout(chain, people, 1, lambda n: Agent(["Go on.", "Hm."]), 2)
+            episodes, dropped = asyncio.run(dialogues)
+            assert len(episodes) == 16 and not dropped and server.most == bound
+
+
+@pytest.mark.slow
+def test_a_rollout_has_a_deadline():
+    """Dialogues that are still open then are dropped: other ranks wait for this one, and they have
+    a limit of their own."""
+
+    def answer(prompt):
+        time.sleep(10 * ("slow" in prompt))
+        return mild_answer(prompt)
+
+    def make_agent(number):
+        return Agent(["slow" if number == 1 else "Hm.", "Hm."])
+
+    people = dict(enumerate(toy_profiles("train", 3)))
+    with Loopback(answer=answer) as server:
+        chain = make_simulator(f"openai:scripted@{server.url}")
+        episodes, errors = asyncio.run(rollout(chain, people, 1, make_agent, 2, timeout=1.0))
+    assert [e.number for e in episodes] == [0, 2]
+    assert [lost["reason"] for lost in errors] == ["the rollout ran out of time"]
+    assert not errors[0]["unreadable"]
+
+
+def test_samples_are_not_shared_between_the_dialogues_of_a_group():
+    """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
+    draws its own: a log without the dialogue in its keys would make a group of copies."""
+    model = Model()
+    key = Simulator(model).key
+    assert key("p", "training 1 0", 0) == key("p", "training 1 1", 0)
+    assert len({key("p", "", 0), key("q", "", 0), key("p", "", 1)}) == 3
+    model.temperature = 0.7
+    assert len({key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
+    names = set()
+
+    class Listening(Simulator):
+        async def ask(self, *question):
+            names.add(question[-1])
+            return await super().ask(*question)
+
+    people = {4: ANN, 7: ANN}
+    asyncio.run(rollout(Listening(model), people, 2, lambda n: Agent(["Hm."]), 1, name="step 3"))
+    assert sorted(names) == [f"step 3 {who}" for who in (14, 15, 8, 9, "group 4", "group 7")]

@@ -1,22 +1,19 @@
 """Whole runs with a simulated user over a model server, or with a local model: the address, the
 form of the answers, a server that goes away, and the key."""
 
+from support import terminal
 from support.errors import BadInput
 from support.rundir import open_run
 from support.servers import FORMATS
-from support.settings import make_parser, split_name
-
-import asyncio
+from support.settings import make_parser, resolve_settings, split_name
 
 import pytest
 
 import rlver
-from engine import load_local
 from over_server import SMALL, flags_of, run
-from runs import go_on, rows
+from runs import go_on, output_of, rows
 from server import Loopback, toy_people
 from several_ranks import torchrun
-from simulator import make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -42,7 +39,7 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
     "name",
     (
         "openai:m openai:m@ openai:@http://h/v1 openai:m@host/v1 openai:m@ftp://h local: "
-        "openia:m@http://h"
+        "local:nowhere openia:m@http://h"
     ).split(),
 )
 def test_a_bad_address_is_one_line(name, tmp_path, capfd):
@@ -157,6 +154,39 @@ def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd)
         assert path.is_dir() or b"sk-very-secret" not in path.read_bytes(), path
 
 
+def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
+    """The first try says that there will be more, or a newcomer takes the silence for a hang."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    flags = flags_of(tiny_dir, "http://127.0.0.1:9/v1", tmp_path / "out")
+    text = output_of(capfd, 75, rlver.main, *flags)
+    told, stopped = text.splitlines()
+    assert "Connect" in told and told.endswith("trying again")
+    assert "no answer within 0.3 s" in stopped
+    assert "nothing is saved yet: start the run again when the simulator works" in stopped
+
+
+def test_a_run_says_how_many_calls_it_makes_at_most():
+    """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
+    4 dialogues of 4 calls each. A resumed run says what is left."""
+    cfg = resolve_settings(
+        dict(
+            algo="grpo",
+            batch_size=4,
+            group_size=2,
+            max_turns=2,
+            steps=10,
+            eval_size=4,
+            simulator="openai:m@http://h/v1",
+        )
+    )
+    tokens = {"prompt": 10_000, "completion": 5_000}  # of the question before the run
+    text = terminal.calls_text(cfg, -1, tokens)
+    assert f"14 a step, {10 * 14 + 2 * 16} in all; about 1.7 million tokens to it and 0.9" in text
+    assert f", {3 * 14 + 16} in all." in terminal.calls_text(cfg, 7, None)
+    cfg.eval_every = 3  # after steps 3, 6 and 9, too
+    assert f", {10 * 14 + 5 * 16} in all." in terminal.calls_text(cfg, -1, None)
+
+
 # ------------------------------------------------------------------------------------- local models
 
 
@@ -165,17 +195,3 @@ def test_a_local_model_whose_context_is_too_short_is_refused(tiny_dir, tmp_path,
     flags += [*toy_people(tmp_path), "--out", tmp_path / "out"]
     assert rlver.main([str(flag) for flag in flags]) == 2
     assert "does not fit its context of 512" in capfd.readouterr().err
-
-
-def test_a_local_model_answers_greedily_and_counts_its_tokens(tiny_dir, monkeypatch):
-    monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 8)
-    local = load_local(str(tiny_dir), 0.0)
-
-    async def twice():
-        return await asyncio.gather(local("How are you?"), local("How are you?"))
-
-    one, two = asyncio.run(twice())
-    assert one == two and one.tokens == two.tokens and one.tokens["completion"] <= 8
-    assert one.tokens["prompt"] == len(local.chat.first_prompt("How are you?"))
-    with pytest.raises(BadInput, match="--simulator local"):
-        make_simulator(f"local:{tiny_dir / 'nowhere'}")
