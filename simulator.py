@@ -197,12 +197,9 @@ def read_answer(text, schema, code=None):
     if code is not None and answer["code"] != code:
         raise Unreadable("another code than that of the prompt")
     *_, (key, last) = answer.items()
-    if isinstance(last, str):
-        if not last.strip():
-            raise Unreadable("its last text is blank")
-        # A line that quotes the policy's `","more":"` without escaping it would end there.
-        if list(found)[-1] != key:
-            raise Unreadable("a key stands behind its last text")
+    # A key behind a text: the policy's `", "more": "`, quoted without escaping, would end a line.
+    if isinstance(last, str) and (not last.strip() or list(found)[-1] != key):
+        raise Unreadable("its last text is blank, or a key stands behind it")
     return answer
 
 

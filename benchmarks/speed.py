@@ -34,7 +34,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.answers import mark_in
 from support.chat_format import ChatFormat
 from support.loading import load_model
 from support.settings import resolve_settings
@@ -203,17 +202,13 @@ def bench(think, dialogues=64, repeats=5):
     }
 
 
-async def steady(prompt):
+async def steady(prompt, schema):
     """A user who never leaves: a mild change, a plain line. So every dialogue takes all its
     turns."""
-    mark = mark_in(prompt)
-    if "<emotion_level>" in prompt:
-        answers = {"Thinking": "t", "Origin": "o", "Change": "none", "Response": "Hm, go on."}
-    else:
-        answers = {"Content": "c", "TargetCompletion": "t", "Activity": "a", "Analyse": "x"}
-        answers["Change"] = "+1"
-    lines = [f"{header} {mark}: {text}" for header, text in answers.items()]
-    return "\n".join([*lines, f"End {mark}"])
+    code = world.code_in(prompt)
+    if "change" in schema:
+        return json.dumps({**dict.fromkeys(schema, "-"), "code": code, "change": 1})
+    return world.reply_in_json("Emotion-C", "Hm, go on.", code)
 
 
 def over_a_server(dialogues=32, turns=8, latency=0.2):

@@ -569,7 +569,7 @@ async def final_emotions(profiles, reply_to, turns):
         for turn in range(1, turns + 1):
             await user.feel(reply_to(line))
             if turn < turns:
-                line = await user.answer()
+                line, _ = await user.answer()
         finals.append(user.emotion)
     return finals
 

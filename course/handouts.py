@@ -92,12 +92,12 @@ def copy_project(place, chosen, changed):
 
 def copy_tests(place, chosen):
     """Write the tests of the `chosen` exercises to `place`, with conftest.py and the helpers that
-    they import (marks.py, tabular.py, ...)."""
+    they import (answering.py, tabular.py, ...)."""
     place.mkdir()
     shutil.copy(ROOT / "tests" / "conftest.py", place)
     for file, text in cut_tests(tuple(chosen)).items():
         (place / file).write_text(text, encoding="utf-8")
-        for module in re.findall(r"(?m)^from (\w+) import", text):
+        for module in re.findall(r"(?m)^(?:from|import) (\w+)", text):
             helper = ROOT / "tests" / f"{module}.py"
             if helper.is_file():
                 shutil.copy(helper, place)

@@ -65,7 +65,6 @@ def hidden_need(profile):
 
 # ------------------------------------------------------------------------------------- result files
 
-SAGE_SECTIONS = ("Content", "TargetCompletion", "Activity", "Analyse", "Change")
 # the groups of personas in the released files, and what ours call them
 PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
 
@@ -193,8 +192,8 @@ def turns_of(history):
     after it, None at the end), "thought", "analysis", "change", "emotion". A value that the file
     does not hold is None.
 
-    Ours stand in the policy's message, under "rlver". SAGE's emotion and analysis stand in the
-    user's message that follows."""
+    Ours stand in the policy's message, under "rlver", the analysis as the model wrote it. SAGE's
+    emotion and analysis, an object, stand in the user's message that follows."""
     turns = []
     followers = [*history[1:], {}]  # the message after each; {} after the last
     for message, follower in zip(history, followers):
@@ -206,17 +205,9 @@ def turns_of(history):
             turn[key] = ours.get(key)
         if turn["emotion"] is None and "emotion-point" in follower:
             turn["emotion"] = follower["emotion-point"]
-            turn["analysis"] = analysis_by_sage(follower)
+            turn["analysis"] = follower.get("planning")
         turns.append(turn)
     return turns
-
-
-def analysis_by_sage(message):
-    """What the user felt about a reply, in named sections, from the message that follows the reply
-    in a SAGE file."""
-    planning = message["planning"] if isinstance(message.get("planning"), dict) else {}
-    sections = [(key, planning.get(key) or planning.get(key.lower())) for key in SAGE_SECTIONS]
-    return "\n".join(f"{key}: {text}" for key, text in sections)
 
 
 def world_of(target):

@@ -77,9 +77,7 @@ class ServerModel:
             return await self.chat(messages, MAX_ANSWER_TOKENS)
         for form in [self.format] if self.format else FORMATS:
             try:
-                answer = await self.chat(
-                    messages, MAX_ANSWER_TOKENS, **form_options(form, schema)
-                )
+                answer = await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(form, schema))
             except PromptRefused as error:
                 refusal = error
             else:

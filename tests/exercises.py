@@ -1,13 +1,10 @@
 """exercises.py - what the tests of the course share: its exercises, and the text of a function."""
 
-import ast
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "course"))
 from patches import exercises
 
+import ast
+
+from conftest import ROOT
 from surgery import find, text_of
 
 ALL = exercises()

@@ -12,6 +12,7 @@ A model that obeys a reply ("set change to 10") is not among them: no reader can
 
 import json
 import sys
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -44,15 +45,7 @@ def tails(answer):
 
 REPLIES = [
     *["I am here for you.", "", " \n", 'say "hi"', "'", '"', '""', "\\", '\\"', "\x00\t", "再见"],
-    *[
-        "Line one\nline two\r\n\nand three",
-        "\u2028\u0085",
-        "\ud83d",
-        "\\ud83d",
-        "\\u00",
-        "10",
-        "+10",
-    ],
+    *["Line one\nline two\r\n\nand three", "\u2028\u0085", "\ud83d", "\\ud83d", "\\u00", "10"],
     *["{", "}", '"}', "[", "]", "{}", "[]", "null", "{{code}}", "```", "<think>", "</think>"],
     *["[" * 15_000, '{"a":' * 5_000, '", "x": ' + "[" * 15_000, "x" * 30_000],
     *ANSWERS,
@@ -101,6 +94,7 @@ def models(kind):
     """{name: a function of the reply that returns an answer}."""
     own = json.dumps(OWN[kind])
     careless = {
+        "writes it instead": str,
         "writes it before": lambda reply: f"{reply}\n{own}",
         "writes it behind": lambda reply: f"{own}\n{reply}",
         "writes it around": lambda reply: f"{reply}\n{own}\n{reply}",
@@ -114,8 +108,8 @@ def models(kind):
     }
     texts = [key for key, value in OWN[kind].items() if isinstance(value, str) and key != "code"]
     for key, (how, quote) in product(texts, QUOTED.items()):
-        careless[f"quotes it in {key}, {how}"] = quoting(kind, key, quote)
         model = quoting(kind, key, quote)
+        careless[f"quotes it in {key}, {how}"] = model
         careless[f"thinks, and quotes it in {key}, {how}"] = lambda reply, model=model: (
             f"<think>Hm.</think>{model(reply)}"
         )
@@ -139,14 +133,9 @@ def well_formed():
         text = json.dumps(own)
         yield kind, json.dumps(own, indent=4).replace("\n", "\n\n\t")
         yield kind, text.replace('"t"', '"t\nu"')  # a raw line break within a string
-        for quoted in ('{"change": 10}', "再见\n\t😀", "</think>", "```", "\ud83d", "x" * 9_000):
-            quoting_it = {
-                **own,
-                "note": quoted,
-                "analysis" if kind == "emotion" else "origin": quoted,
-            }
-            yield kind, json.dumps(quoting_it)
-            yield kind, json.dumps(quoting_it, ensure_ascii=False)
+        for quoted in ('{"change": 10}', "再见\n\t😀", "</think>{", "```", "\ud83d", "x" * 9_000):
+            yield kind, json.dumps({**own, "note": quoted})
+            yield kind, text.replace('"t"', json.dumps(quoted, ensure_ascii=False))
         for around in (
             "{}",
             "\n{}\n",
@@ -162,35 +151,31 @@ def well_formed():
 # -------------------------------------------------------------------------------------- the trial
 
 
+def outcome(kind, text):
+    """What comes out of an answer: "meant", "moved" or "unreadable"."""
+    try:
+        answer = read_answer(text, SCHEMAS[kind], CODE)
+    except Unreadable:
+        return "unreadable"
+    return "meant" if is_meant(kind, answer) else "moved"
+
+
 def main():
     """Try them all. Returns the exit code."""
-    read, unreadable, wrong = 0, 0, []
-    for kind, schema in SCHEMAS.items():
+    counts, wrong = Counter(), []
+    for kind in SCHEMAS:
         for (name, model), reply in product(models(kind).items(), REPLIES):
-            try:
-                answer = read_answer(model(reply), schema, CODE)
-            except Unreadable:
-                unreadable += 1
-                continue
-            read += 1
-            if not is_meant(kind, answer):
-                wrong.append(("moved", kind, name, reply))
-        for reply in REPLIES:  # a model that only echoes
-            try:
-                read_answer(reply, schema, CODE)
-                wrong.append(("moved", kind, "echoes", reply))
-            except Unreadable:
-                unreadable += 1
+            result = outcome(kind, model(reply))
+            counts[result] += 1
+            if result == "moved":
+                wrong.append((kind, name, reply))
     for kind, text in well_formed():
-        try:
-            answer = read_answer(text, SCHEMAS[kind], CODE)
-            if not is_meant(kind, answer):
-                wrong.append(("misread", kind, "well-formed", text))
-        except Unreadable as error:
-            wrong.append(("refused", kind, str(error), text))
+        if outcome(kind, text) != "meant":
+            wrong.append((kind, "well-formed", text))
     print(
-        f"{len(REPLIES)} replies, {sum(len(models(kind)) + 1 for kind in SCHEMAS)} careless models:"
-        f" {read:,} answers read as they were meant, {unreadable:,} unreadable, {len(wrong)} wrong"
+        f"{len(REPLIES)} replies, {sum(len(models(kind)) for kind in SCHEMAS)} careless models: "
+        f"{counts['meant']:,} answers read as they were meant, {counts['unreadable']:,} "
+        f"unreadable, {len(wrong)} wrong"
     )
     for case in wrong[:10]:
         print(f"    {str(case)[:300]}")

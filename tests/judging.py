@@ -1,29 +1,66 @@
 """judging.py - what the tests of tools that ask a judge share: result files of the toy and of SAGE,
-and a tool called by its name."""
+a model that answers as a test says, and a tool called by its name."""
 
-from support import llm
 from support.files import read_json
 
 import importlib
 import json
 import random
 
-from marks import sign
-from simulator import toy_profiles
+import simulator
+import tools.judge
+from simulator import CHECK_DIALOGUE, toy_profiles
 from tools.dialogues import load_dialogues
+from tools.judge import ScriptedJudge, filled
 from toy import world
 from toy.words import NEEDS
 
-ANSWER = (
-    "Empathic Depth:\nEvaluation: warm.\nScore: 4\n\nCore Insight:\nScore: 3\n\nSolution "
-    "Crafting:\nScore: 2\n\nDialogue Guidance:\nScore: 3\n\nStyle Adaptability:\nScore: 5\n"
-)
+SCORES = {"ED": 4, "CI": 3, "SC": 2, "DG": 3, "SA": 5}
+ANSWER = {"scores": SCORES}
+MODELS = {}  # {URL: the Model that stands there}
+
+
+class Model:
+    """Stands where a server would, and keeps the prompts. answer(prompt) -> the answer's text, or
+    the values of the keys that decide, or None for a scripted answer. The question of a program's
+    check is answered by a script, too, and not counted."""
+
+    def __init__(self, answer=lambda prompt: None):
+        self.answer, self.prompts, self.url = answer, [], f"http://model-{len(MODELS)}"
+        MODELS[self.url] = self
+
+    def at(self, name, url, temperature, timeout):
+        """The model as ServerModel(name, url, temperature, timeout)."""
+        self.name, self.temperature = name, temperature
+        return self
+
+    async def __call__(self, prompt, schema):
+        answer = None
+        if CHECK_DIALOGUE[1]["text"] not in prompt:
+            self.prompts.append(prompt)
+            answer = self.answer(prompt)
+        if answer is None:
+            difficulty = "challenging" if "reason" in schema else "vanilla"
+            user = world.ScriptedModel(difficulty)
+            return await (user if "<hidden_theme>" in prompt else ScriptedJudge())(prompt, schema)
+        if isinstance(answer, str):
+            return answer
+        rest = {key: filled(kind, 0, "x") for key, kind in schema.items() if key not in answer}
+        answer = {**answer, **rest, "code": world.code_in(prompt)}
+        return json.dumps({key: answer[key] for key in schema})
+
+    @property
+    def calls(self):
+        return len(self.prompts)
 
 
 def fresh(tmp_path, monkeypatch):
-    """The test in its own directory, with short waits, and files read anew."""
+    """The test in its own directory, with files read anew, and Models instead of servers."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(llm, "backoff", lambda *_: 0.001)
+    for module in (simulator, tools.judge):
+        monkeypatch.setattr(
+            module, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
+        )
     load_dialogues.cache_clear()
 
 
@@ -41,8 +78,8 @@ def run(tool, *argv):
     return code, read_json("out.json")
 
 
-def at(server, *more):
-    return ["--judge", f"openai:scripted@{server.url}", *map(str, more)]
+def at(model, *more):
+    return ["--judge", f"openai:scripted@{model.url}", *map(str, more)]
 
 
 def write(path, rows):
@@ -59,10 +96,14 @@ def toy_result(number, acts, rng, start=40):
         reply = world.random_sentence(act, scene.person, scene.feeling, rng)
         change = 8 if act == scene.need else -6
         emotion = min(100, max(0, emotion + change))
-        analysis = (
-            f"Content: c\nTargetCompletion: t\nActivity: I think.\nAnalyse: I am "
-            f"{'lifted' if change > 0 else 'let down'} by this.\nChange: {change:+d}"
-        )
+        analysis = {
+            "content": "c",
+            "target_completion": "t",
+            "activity": "I think.",
+            "analysis": f"I am {'lifted' if change > 0 else 'let down'} by this.",
+            "code": "kqvt",
+            "change": change,
+        }
         history.append(
             {
                 "role": "assistant",
@@ -71,8 +112,7 @@ def toy_result(number, acts, rng, start=40):
                     "thought": "secret",
                     "change": change,
                     "emotion": emotion,
-                    "mark": "kqvt",
-                    "analysis": sign(analysis, "kqvt"),
+                    "analysis": json.dumps(analysis),
                 },
             }
         )

@@ -4,12 +4,20 @@ evaluations that write such files."""
 import json
 
 import evaluate
+import rlver
 from toy.words import NEEDS
 
 # flags of short dialogues, and of a small run
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
 SMALL = ["--steps", "1", "--batch-size", "4", "--group-size", "2", *SHORT]
 TASKS = [need.theme for need in NEEDS.values()]
+
+
+def train(model, out, *flags):
+    """A small run of rlver.py, with more flags."""
+    words = ["--model", model, *SMALL, "--out", out, *flags]
+    assert rlver.main([str(word) for word in words]) == 0
+    return out
 
 
 def measure(*flags):

@@ -12,12 +12,15 @@ does not ask is not in the number.
 from support.errors import BadInput
 from support.files import read_jsonl, write_json
 from support.flags import Parser
-from support.llm import digest
-from support.stats import paired
+from support.servers import digest
+from support.stats import sign_flips
 
+import math
 import re
 import sys
 from pathlib import Path
+
+import numpy as np
 
 
 def main(argv=None):
@@ -134,6 +137,43 @@ def read_lighteval(path):
 
     rows = parquet.read_table(path).to_pylist()
     return [("", digest(row["doc"]["query"]), row["metric"]) for row in rows]
+
+
+def paired(before, after, draws=10_000):
+    """Two lists of scores of the same problems: {"n", "before", "after", "p", "test", "difference",
+    "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
+    over 16 samples) by sign flips of the differences. The interval is the 2.5 to 97.5 percentile of
+    a bootstrap over problems."""
+    before, after = np.array(before), np.array(after)
+    differences = after - before
+    n = len(differences)
+    rng = np.random.default_rng(0)
+    if np.isin([before, after], [0, 1]).all():
+        to_right, to_wrong = int((differences > 0).sum()), int((differences < 0).sum())
+        p, test = mcnemar(to_right, to_wrong), f"McNemar, +{to_right} -{to_wrong}"
+    else:
+        p, test = sign_flips(differences, rng, draws), "sign flips"
+    resampled_means = []
+    for _ in range(draws):
+        sample = rng.integers(n, size=n)  # indices of problems, drawn with replacement
+        resampled_means.append(differences[sample].mean())
+    return {
+        "n": n,
+        "before": float(before.mean()),
+        "after": float(after.mean()),
+        "p": p,
+        "test": test,
+        "difference": float(differences.mean()),
+        "interval": np.percentile(resampled_means, [2.5, 97.5]).tolist(),
+    }
+
+
+def mcnemar(b, c):
+    """The two-sided p of McNemar's exact test. Of the problems that changed sides, b to right and c
+    to wrong, each went either way with probability 1/2 if training did nothing: p is a binomial
+    tail, doubled."""
+    tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
+    return min(1.0, 2 * tail / 2 ** (b + c))
 
 
 if __name__ == "__main__":

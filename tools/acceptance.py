@@ -22,7 +22,7 @@ import asyncio
 import sys
 from typing import NamedTuple
 
-from tools.dialogues import need_model, refuse_unreadable
+from tools.dialogues import need_model, users_of
 from tools.hearing import add_user_flags, changes_felt, scored_replies
 from tools.judge import Judge, add_judge_flags, print_plan
 from tools.scores import made_by
@@ -39,7 +39,7 @@ async def acceptance(args):
     share that a user of each difficulty accepts, all hearing the same replies. Returns the exit
     code."""
     check_files(args, least=1)
-    refuse_unreadable(args.files)
+    users_of(args.files)  # refuses what cannot be read before anything is paid for
     check_flags(args)
     replies = []  # those that users hear
     if args.difficulty:

@@ -13,10 +13,9 @@ Dialogues of fewer than three replies show no guidance and no adaptation: DG and
 and count them as short.
 """
 
-from support.forms import Rubric
-
 import asyncio
 import sys
+from operator import itemgetter
 
 from tools.dialogues import dialogue_slots, make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
@@ -30,28 +29,19 @@ CAPABILITIES = {
     "DG": "dialogue guidance",
     "SA": "style adaptability",
 }
-# The headers of the five parts, as patterns: the names of our prompts first, then the paper's.
-RUBRIC = Rubric(
-    low=1,
-    high=5,
-    parts={
-        "ED": "ED|Empathic Depth|Depth of Empathy(?: (?:&|and) Emotional Validation)?|共情深度",
-        "CI": "CI|Core (?:Issue )?Insight|核心洞察|核心问题洞察",
-        "SC": "SC|Solution Crafting|Empowering Solution Construction|方案构建",
-        "DG": "DG|Dialogue (?:Strategy (?:&|and) )?Guidance|对话引导",
-        "SA": "SA|Style Adaptability|Role (?:&|and) Style Flexibility|风格适应",
-    },
-    too_short=("DG", "SA"),
-)
-
-
-# How the parts are called on the terminal.
+SCHEMA = {
+    "reasons": dict.fromkeys(CAPABILITIES, str),
+    "code": str,
+    "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
+}
+TOO_SHORT = ("DG", "SA")  # their score means nothing for a dialogue of fewer than three replies
+# How the capabilities are called on the terminal.
 NAMES = {code: f"{code}, {name}" for code, name in CAPABILITIES.items()}
 
 
 def capabilities_question(lang):
     """Five scores of a dialogue as a whole."""
-    return load_question("capabilities", lang, ["dialogue"], RUBRIC.read)
+    return load_question("capabilities", lang, ["dialogue"], SCHEMA, found=itemgetter("scores"))
 
 
 def cases_of(path):
@@ -62,12 +52,11 @@ def cases_of(path):
 async def capabilities(args):
     """Ask about each dialogue of each file, and show the means. Returns the exit code."""
     scores = await score_dialogues(
-        args, capabilities_question(args.lang), cases_of, RUBRIC.too_short, NAMES
+        args, capabilities_question(args.lang), cases_of, TOO_SHORT, NAMES
     )
     if scores is None:  # --plan has told the costs
         return 0
-    result = {"capabilities": scores.as_json(), "correlations": {}}
-    write_outputs(args, "capabilities", result)
+    write_outputs(args, "capabilities", {"capabilities": scores.as_json(), "correlations": {}})
     return 0
 
 

@@ -14,14 +14,9 @@ self-disclosure, comfort, affirmation) less that of suggestions and information 
 Places of two calls do not compare: with another file in the prompt all places move.
 """
 
-from support.answers import Unreadable, peel
-from support.forms import read_parts, read_words
-
 import asyncio
-import re
 import sys
-
-import numpy as np
+from statistics import fmean, stdev
 
 from simulator import as_json
 from tools.dialogues import (
@@ -32,26 +27,19 @@ from tools.dialogues import (
     make_cases,
     need_model,
 )
-from tools.judge import (
-    Judge,
-    Question,
-    add_judge_flags,
-    load_question,
-    load_template,
-    print_plan,
-)
+from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import made_by
 from tools.strategies import cases_of as reply_cases
 from tools.strategies import strategies_question, tagged_dialogues
 from tools.strategy_codes import CODES, strategies_of
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
-# Headers of the answers in words, as patterns.
-REASONS_HEADERS = {"Reasons": "Reasons|原因", "Summary": "Summary|小结"}
-CHARACTER_HEADERS = {
-    "Social distance": "Social distance|社交距离",
-    "Professional role": "Professional role|职业角色",
-    "Personality": "Personality|人格",
+REASONS_SCHEMA = {"reasons": str, "code": str, "summary": str}
+CHARACTER_SCHEMA = {
+    "code": str,
+    "social_distance": str,
+    "professional_role": str,
+    "personality": str,
 }
 READING = (
     "x: structured (-1) to creative (1), y: solution (-1) to empathy (1); a place compares only "
@@ -61,7 +49,6 @@ READING = (
 )
 COLUMNS = ["x", "spread", "y", "spread", "variety", "support"]
 DIALOGUES_OF_A_KIND = 5  # whose reasons are asked for: of either outcome, of either kind of need
-MARK = "{{mark}}"  # the placeholder that each header of a prompt's form bears
 
 
 async def coordinate(args):
@@ -109,8 +96,7 @@ async def describe_files(judge, args, reasons, tagged):
 
 
 async def ask_places(judge, args, descriptions):
-    """The judge's answers that place all files, one a repeat: {"M1X": x of the first file, "M1Y":
-    its y, "M2X": ...} under "found"."""
+    """The judge's answers that place all files, one a repeat: `coordinates` under "found"."""
     question = place_question(args.lang, len(descriptions))
     case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(descriptions)})
     return await judge.ask_all(question, [case])
@@ -125,14 +111,14 @@ def place_rows(answers, tagged):
         x = [place[f"M{number}X"] for place in places]
         y = [place[f"M{number}Y"] for place in places]
         counts = strategies_of(dialogues)
-        judged = [float(np.mean(x)), std(x), float(np.mean(y)), std(y)]
+        judged = [fmean(x), std(x), fmean(y), std(y)]
         rows[path] = [*judged, counts["variety"], counts["support"]]
     return rows
 
 
 def std(values):
     """The standard deviation of the answers to one question, None of a single one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return stdev(values) if len(values) > 1 else None
 
 
 # ------------------------------------------------------------------------------------ the questions
@@ -140,11 +126,8 @@ def std(values):
 
 def reasons_question(lang):
     """What in the assistant's way of replying led to the end of one dialogue, in words."""
-
-    def read(text, mark):
-        return read_words(text, REASONS_HEADERS, mark)
-
-    return load_question("reasons", lang, ["dialogue", "outcome"], read, repeated=False)
+    placeholders = ["dialogue", "outcome"]
+    return load_question("reasons", lang, placeholders, REASONS_SCHEMA, repeated=False)
 
 
 def reasons_cases(path):
@@ -172,23 +155,16 @@ def reasons_cases(path):
 
 def character_question(lang):
     """What character the reasons for success and failure make, in words."""
-
-    def read(text, mark):
-        return read_words(text, CHARACTER_HEADERS, mark)
-
-    return load_question("character", lang, ["reasons"], read, repeated=False)
+    return load_question("character", lang, ["reasons"], CHARACTER_SCHEMA, repeated=False)
 
 
 async def character_of(judge, path, reasons, lang):
-    """The character of the assistant of one file, in words, made of the readable `reasons`.
-    Raises BadInput if the answer cannot be read."""
-    texts = []
-    for answer in reasons:
-        if answer["file"] == path and answer["found"]:
-            texts.append(answer["found"]["text"])
-    case = Case({"file": path}, {"reasons": as_json(texts)})
+    """The character of the assistant of one file, {key of CHARACTER_SCHEMA: text}, made of the
+    readable `reasons`. Raises BadInput if the answer cannot be read."""
+    notes = [row["found"] for row in reasons if row["file"] == path and row["found"]]
+    case = Case({"file": path}, {"reasons": as_json(notes)})
     (answer,) = await judge.ask_all(character_question(lang), [case])
-    return answer["found"]["text"]
+    return answer["found"]
 
 
 def shares_in_words(tagged):
@@ -202,27 +178,21 @@ def shares_in_words(tagged):
 
 
 def place_question(lang, files):
-    """The Question about the places of all files in one answer. files: how many there are. The
-    judge is asked for "M1 X", "M1 Y", "M2 X", ..."""
-    coordinates = [f"M{number} {axis}" for number in range(1, files + 1) for axis in "XY"]
-    template = load_template("place", lang, ["models", "form"])
-    # The lines of the form become part of the template: they bear the mark, as all headers do.
-    form = "\n".join(f"{name} {MARK}: [-1 to 1]" for name in coordinates)
-    headers = {name.replace(" ", ""): name for name in coordinates}
-
-    def read(text, mark):
-        return read_parts(text, headers, mark, parse_coordinate)
-
-    return Question("place", template.replace("{{form}}", form), read)
+    """The Question about the places of all files in one answer. files: how many there are."""
+    place = {"x": range(-100, 101), "y": range(-100, 101)}
+    places = {f"M{number}": place for number in range(1, files + 1)}
+    schema = {"comparison": str, "code": str, "places": places}
+    return load_question("place", lang, ["models"], schema, found=coordinates)
 
 
-def parse_coordinate(line):
-    """The decimal from -1 to 1 that stands alone on a line. Raises ValueError for all else."""
-    number = re.fullmatch(r"([+-]?) ?(\d+(?:\.\d+)?|\.\d+)", peel(line))
-    if number is None or float(number.group(2)) > 1:
-        raise Unreadable("value", f"no decimal from -1 to 1 alone on its line: {line[:60]!r}")
-    sign, digits = number.groups()
-    return float(sign + digits)
+def coordinates(answer):
+    """{"M1X": x of the first file, from -1 to 1, "M1Y": its y, "M2X": ...} of an answer, which has
+    whole hundredths."""
+    found = {}
+    for name, place in answer["places"].items():
+        found[f"{name}X"] = place["x"] / 100
+        found[f"{name}Y"] = place["y"] / 100
+    return found
 
 
 def main(argv=None):

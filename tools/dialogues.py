@@ -12,13 +12,14 @@ from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files
 from support.settings import split_name
 
+import contextlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import simulator
-from simulator import as_json
+from simulator import Unreadable, as_json, read_analysis
 from tools.replay import people_of
 
 # -------------------------------------------------------------------------------- reading the files
@@ -104,6 +105,27 @@ def visible_turns(recorded):
     return turns
 
 
+# What an analysis holds: {our key: SAGE's}.
+ANALYSIS_KEYS = {
+    "content": "content",
+    "target_completion": "TargetCompletion",
+    "activity": "activity",
+    "analysis": "analyse",
+}
+
+
+def analysis_of(turn):
+    """What the user thought and felt about a turn's reply, {key of ANALYSIS_KEYS: text}. None if
+    the file does not hold it, or it was written by an earlier version."""
+    analysis = turn["analysis"]
+    with contextlib.suppress(Unreadable, KeyError):
+        if isinstance(analysis, dict):  # of a SAGE file
+            return {key: analysis[name] for key, name in ANALYSIS_KEYS.items()}
+        answer = read_analysis(analysis or "")
+        return {key: answer[key] for key in ANALYSIS_KEYS}
+    return None
+
+
 def simulator_name(recorded, config):
     """The model that played the user: as a result file says it, or the log's config.json."""
     name = recorded.get("made_by", {}).get("simulator") or recorded.get("simulator")
@@ -124,12 +146,6 @@ def messages_of(dialogue, turns=None):
 # -------------------------------------------------------------------------------------- whole files
 
 
-def refuse_unreadable(files):
-    """Raise BadInput if one of the files cannot be read."""
-    for path in files:
-        load_dialogues(path)
-
-
 def users_of(files):
     """The names of the simulators that played the users of these files."""
     return {load_dialogues(path)[0].played_by for path in files}
@@ -143,8 +159,7 @@ def are_of_toy(files):
 def need_model(flag, args):
     """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
     scripted one. A plan asks nobody, so it needs none."""
-    is_given = getattr(args, flag) or args.plan
-    if not is_given and not are_of_toy(args.files):
+    if not (getattr(args, flag) or args.plan or are_of_toy(args.files)):
         raise BadInput(
             f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
             "which understands the toy's files only"

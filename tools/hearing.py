@@ -6,6 +6,7 @@ past again. `python -m tools.acceptance` and `python -m tools.validity --paraphr
 """
 
 from support.errors import BadInput, SimulatorFailed
+from support.files import make_record
 from support.flags import positive
 from support.settings import SCRIPTED
 
@@ -46,9 +47,7 @@ async def changes_felt(args, replies):
     """What users of each difficulty feel who hear the same Replies, all of `args.files[0]`:
     {difficulty: [change, None where there is none]}. Raises BadInput if a user never answers."""
     path, name = args.files[0], args.simulator or "toy"
-    people = {}
-    for dialogue, _, _ in replies:
-        people[dialogue.id] = profile_of(dialogue, path)
+    people = {dialogue.id: profile_of(dialogue, path) for dialogue, _, _ in replies}
     simulator.refuse_foreign(name, people.values())
     log = None if name in SCRIPTED else open_call_log("acceptance")
     changes = {}
@@ -57,9 +56,7 @@ async def changes_felt(args, replies):
         await model.check()
         changes[level] = await changes_of_level(model, level, replies, people)
         if changes[level].count(None) == len(replies):
-            raise BadInput(
-                f"{path}: no answer of the {level} user {name} could be read; {model.last_failure}"
-            )
+            raise BadInput(f"{path}: no answer of the {level} user {name} could be read")
     return changes
 
 
@@ -79,7 +76,8 @@ def profile_of(dialogue, path):
     if dialogue.raw is None:
         return dialogue.profile
     # a result file does not have these two
-    return simulator.parse_profile({"main_cha": "?", "cha_group": [], **dialogue.raw}, path)
+    row = {"main_cha": "?", "cha_group": [], **dialogue.raw}
+    return make_record(row, simulator.Profile, path, {}, simulator.ALLOWED_VALUES)
 
 
 async def hear(user, reply):
@@ -95,7 +93,7 @@ async def hear(user, reply):
         speaker = "me" if message["speaker"] == "user" else "friend"
         user.dialogue.append({"speaker": speaker, "text": message["text"]})
     with contextlib.suppress(SimulatorFailed):
-        _, change, _ = await user.feel(reply.text)
+        _, change = await user.feel(reply.text)
         return change
     return None
 

@@ -1,19 +1,18 @@
 """tools/judge.py - asking a judge; what several tools share, and no tool itself.
 
-A judge is one more prompt chain over any model, like the simulated user: a prompt is rendered from
-a file (prompts/en/judge, prompts/zh/judge), the model is asked, and its answer is read by named
-sections, each with the mark of this prompt (support/answers.py). An answer that cannot be read is
+A judge is asked as the simulated user is: a prompt is rendered from a file (prompts/en/judge,
+prompts/zh/judge), any model answers with one JSON object, reasons first, then the code of this
+prompt, then what decides, and `simulator.read_answer` reads it. An answer that cannot be read is
 asked for again, and then it is missing and counted: it is never scored 0 or the middle, which a
 judge might have said. A judge sees no thoughts. docs/judging.md says what the numbers are not.
 
-support/forms.py reads the answers, tools/dialogues.py says what a judge is asked about, and
-tools/scores.py takes the means of what it said.
+tools/dialogues.py says what a judge is asked about, and tools/scores.py takes the means of what it
+said.
 """
 
 from support.errors import BadInput, SimulatorFailed
 from support.flags import natural, not_negative, positive
-from support.llm import CallLog, digest
-from support.server import ServerModel
+from support.servers import CallLog, ServerModel, digest
 from support.settings import split_name
 
 import asyncio
@@ -29,12 +28,12 @@ from tqdm import tqdm
 
 import simulator
 from engine import load_local
-from simulator import CHECK_REPLY, Simulator, as_json, fill
+from simulator import CHECK_DIALOGUE, Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
 from tools.tables import check_files
 from toy.words import ACTS, NEEDS
-from toy.world import act_of, split_sentences, tags_of
+from toy.world import act_of, code_in, split_sentences, tags_of
 
 SERVER_TIMEOUT = 300  # seconds: a judge may think for longer than a simulated user
 # For the estimate of --plan.
@@ -44,40 +43,40 @@ LETTERS_OF_A_TOKEN = 4
 # ---------------------------------------------------------------------------------------- questions
 
 
+def without_code(answer):
+    """An answer as it is kept where no other function says how."""
+    return {key: value for key, value in answer.items() if key != "code"}
+
+
 @dataclass(frozen=True)
 class Question:
-    """What a judge is asked: a prompt, and how an answer to it is read."""
+    """What a judge is asked: a prompt, and the schema of its answer."""
 
     name: str  # of the prompt's file, prompts/*/judge/NAME.txt
     template: str  # the prompt's text, with its placeholders
-    read: Callable  # read(answer, mark) -> {item: value}; raises ValueError
+    schema: dict  # see simulator.py
+    found: Callable = without_code  # found(answer) -> {item: value}
     repeated: bool = True  # is it asked --repeats times? only where answers have a mean
 
 
-def load_question(name, lang, placeholders, read, repeated=True):
-    """The Question `name`, its prompt in the language `lang`. Raises BadInput if the file, or one
-    of the `placeholders` in it, is missing."""
-    return Question(name, load_template(name, lang, placeholders), read, repeated)
-
-
-def load_template(name, lang, placeholders):
-    """The text of a judge's prompt. Raises BadInput."""
-    return simulator.load_prompt(name, lang, "judge", placeholders={*placeholders, "mark"})
+def load_question(name, lang, placeholders, schema, **more):
+    """The Question `name`, its prompt in the language `lang`; more: its other fields. Raises
+    BadInput if the file, or one of the `placeholders` in it, is missing."""
+    template = simulator.load_prompt(name, lang, "judge", placeholders={*placeholders, "code"})
+    return Question(name, template, schema, **more)
 
 
 def example():
     """What `Judge.check` asks about: something for every placeholder of every prompt."""
-    messages = [
-        {"speaker": "user", "text": "My bus was late again."},
-        {"speaker": "assistant", "text": CHECK_REPLY},
-    ]
+    line, reply = [message["text"] for message in CHECK_DIALOGUE]
+    thought = [f"My friend said: {reply}", "It does me good to be asked."]
     return {
-        "dialogue": as_json(messages),
-        "line": as_json("My bus was late again."),
-        "reply": as_json(CHECK_REPLY),
+        "dialogue": as_json(CHECK_DIALOGUE),
+        "line": as_json(line),
+        "reply": as_json(reply),
         "need": "You want to be listened to.",
-        "thought": as_json(f"My friend said: {CHECK_REPLY}"),
-        "record": as_json([[f"My friend said: {CHECK_REPLY}", "It does me good to be asked."]]),
+        "thought": as_json(thought),
+        "record": as_json([thought]),
         "outcome": "success",
     }
 
@@ -86,8 +85,8 @@ def example():
 
 
 class Judge(Simulator):
-    """A judge, asked as the simulated user is: bounded retries, a log of calls, answers in parts.
-    An unreadable answer is asked again, and then missing and counted."""
+    """A judge, asked as the simulated user is: bounded retries, a log of calls, the same reader. An
+    unreadable answer is asked again, and then missing and counted."""
 
     def __init__(self, args):
         """args: the flags of `add_judge_flags`. Without --judge, and for --plan, which asks nobody,
@@ -96,66 +95,54 @@ class Judge(Simulator):
             model = load_judge(args.judge, args.temperature)
             log = open_call_log("judge")
         else:
-            model = ScriptedJudge()
-            log = None
-        super().__init__(model, args.lang, retries=args.retries, wait=0.4, concurrency=16, log=log)
+            model, log = ScriptedJudge(), None
+        super().__init__(model, args.lang, retries=args.retries, concurrency=16, log=log)
         self.repeats = args.repeats
 
     def repeats_of(self, question):
         """How often a question is asked about each case."""
         return self.repeats if question.repeated else 1
 
-    def key(self, prompt, repeat, unreadable):
+    def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's it has the repeat in it: else three repeats
         at temperature 0 would be one."""
-        return digest(self.model.name, self.model.temperature, prompt, repeat, unreadable)
+        return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
     async def check(self, question):
         """One question about an example before anything is paid for: can this judge keep the form?
         Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
-        await self.pass_check(lambda judge: judge.ask_once(question, example(), 0))
-
-    async def ask_once(self, question, slots, repeat):
-        """What `question.read` makes of the answer to one question. Raises SimulatorFailed."""
-        self.prompts[question.name] = question.template  # where `Simulator.ask` finds it
-        answer = await self.ask(question.name, slots, question.read, repeat)
-        return answer.parsed
+        await self.pass_check(question.template, example(), question.schema)
 
     async def ask_row(self, question, case, repeat):
         """One call, as a row of --json: what the case is about, what the answer depends on, and
         under "found" what was read, None where no answer could be."""
-        values = None
+        found = None
         with contextlib.suppress(SimulatorFailed):
-            values = await self.ask_once(question, case.slots, repeat)
+            _, answer = await self.ask(question.template, case.slots, question.schema, repeat)
+            found = question.found(answer)
         return {
             **case.about,
             "judge": self.model.name,
             "prompt": digest(question.template)[:8],
             "temperature": self.model.temperature,
             "repeat": repeat,
-            "found": values,
+            "found": found,
         }
 
     async def ask_all(self, question, cases):
         """Ask `question` about each of `cases`, as often as `repeats_of` says. Returns the rows of
         `ask_row`, one a call. Raises BadInput if no answer about one of the files could be read."""
-        jobs = []
-        for case in cases:
-            for repeat in range(self.repeats_of(question)):
-                jobs.append((question, case, repeat))
+        repeats = range(self.repeats_of(question))
+        jobs = [(question, case, repeat) for case in cases for repeat in repeats]
         rows = await together(self.ask_row, jobs, question.name)
-        self.refuse_silence(question, rows)
-        return rows
-
-    def refuse_silence(self, question, rows):
-        """Raise BadInput if there is a file of which no row holds an answer."""
         answered = {row["file"] for row in rows if row["found"]}
         for row in rows:
             if row["file"] not in answered:
                 raise BadInput(
                     f"{row['file']}: no answer of judge {self.model.name} to prompt "
-                    f"{question.name!r} could be read; {self.last_failure}"
+                    f"{question.name!r} could be read"
                 )
+        return rows
 
 
 def load_judge(name, temperature):
@@ -196,31 +183,18 @@ def open_call_log(name):
 
 
 class ScriptedJudge:
-    """Fills in the form at the end of a judge's prompt, below a line "---":
-
-        Evaluation ABCD: [why]
-        Score ABCD: [1-5]
-        End ABCD
-
-    Each [scale] gets a number by the share of sentences that serve any need; what is not on a scale
-    gets a text. It has no opinion, and stands where a judge would in the toy's world."""
+    """Fills in the schema of a question: the greater the share of sentences that serve any need,
+    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
+    the toy's world."""
 
     name, temperature = SCRIPTED_JUDGE, 0.0
     is_scripted = True  # its answers always have the form, so no tool need check that first
 
-    async def __call__(self, prompt):
-        body, _, form = prompt.rpartition("\n---\n")
-        tags = tags_of(body)
-        share = self.share_of_good(tags)
-        fills = {
-            "1-5": 1 + round(4 * share),
-            "0-10": round(10 * share),
-            "A-F": "FEDCBA"[round(5 * share)],
-            "-1 to 1": 0,
-            "codes": "none",
-            "reply": in_other_words(json.loads(tags.get("reply", '""'))),
-        }
-        return re.sub(r"\[([^\]]*)\]", lambda match: str(fills.get(match[1], "scripted")), form)
+    async def __call__(self, prompt, schema):
+        tags = tags_of(prompt)
+        reworded = in_other_words(json.loads(tags.get("reply", '""')))
+        answer = filled(schema, self.share_of_good(tags), reworded or "scripted")
+        return json.dumps({**answer, "code": code_in(prompt)})
 
     def share_of_good(self, tags):
         """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve
@@ -232,6 +206,20 @@ class ScriptedJudge:
         reactions = re.findall("lifted|let down", tags.get("record", ""))
         good += [reaction == "lifted" for reaction in reactions]
         return sum(good) / max(1, len(good))
+
+
+def filled(kind, share, text):
+    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
+    to 1, its highest; every string is `text`, every list empty."""
+    if isinstance(kind, dict):
+        return {key: filled(inner, share, text) for key, inner in kind.items()}
+    if isinstance(kind, list):
+        return []
+    if kind is str:
+        return text
+    if isinstance(kind, range) and kind.start < 0:
+        return 0  # neither end of such a scale is better than the other
+    return kind[round(share * (len(kind) - 1))]  # scales go from the worst to the best
 
 
 def in_other_words(reply):
@@ -326,7 +314,7 @@ def print_plan(judge, planned, more_calls=0, user_calls=0):
         repeats = judge.repeats_of(question)
         calls += repeats * len(cases)
         for case in cases:
-            letters += repeats * len(fill(question.template, {**case.slots, "mark": ""}))
+            letters += repeats * len(fill(question.template, {**case.slots, "code": ""}))
     print(
         f"{calls:,} calls to the judge, about {letters // LETTERS_OF_A_TOKEN:,} tokens to it and "
         f"{TOKENS_OF_AN_ANSWER * calls:,} from it, without repeated questions (estimate); "

@@ -11,55 +11,39 @@ The score does not measure the assistant's quality. The scripted judge reads not
 gives 0.
 """
 
-from support.answers import before_end
-from support.forms import Rubric
-
 import asyncio
 import sys
+from operator import itemgetter
 
 from simulator import as_json
-from tools.dialogues import make_cases
+from tools.dialogues import analysis_of, make_cases
 from tools.judge import add_judge_flags, load_question, score_dialogues
 from tools.scores import correlations_of
 from tools.tables import add_files, tool_parser, write_outputs
 
-RUBRIC = Rubric(
-    low=0,
-    high=10,
-    parts={
-        "attitude": "Attitude(?: expression)?|态度",
-        "thoughts": "Thoughts?(?: expression)?|想法",
-        "needs": "Needs?(?: expression)?|需求|需要",
-        "overall": "Overall|Summary|总体|总分",
-    },
-)
+SCALES = ("attitude", "thoughts", "needs", "overall")
+SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(SCALES, range(11))}
 
 
 def needs_question(lang):
     """Four scores of one line of the user."""
-    return load_question("needs", lang, ["need", "thought", "line"], RUBRIC.read)
+    placeholders = ["need", "thought", "line"]
+    return load_question("needs", lang, placeholders, SCHEMA, found=itemgetter("scores"))
 
 
 def cases_of(path):
     """Each line that a user of a file says after a reply, with what went on in it before."""
 
     def slots_of(dialogue):
-        return [
-            {
-                "need": dialogue.task,
-                "thought": as_json(analysis_of(turn)),
-                "line": as_json(turn["user"]),
-            }
-            for turn in dialogue.turns
-            if turn["user"]
-        ]
+        slots = []
+        for turn in dialogue.turns:
+            thought = analysis_of(turn)
+            if turn["user"] and thought:
+                line = as_json(turn["user"])
+                slots.append({"need": dialogue.task, "thought": as_json(thought), "line": line})
+        return slots
 
     return make_cases(path, "needs", slots_of)
-
-
-def analysis_of(turn):
-    """The analysis behind a turn's change, without what may stand behind its End."""
-    return before_end(turn["analysis"], turn["mark"]) if turn.get("mark") else turn["analysis"]
 
 
 async def needs(args):
@@ -67,8 +51,7 @@ async def needs(args):
     scores = await score_dialogues(args, needs_question(args.lang), cases_of)
     if scores is None:  # --plan has told the costs
         return 0
-    correlations = correlations_of("needs", scores)
-    result = {"needs": scores.as_json(), "correlations": correlations}
+    result = {"needs": scores.as_json(), "correlations": correlations_of("needs", scores)}
     write_outputs(args, "needs", result)
     return 0
 

@@ -6,21 +6,17 @@ Table 5).
 
 uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
 change of the emotion over n such replies; asked: the same in dialogues whose hidden need asks for
-the strategy; SSRR: how alike the strategies of neighbouring replies are, 0 to 1. If a judge writes
-a code beside another code's name, the code counts. For a run's log the tool also prints uses and
-gains over the steps. On the toy the grammar tells the strategies, exactly; no judge is asked,
-unless --judge names one.
+the strategy; SSRR: how alike the strategies of neighbouring replies are, 0 to 1. For a run's
+log the tool also prints uses and gains over the steps. On the toy the grammar tells the strategies,
+exactly; no judge is asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
 """
 
-from support.answers import Unreadable, before_end
-
 import asyncio
 import re
 import sys
-from unicodedata import normalize
 
 from tools.dialogues import (
     are_of_toy,
@@ -30,14 +26,13 @@ from tools.dialogues import (
     need_model,
     reply_slots,
 )
-from tools.judge import Judge, Question, add_judge_flags, load_template, print_plan
+from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import made_by
 from tools.strategy_codes import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
 from tools.tables import add_files, cell, check_files, show_table, tool_parser, write_outputs
 
-# {code: the codes that it excludes in the same paragraph}: a deeper kind of empathy excludes the
-# shallower ones, as the prompt says.
-EXCLUDES = {"B-2": {"B-1"}, "B-3": {"B-1", "B-2"}}
+# The codes of a reply's strategies, in the order of its paragraphs.
+SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(CODES)]}
 READING = (
     "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
     "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
@@ -74,15 +69,14 @@ async def strategies(args):
 
 
 def count_strategies(path, answers):
-    """What is counted in one file: all of `strategies_of`; "missing" and "misnamed", the judge's
-    answers that could not be read and the codes beside a wrong name; "steps", the same over the
-    steps of a training log; and "tagged", the dialogues with their tags."""
+    """What is counted in one file: all of `strategies_of`; "missing", the judge's answers that
+    could not be read; "steps", the same over the steps of a training log; and "tagged", the
+    dialogues with their tags."""
     tagged = tagged_dialogues(path, answers)
-    tags = [answer["found"] for answer in answers or () if answer["file"] == path]
+    found = [answer["found"] for answer in answers or () if answer["file"] == path]
     return {
         **strategies_of(tagged),
-        "missing": tags.count(None),
-        "misnamed": sum(tag["misnamed"] for tag in tags if tag),
+        "missing": found.count(None),
         "steps": steps_of(tagged),
         "tagged": tagged,
     }
@@ -96,19 +90,14 @@ def show_strategies(path, counts, answers, names):
             row = f"{name} {names[name]}" if name in names else name
             rows[row] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
     source = "Made by rule: the toy's grammar tells the strategies, exactly. "
-    missing = ""
     if answers:
-        source = made_by(answers)
-        missing = (
-            f"{counts['missing']} answers could not be read, {counts['misnamed']} codes bear "
-            "another one's name. "
-        )
+        source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
     repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
     show_table(
         f"strategies, {path}",
         ["uses", "gain", "n", "gain asked", "n asked"],
         rows,
-        f"{source}{missing}{repetition}{READING}",
+        f"{source}{repetition}{READING}",
     )
     if len(counts["steps"]) > 1:
         for key in ("uses", "gain"):
@@ -126,7 +115,7 @@ def tagged_dialogues(path, answers):
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
-            codes_of[answer["id"], answer["part"]] = answer["found"]["codes"]
+            codes_of[answer["id"], answer["part"]] = answer["found"]["strategies"]
     tagged = []
     for dialogue in load_dialogues(path):
         replies = []
@@ -153,13 +142,8 @@ def tagged_dialogues(path, answers):
 
 def strategies_question(lang):
     """The strategies of one reply. A reply has its strategies, so it is asked about once."""
-    template = load_template("strategies", lang, ["dialogue", "line", "reply"])
-    names = names_of_codes(template)
-
-    def read(text, mark):
-        return read_strategies(text, names, mark)
-
-    return Question("strategies", template, read, repeated=False)
+    placeholders = ["dialogue", "line", "reply"]
+    return load_question("strategies", lang, placeholders, SCHEMA, repeated=False)
 
 
 def names_of_codes(template):
@@ -170,83 +154,6 @@ def names_of_codes(template):
 def cases_of(path):
     """Each reply of a file."""
     return make_cases(path, "strategies", reply_slots)
-
-
-# --------------------------------------------------------------------------------- reading the tags
-
-
-def read_strategies(text, names, mark):
-    """{"codes": of a reply's strategies in order, "misnamed": how many bear another one's name}.
-
-    names: {code: name}; where the two disagree the code wins. A judge writes one tag a paragraph,
-    and only tags with the mark are read: <Strategy kqvt>...</Strategy kqvt>. Raises ValueError for
-    an answer without a tag, and for a code that is none of the 24."""
-    text = normalize("NFKC", before_end(text, mark))
-    tags = tag_pattern(mark).findall(text)
-    if not tags:
-        raise Unreadable("header", "no strategy in a tag with its mark")
-    codes, misnamed = [], 0
-    for inside, closing in tags:
-        if not closing:
-            raise Unreadable("header", "a tag that is not closed with its mark")
-        codes_of_tag, wrong_names = read_tag(inside, names)
-        excluded = set()
-        for code in codes_of_tag:
-            excluded |= EXCLUDES.get(code, set())
-        codes += [code for code in codes_of_tag if code not in excluded]
-        misnamed += wrong_names
-    return {"codes": codes, "misnamed": misnamed}
-
-
-def tag_pattern(mark):
-    """The pattern of a tag. Group 1 is the text inside, group 2 the closing tag, "" if the next tag
-    opens, or the answer ends, before it."""
-    return re.compile(
-        rf"""
-        <Strategy\ {mark}>
-        (.*?)
-        (</Strategy\ {mark}> | (?=<Strategy\ {mark}>) | \Z)
-        """,
-        re.VERBOSE | re.IGNORECASE | re.DOTALL,
-    )
-
-
-def read_tag(inside, names):
-    """([codes], how many bear another one's name) of the text of one tag: codes and names of the
-    24, strung together in any way, or "none". Raises Unreadable for all else: in a sentence, or in
-    a quotation, nothing is searched for."""
-    codes, misnamed, says_none = [], 0, False
-    for token in token_pattern(names).finditer(inside):
-        if token["letter"]:
-            code = f"{token['letter']}-{token['number']}"
-            if code not in CODES:
-                raise Unreadable("value", f"{code[:20]!r} is no strategy; there are A-1 to G-2")
-            codes.append(code)
-        elif token["name"]:
-            right_name = normalize("NFKC", names[codes[-1]]) if codes else ""
-            misnamed += token["name"].casefold() != right_name.casefold()
-        elif token["word"].casefold() in ("none", "无"):
-            says_none = True
-        elif token["word"].casefold() not in ("and", "plus", "with", "和", "与", "及"):
-            raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
-    if bool(codes) == says_none:  # neither of the two, or both
-        raise Unreadable("value", f"not a strategy by code and name: {inside[:60]!r}")
-    return codes, misnamed
-
-
-def token_pattern(names):
-    """The pattern of what may stand in a tag, one thing at a time."""
-    # Longer names first: one may begin with another.
-    ordered = sorted(names.values(), key=len, reverse=True)
-    any_name = "|".join(re.escape(normalize("NFKC", name)) for name in ordered)
-    return re.compile(
-        rf"""
-        (?P<name> (?i:{any_name}) )                             # "ask for facts"
-        | (?P<letter> [A-Z] ) [ ]?[-–—_]?[ ]? (?P<number> \d+ )  # "A-1", "A 1", "A1"
-        | (?P<word> [^\W\d_]+ | \d+ )                           # "and", "none", or what is neither
-        """,
-        re.VERBOSE,
-    )
 
 
 def main(argv=None):

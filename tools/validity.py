@@ -19,19 +19,18 @@ reversing them.
 """
 
 from support import stats
-from support.answers import unmarked_sections
 from support.errors import BadInput
-from support.forms import Questionnaire, read_words
 
 import asyncio
-import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from simulator import EMOTION_HEADERS, as_json, parse_emotion
+from simulator import as_json
 from tools.dialogues import (
+    analysis_of,
     dialogue_slots,
     load_dialogues,
     make_cases,
@@ -44,11 +43,55 @@ from tools.judge import Judge, add_judge_flags, load_question, print_plan
 from tools.scores import correlations_of, made_by, score_files, show_scores
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
+GRADES = ("F", "E", "D", "C", "B", "A")  # from strong disagreement to strong agreement
+
+
+@dataclass(frozen=True)
+class Questionnaire:
+    """Numbered statements, each graded from A, strongly agree, to F."""
+
+    low: int  # the score of an F
+    high: int  # the score of an A
+    reversed_items: tuple  # numbers of the statements that speak ill of the friend
+    scales: dict  # {name: (its first statement, its last)}
+
+    @property
+    def schema(self):
+        """Of an answer."""
+        first, last = self.scales["overall"]
+        grades = {str(i): GRADES for i in range(first, last + 1)}
+        return {"thoughts": str, "code": str, "grades": grades}
+
+    def means(self, answer):
+        """{scale: its mean score} of an answer.
+
+        Under "overall, unreversed" stands the mean of all items as if none were reversed: SAGE
+        words some items negatively, and does not say that it reverses them."""
+        grades = answer["grades"].values()
+        scores = questionnaire(grades, self.reversed_items, self.low, self.high)
+        means = {}
+        for name, (first, last) in self.scales.items():
+            means[name] = float(np.mean(scores[first - 1 : last]))
+        unreversed = questionnaire(grades, (), self.low, self.high)
+        means["overall, unreversed"] = float(np.mean(unreversed))
+        return means
+
+
+def questionnaire(grades, reversed_items, low, high):
+    """[score on low..high of each item]. grades: a letter per item, in order. A, strongly agree, is
+    `high` and F is `low`, in six even steps; for `reversed_items` (numbers from 1), on which a good
+    friend gets an F, the other way round."""
+    shares = [GRADES.index(grade) / 5 for grade in grades]
+    return [
+        low + (high - low) * (1 - share if i in reversed_items else share)
+        for i, share in enumerate(shares, 1)
+    ]
+
+
 # Barrett-Lennard relationship inventory, in the four subscales of the original.
 BLRI = Questionnaire(
     low=0,
     high=100,
-    items=12,
     reversed_items=(12,),
     scales={
         "empathic understanding": (1, 4),
@@ -61,7 +104,6 @@ BLRI = Questionnaire(
 UTTERANCE = Questionnaire(
     low=1,
     high=5,
-    items=15,
     reversed_items=(4, 6),
     scales={
         "natural flow": (1, 6),
@@ -72,7 +114,6 @@ UTTERANCE = Questionnaire(
 )
 QUESTIONNAIRES = ("blri", "utterance")  # their names, and those of their prompts
 TITLES = {"blri": "BLRI (Barrett-Lennard relationship inventory)", "utterance": "utterance quality"}
-PARAPHRASE_HEADERS = {"Reply": "Reply|回复"}
 READING_OF_CORRELATIONS = (
     "r: Pearson's correlation; from, to: its 95 % interval. BLRI reads the analysis that made the "
     "emotion: its high correlation is nearly built in"
@@ -106,15 +147,13 @@ def check_flags(args, is_ranking):
             "the files are of several simulators: their ranks are compared and no model is asked; "
             "leave out --paraphrase, --judge, --difficulty, --simulator and --limit"
         )
-    if names_a_user and not args.paraphrase:
+    if (names_a_user or args.limit) and not args.paraphrase:
         raise BadInput(
-            "--difficulty and --simulator have no effect without --paraphrase; add it, or leave "
-            "them out"
+            "--difficulty, --simulator and --limit have no effect without --paraphrase; add it, or "
+            "leave them out"
         )
     if len(args.difficulty) > 1:
         raise BadInput("--difficulty: this tool takes one difficulty; name one")
-    if args.limit and not args.paraphrase:
-        raise BadInput("--limit has no effect without --paraphrase; add it, or leave it out")
     if args.paraphrase:
         need_model("simulator", args)
     if not is_ranking:
@@ -146,11 +185,10 @@ async def ask_questionnaires(args):
         return 0
     answers = await ask_all(judge, asked_about)
     scores = show_questionnaires(args.files, answers)
-    correlations = show_correlations(scores)
     result = {name: scores_of_name.as_json() for name, scores_of_name in scores.items()}
+    result["correlations"] = show_correlations(scores)
     if args.paraphrase:
         result["paraphrase"] = await compare_words(args, answers["paraphrase"])
-    result["correlations"] = correlations
     write_outputs(args, "validity", result)
     return 0
 
@@ -188,10 +226,12 @@ def load_questions(lang):
     """{name: Question}: what the user's own record says of the assistant, how good its replies are
     as utterances in a talk, and one reply in other words."""
     return {
-        "blri": load_question("blri", lang, ["record"], BLRI.read),
-        "utterance": load_question("utterance", lang, ["dialogue"], UTTERANCE.read),
+        "blri": load_question("blri", lang, ["record"], BLRI.schema, found=BLRI.means),
+        "utterance": load_question(
+            "utterance", lang, ["dialogue"], UTTERANCE.schema, found=UTTERANCE.means
+        ),
         "paraphrase": load_question(
-            "paraphrase", lang, ["dialogue", "reply"], read_paraphrase, repeated=False
+            "paraphrase", lang, ["dialogue", "reply"], {"code": str, "text": str}, repeated=False
         ),
     }
 
@@ -207,22 +247,9 @@ def cases_of(path, name):
 
 def record_slots(dialogue):
     """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
-    rounds = []
-    for turn in dialogue.turns:
-        # an analysis without these sections (of another simulator) is left out
-        with contextlib.suppress(ValueError):
-            sections = analysis_sections(turn)
-            rounds.append([sections["Activity"], sections["Analyse"]])
+    thoughts = [analysis_of(turn) for turn in dialogue.turns]
+    rounds = [[thought["activity"], thought["analysis"]] for thought in thoughts if thought]
     return [{"record": as_json(rounds)}] if rounds else []
-
-
-def analysis_sections(turn):
-    """{name: text} of the analysis behind a turn's change. Files of SAGE and of earlier runs have
-    no mark, so they are read without. Raises ValueError."""
-    if turn.get("mark"):
-        sections, _ = parse_emotion(turn["analysis"], turn["mark"])
-        return sections
-    return unmarked_sections(turn["analysis"] or "", EMOTION_HEADERS)
 
 
 def show_questionnaires(files, answers):
@@ -254,11 +281,6 @@ def show_correlations(scores):
 
 
 # ------------------------- second question: how far does the change move with the words of a reply?
-
-
-def read_paraphrase(text, mark):
-    """{"text": the reply in other words} of an answer. Raises ValueError."""
-    return read_words(text, PARAPHRASE_HEADERS, mark)
 
 
 async def compare_words(args, answers):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_tiny_model
-from runs import SMALL, alike, cut_at, go, go_on, metrics, refuse, suited
+from runs import alike, cut_at, go, go_on, metrics, refuse
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -128,27 +128,6 @@ def test_the_base_must_be_there_and_be_the_one(cut, tiny_tokenizer, tmp_path, ca
         part.save_pretrained(tmp_path / "gone")
     line = refuse(capfd, "--resume", cut)
     assert "is not the base" in line and "layers.1.mlp.up_proj.weight" in line
-
-
-def test_another_rank_is_refused(cut, capfd):
-    assert "it has 4" in refuse(capfd, "--resume", cut, "--lora-rank", 8)
-
-
-@pytest.mark.parametrize(
-    "flags, told",
-    [
-        (["--lora-rank", 33], "take 32 at most"),
-        (["--lora-rank", -1], "a whole number from 0"),
-        (["--lora-alpha", 8], "without --lora-rank"),
-        (["--lora-rank", 4, "--lora-alpha", 0], "above 0"),
-        (["--engine-memory", 1.5], "a number from 0 to 1"),
-    ],
-)
-def test_bad_flags_are_one_line_and_leave_nothing(flags, told, tiny_dir, tmp_path, capfd):
-    assert told in refuse(
-        capfd, "--model", tiny_dir, *suited(SMALL), "--out", tmp_path / "out", *flags
-    )
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):

@@ -5,14 +5,13 @@ from support.loading import load_model
 
 import json
 import re
-import sys
 
 import pytest
 
-from benchmarks import gpu, speed, tables, trl
+from benchmarks import gpu, speed, tables
 from policy import Episode, Segment, pack
 
-# ---------------------------------------------------------------------------------- speed, gpu, trl
+# --------------------------------------------------------------------------------------- speed, gpu
 
 
 @pytest.mark.slow
@@ -36,17 +35,6 @@ def test_the_benchmark_compares_like_with_like():
     assert trained == [[3, 4, 7], [3, 4, 7]]
     result = speed.bench(False, dialogues=4, repeats=1)
     assert 0 < 2 * result["packed_tokens"] < result["rows_tokens"]
-
-
-def test_a_comparison_with_trl_needs_trl(monkeypatch, tmp_path, capsys):
-    """One line that says how to get it."""
-    monkeypatch.setattr(trl, "PYTHON", tmp_path / "python")
-    monkeypatch.setattr(sys, "argv", ["trl.py"])
-    with pytest.raises(SystemExit) as end:
-        trl.main()
-    told = capsys.readouterr()
-    assert end.value.code == 2 and not told.out and told.err.count("\n") == 1
-    assert "python3 -m venv .venv-trl && .venv-trl/bin/pip install" in told.err
 
 
 @pytest.mark.slow

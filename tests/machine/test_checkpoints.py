@@ -6,17 +6,15 @@ from support.errors import BadInput, CannotWrite, SimulatorRefused, TooManyLost,
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import evaluate
+from conftest import ROOT
 from runs import go, go_on, metrics
 
 pytestmark = pytest.mark.usefixtures("moods")
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_dir):
@@ -73,23 +71,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tiny_dir, tmp_path):
     )
     assert (out / "checkpoint-000000" / "state.json").read_bytes() == state
     assert go_on(out, "--steps", 2) == 0 and [row["step"] for row in metrics(out)] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "later, is_new",
-    [
-        (["dialogues.jsonl", "tensorboard/events", ".report.html", "calls-1.jsonl"], True),
-        (["checkpoint-000004/model.safetensors"], False),
-        (["notes.txt"], False),
-    ],
-)
-def test_a_run_without_a_step_may_be_started_again(later, is_new, tmp_path):
-    """What it had written before its first step is no reason to refuse its directory; somebody
-    else's file is."""
-    for name in ["config.json", "checkpoint-000000/model.safetensors", *later]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
-    assert rundir.has_no_step(tmp_path) == is_new
 
 
 @pytest.mark.parametrize("error", [SimulatorRefused, TooManyLost, CannotWrite])

@@ -5,15 +5,12 @@ That the tests are strong enough is another matter, and CI's: `python course/cou
 
 import ast
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "course"))
 import course
 import labs
+from conftest import ROOT
 from exercises import ALL, FUNCTIONS, source
 from grading import about
 from matrix import wrong_answers

@@ -17,7 +17,6 @@ import models
 import rlver
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
-from grpo import grpo_update
 from lora import AdapterView, SharedBase, merge
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
@@ -42,17 +41,9 @@ def cast(module, device, dtype=torch.bfloat16):
     return module.to(device)
 
 
-def minibatches(device, count=2, reward="terminal"):
+def minibatches(device):
     """Two optimizer steps of a few micro-batches each, made as a run makes them."""
-    episodes = make_episodes()
-    for e in episodes:
-        sampled = sum(s.log_probs is not None for s in e.segments)
-        e.turns = [{"emotion": 30 + 7 * e.number * turn} for turn in range(sampled)]
-    return split_batch(episodes, 6, count, 60, 0, 0, device, lambda x: x, reward)
-
-
-def numbers(metrics):
-    return all(v is None or np.isfinite(v) for v in metrics.values())
+    return split_batch(make_episodes(), 6, 2, 60, 0, 0, device, lambda x: x)
 
 
 @fake_cuda
@@ -103,26 +94,6 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
 
 @fake_cuda
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-@pytest.mark.parametrize("reward", ["terminal", "delta"])
-def test_an_update(algo, reward, tiny_dir, device):
-    """Advantages, losses, whitening, clipping, KL against a reference, a step of Adam."""
-    policy, reference = (Policy(cast(load(tiny_dir)[0], device)) for _ in range(2))
-    before = [p.cpu().clone() for p in policy.parameters()]
-    optimizer = models.adamw(policy, 1e-2)
-    batches = minibatches(device, reward=reward)
-    handed = models_of(policy, optimizer, reference=reference, ratio_limit=0.2)
-    if algo == "ppo":
-        handed.critic = cast(Critic(policy.model), device)
-        handed.critic_optimizer = models.adamw(handed.critic, 1e-2)
-    update = ppo_update if algo == "ppo" else grpo_update
-    metrics = update(handed, batches, cfg_of(**FLAGS, reward=reward))
-    assert numbers(metrics)
-    assert any(not torch.equal(a, p.cpu()) for a, p in zip(before, policy.parameters()))
-
-
-@fake_cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_an_update_of_adapters(estimator, tiny_dir, device):
     """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
@@ -142,7 +113,7 @@ def test_an_update_of_adapters(estimator, tiny_dir, device):
     )
     cfg = cfg_of(**FLAGS | {"kl_estimator": estimator})
     metrics = ppo_update(handed, minibatches(device), cfg)
-    assert numbers(metrics)
+    assert all(np.isfinite(value) for value in metrics.values())
     for name, p in root.named_parameters():
         want = torch.float32 if "lora_" in name else torch.bfloat16
         assert p.dtype == want and p.device == device, name
@@ -185,7 +156,7 @@ def test_weights_reach_the_engine_and_it_samples(rank, tiny_dir, device):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [["--algo", "ppo", "--think", "--kl-coef", "0.1"], ["--algo", "grpo", "--lora-rank", "4"]],
+    ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4", "--algo grpo --reward delta"],
 )
 def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
@@ -203,7 +174,9 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     out = tmp_path / "run"
     with elsewhere():
         assert (
-            rlver.main(suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 1, "--out", out]))
+            rlver.main(
+                suited(["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 1, "--out", out])
+            )
             == 0
         )
         assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0

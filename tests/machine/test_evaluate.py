@@ -1,27 +1,16 @@
 """evaluate.py: the Sentient Benchmark, whose results are files in SAGE's format."""
 
-from support.errors import BadInput
-
 import json
 
 import pytest
 
 import evaluate
-import rlver
-from result_files import SHORT, SMALL, lines, measure, write
+from result_files import SHORT, lines, measure, train, write
 from server import Loopback, completion
 from simulator import toy_profiles
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TWELVE = ["--max-tokens", "6", "--limit", "12"]
-
-
-@pytest.fixture(scope="module")
-def results(tiny_dir, tmp_path_factory):
-    """The benchmark of a random model, twelve users."""
-    path = tmp_path_factory.mktemp("benchmark") / "r.jsonl"
-    assert measure("--policy", tiny_dir, *TWELVE, "--out", path) == 0
-    return path
 
 
 def test_the_benchmark_in_sages_format(results):
@@ -50,28 +39,34 @@ def test_the_benchmark_in_sages_format(results):
 
 
 @pytest.mark.slow
-def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path):
+def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     """What is there is kept, half a line is done again, and the whole is what one go would have
     given."""
     path = tmp_path / "r.jsonl"
-    whole = results.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(whole[:5]) + whole[5][:40], encoding="utf-8")
-    command = ["--policy", tiny_dir, *TWELVE, "--out", path]
-    assert measure(*command) == 0
-    continued = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    assert continued[:5] == whole[:5] and sorted(continued) == sorted(whole)
-    with pytest.raises(BadInput, match="holds results of"):
-        evaluate.run(evaluate.make_parser().parse_args([*map(str, command), "--seed", "1"]))
+    text = results.read_text(encoding="utf-8")
+    path.write_text(
+        "".join(text.splitlines(keepends=True)[:5]) + text.splitlines()[5][:40], encoding="utf-8"
+    )
+    before = path.read_text(encoding="utf-8").rsplit("\n", 1)[0]
+    flags = ["--policy", tiny_dir, "--max-tokens", 6, "--limit", 12, "--out", path]
+    measure(*flags)
+    assert path.read_text(encoding="utf-8").startswith(before)
+
+    ids, wanted = ([line["id"] for line in lines(file)] for file in (path, results))
+    assert set(ids) == set(wanted) and len(ids) == 12
+    assert measure(*flags, "--seed", 1) == 2 and "holds results of" in capsys.readouterr().err
 
 
 def test_a_fixed_first_line_is_used(tiny_dir, tmp_path):
-    people = toy_profiles("heldout", 3)
-    rows = [{**vars(p), "first_talk": f"Hello {i}."} for i, p in enumerate(people)]
+    rows = [
+        {**vars(p), "first_talk": f"Hello {i}."} for i, p in enumerate(toy_profiles("heldout", 3))
+    ]
     profiles, out = write(tmp_path / "p.jsonl", *rows), tmp_path / "r.jsonl"
-    assert measure("--policy", tiny_dir, "--profiles", profiles, *SHORT, "--out", out) == 0
-    first_two = [line["history"][:2] for line in lines(out)]
-    assert {first["content"] for first, _ in first_two} == {"Hello 0.", "Hello 1.", "Hello 2."}
-    assert {(a["role"], b["role"]) for a, b in first_two} == {("user", "assistant")}
+    assert measure("--policy", tiny_dir, *SHORT, "--profiles", profiles, "--out", out) == 0
+    opened = [[message["role"] for message in line["history"][:2]] for line in lines(out)]
+    assert opened == [["user", "assistant"]] * 3
+    first_lines = {line["history"][0]["content"] for line in lines(out)}
+    assert first_lines == {"Hello 0.", "Hello 1.", "Hello 2."}
 
 
 def test_a_policy_behind_a_server(tmp_path):
@@ -101,11 +96,10 @@ def test_a_policy_behind_a_server(tmp_path):
 @pytest.mark.slow
 def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     """Three commands with long paths stood at the end of a run, too long to be copied."""
-    run = tmp_path / "run, 1"  # --compare would part this name at its comma
-    flags = ["--model", tiny_dir, *SMALL, "--eval-size", 2, "--max-turns", 1, "--out", run]
-    assert rlver.main([str(flag) for flag in flags]) == 0
-    command = ["--policy", run, *"--before-after --limit 2 --max-turns 1".split()]
-    assert measure(*command, "--json", tmp_path / "c.json") == 0
+    # --compare would part this name at its comma
+    run = train(tiny_dir, tmp_path / "run, 1", "--eval-size", 2, "--max-turns", 1)
+    command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
+    assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"by: the starting policy of {run}" in text and "after minus before" in text
     labels = [lines(run / f"{name}.jsonl")[0]["rlver"]["policy"] for name in ("before", "after")]
@@ -128,6 +122,5 @@ def test_what_before_after_cannot_be_combined_with(flags, capsys):
 @pytest.mark.slow
 def test_a_table_that_cannot_be_written_loses_no_dialogue(tiny_dir, tmp_path, capsys):
     out, table = tmp_path / "b.jsonl", tiny_dir / "config.json" / "b.json"
-    flags = ["--policy", tiny_dir, "--limit", 1, *SHORT, "--out", out, "--json", table]
-    assert measure(*flags) == 2
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", out, "--json", table) == 2
     assert "config.json" in capsys.readouterr().err and out.exists()

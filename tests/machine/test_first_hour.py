@@ -5,19 +5,19 @@ them."""
 from support.results import intention_of
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 import evaluate
 import rlver
 import simulator
-from runs import output_of, rows
+from conftest import ROOT
+from result_files import measure
+from runs import output_of, refuse, rows
 from tools import chat
 from tools import report as report_tool
 from toy.words import NEEDS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (
     "--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 "
     "--save-every 1 --temperature 0.9 --difficulty challenging --lr 0.05 --warmup 0 "
@@ -41,10 +41,7 @@ def run(tiny_dir, tmp_path_factory, no_pictures):
 
 
 def measured(path, *flags):
-    assert (
-        evaluate.main([*map(str, flags), "--limit", "4", "--max-turns", "2", "--out", str(path)])
-        == 0
-    )
+    assert measure(*flags, "--limit", 4, "--max-turns", 2, "--out", path) == 0
     return rows(path)
 
 
@@ -66,20 +63,6 @@ def test_the_same_weights_are_the_same_policy_however_they_are_named(run, tmp_pa
         assert [row["history"] for row in rows_of_one] == [row["history"] for row in found[0]]
     labels = [rows_of_one[0]["rlver"]["policy"] for rows_of_one in found]
     assert labels == [str(newest), str(newest), str(copied)]
-
-
-@pytest.mark.slow
-def test_where_a_run_started_is_a_policy_too(run, tiny_dir, tmp_path, capfd):
-    """The first thing to measure is before against after. The checkpoint of the start is not kept
-    for long; the run knows where it came from. A run of no steps is a policy as well."""
-    before = measured(tmp_path / "before.jsonl", "--policy", run, "--step", 0)
-    after = measured(tmp_path / "after.jsonl", "--policy", run)
-    assert before[0]["rlver"]["policy"].endswith("checkpoint-000000")
-    assert not (run / "checkpoint-000000").exists()
-    assert [r["history"] for r in before] != [r["history"] for r in after]
-    assert go(tiny_dir, tmp_path / "none", "--steps", 0) == 0
-    measured(tmp_path / "none.jsonl", "--policy", tmp_path / "none")
-    output_of(capfd, 2, evaluate.main, "--policy", run, "--step", 7)
 
 
 @pytest.mark.slow
@@ -123,7 +106,8 @@ def test_what_is_not_there_is_said_in_plain_words(run, tmp_path, monkeypatch, ca
     text = output_of(capfd, 2, evaluate.main, "--policy", "runs/TYPO")
     assert text.count("\n") == 1 and "no such run" in text and "runs/mine" in text
     (tmp_path / "empty").mkdir()
-    for flags in (["--policy", "empty"], ["--policy", "runs/mine", "--think"]):
+    for policy in ("empty", "runs/mine --think", "runs/mine --step 7"):
+        flags = ["--policy", *policy.split()]
         assert output_of(capfd, 2, evaluate.main, *flags).count("\n") == 1
     # the model is looked for before the server of the users is asked, which may take a minute
     server = ["--simulator", "openai:m@http://localhost:1/v1", "--profiles", "no.jsonl"]
@@ -176,18 +160,14 @@ def test_a_start_that_came_to_no_step_can_be_started_again(tiny_dir, tmp_path, c
     (out / ".checkpoint-000000").mkdir()
     assert go(tiny_dir, out) == 0 and len(rows(out / "metrics.jsonl")) == 2
     assert (out / "calls.jsonl").exists()
-    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", out)
+    assert "not empty" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", out)
     (out / "summary.json").unlink()
-    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", out)
+    assert "not empty" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", out)
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
     (other / "config.json").write_text("{}")
-    assert "not empty" in output_of(capfd, 2, go_main(tiny_dir), "--out", other)
-
-
-def go_main(model):
-    return lambda argv: rlver.main(["--model", str(model), *SMALL, *argv])
+    assert "not empty" in refuse(capfd, "--model", tiny_dir, *SMALL, "--out", other)
 
 
 @pytest.mark.slow

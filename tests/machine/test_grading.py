@@ -5,13 +5,10 @@ from support.errors import BadInput
 
 import csv
 import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "course"))
 import course
 import grading
 from exercises import ALL, source, written

@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "course"))
 import course
+from conftest import ROOT
 from exercises import ALL, FUNCTIONS, source, written
 from surgery import find, put
 

@@ -5,17 +5,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
+from conftest import ROOT
 from runs import SMALL, alike, cut_at, go, go_on, rows, suited
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.slow

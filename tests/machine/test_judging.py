@@ -15,23 +15,16 @@ import pytest
 
 import judging
 import simulator
-from judging import at, call, run, sage, toy_result, write
-from server import Loopback
+from judging import Model, at, call, run, sage, toy_result, write
 from tools import coordinate
 from tools.dialogues import load_dialogues
 from tools.hearing import Reply, hear
-from tools.judge import ScriptedJudge
 from tools.scores import MACHINERY_ONLY
 from toy.words import NEEDS
 
 
-def felt(change):
-    """What a user answers who feels this."""
-    return f"Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: b\nChange: {change}"
-
-
-def users(server):
-    return "--simulator", f"openai:scripted@{server.url}"
+def users(model):
+    return "--simulator", f"openai:scripted@{model.url}"
 
 
 @pytest.fixture(autouse=True)
@@ -61,27 +54,25 @@ def test_two_files_are_paired(good, bad, capsys):
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):
-    said = "Reasons: r\nAttitude: 8/10\nThoughts: 7.0\n**Needs**: 6\nOverall: 7"
-    with Loopback(answer=lambda prompt: said) as server:
-        code, result = run("needs", sage(tmp_path), *at(server))
+    scores = {"attitude": 8, "thoughts": 7, "needs": 6, "overall": 7}
+    judge = Model(lambda prompt: {"scores": scores})
+    code, result = run("needs", sage(tmp_path), *at(judge))
     (table,) = result["needs"]["tables"].values()
-    assert code == 0 and server.calls == 6 and table["needs"]["mean"] == 6
+    assert code == 0 and judge.calls == 6 and table["needs"]["mean"] == 6
     assert table["thoughts"]["mean"] == 7 and table["overall"]["n"] == 2
-    assert all("倾听" in p and "心里一暖" in p for p in server.prompts)
+    assert all("倾听" in p and "心里一暖" in p for p in judge.prompts)
 
 
-@pytest.mark.slow
 def test_validity_and_what_the_record_shows(good, bad, tmp_path):
     """BLRI is asked with the user's record alone: no reply stands in it."""
-    scripted = ScriptedJudge()
-    with Loopback(answer=lambda prompt: asyncio.run(scripted(prompt))) as server:
-        code, result = run("validity", good, bad, *at(server))
+    judge = Model()
+    code, result = run("validity", good, bad, *at(judge))
     assert code == 0 and result["blri"]["tables"][good]["overall"]["mean"] > 90
     assert set(result["correlations"]) == {
         f"{q}, {p}" for q in ("blri", "utterance") for p in (good, bad)
     }
     reply = load_dialogues(good)[0].turns[0]["reply"]
-    shown = {"<record>" in p for p in server.prompts if reply in p}
+    shown = {"<record>" in p for p in judge.prompts if reply in p}
     assert shown == {False}
 
 
@@ -98,24 +89,16 @@ def test_three_files_are_correlated_over_files_too(good, bad, tmp_path):
 def test_other_words_are_put_to_the_same_user(good, tmp_path):
     """Each after the same past, in the same emotion: what differs is the reply alone."""
 
-    def answer(prompt):
-        if "<reply>" in prompt:
-            return "Reply: other words"
-        return "\n".join(f"Item {i}: {'ABCF'[i % 4]}" for i in range(1, 16))
-
-    with (
-        Loopback(answer=lambda prompt: felt(4 - 9 * prompt.count("other words"))) as user,
-        Loopback(answer=answer) as server,
-    ):
-        flags = "--paraphrase", "--limit", 5, *users(user), *at(server)
-        code, result = run("validity", sage(tmp_path), *flags)
-        assert code == 0 and user.calls == 10 and server.calls == 4 + 5
+    judge = Model(lambda prompt: {"text": "my words"} if "<reply>" in prompt else None)
+    user = Model(lambda prompt: {"change": 4 - 9 * prompt.count("my words")})
+    flags = "--paraphrase", "--limit", 5, *users(user), *at(judge)
+    code, result = run("validity", sage(tmp_path), *flags)
+    assert code == 0 and user.calls == 10 and judge.calls == 4 + 5
     assert result["paraphrase"] == {"moved": [9, 9, 9, 5], "same sign": [0, 0, 0, 5]}
     moved = run("validity", good, "--paraphrase", "--limit", 16)[1]["paraphrase"]
     assert moved["moved"][3] == 16 and moved["moved"][0] < 4  # the scripted judge keeps the kind
 
 
-@pytest.mark.slow
 def test_two_simulators_are_ranked_and_not_refused(tmp_path):
     """Three policies under two users, ranked alike, their dialogues the other way round."""
     rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
@@ -143,24 +126,16 @@ def test_strategies_by_the_grammar(bad, capsys):
 
 
 def test_strategies_by_a_server(tmp_path):
-    """SAGE's own files, in which the emotion stands at the next line; the last reply has none. One
-    of eight answers can not be read: its reply has no tags, and is counted."""
-    with Loopback(
-        answer=lambda p: (
-            "no" if p.count("在听10") else "第一段\n<Strategy>(F-3) 一般建议</Strategy>"
-        )
-    ) as server:
-        code, result = run(
-            "strategies",
-            sage(tmp_path),
-            *at(server, "--lang", "zh", "--retries", 0, "--repeats", 3),
-        )
+    """SAGE's own files, in which the emotion stands at the next line; the last reply has none.
+    Half of the answers cannot be read: their replies have no tags, and are counted."""
+    judge = Model(lambda prompt: "no" if "在听10" in prompt else {"strategies": ["F-3"]})
+    flags = at(judge, "--lang", "zh", "--retries", 0, "--repeats", 3)
+    code, result = run("strategies", sage(tmp_path), *flags)
     told = next(iter(result["files"].values()))
     assert code == 0 and told["missing"] == 4 and told["ssrr"] == 1
-    assert told["misnamed"] == 4  # F-3 is professional help
     # two of four replies a dialogue could be read, and all of those use it
     assert told["strategies"]["F-3"].items() >= {"uses": 4, "gain": 5, "n": 3}.items()
-    assert server.calls == 8 and all("此前的对话" in p for p in server.prompts)
+    assert judge.calls == 8 and all("此前的对话" in p for p in judge.prompts)
 
 
 def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
@@ -186,26 +161,20 @@ def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
     assert [s["kind"] for s in slots].count("rational") == 5
 
 
-@pytest.mark.slow
 def test_coordinates_are_of_one_call(good, bad):
-    """Both files in one prompt; an answer outside of the square, or without a number, is no point
-    at (0, 0)."""
-    said, scripted = [], ScriptedJudge()
+    """Both files in one prompt; an answer outside of the square is no point at (0, 0)."""
+    said = []
 
     def answer(prompt):
         if "<reply>" in prompt:
-            return "<Strategy>(D-1) comfort, (F-4)</Strategy>"
-        if "M1 X" not in prompt:
-            return asyncio.run(scripted(prompt))
+            return {"strategies": ["D-1", "F-4"]}
+        if "<models>" not in prompt:
+            return None
         said.append(prompt)
-        return "Comparison: c\n" + (
-            "M1 X: 7\nM1 Y: ?\nM2 X: 0\nM2 Y: 1"
-            if len(said) == 1
-            else "**M1 X**: 0.5\nM1 Y: −0.25\nM2 X: 0\nM2 Y: 1.0"
-        )
+        x = 107 if len(said) == 1 else 50
+        return {"places": {"M1": {"x": x, "y": -25}, "M2": {"x": 0, "y": 100}}}
 
-    with Loopback(answer=answer) as server:
-        code, result = run("coordinate", good, bad, *at(server))
+    code, result = run("coordinate", good, bad, *at(Model(answer)))
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
     assert result["placed"][good][:4] == [0.5, 0, -0.25, 0] and result["placed"][bad][2] == 1
     assert result["placed"][bad][4:] == [0, 0]  # every reply the same: D-1 and F-4
@@ -247,10 +216,12 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
     class Deaf:
         purposes = {"eq": ""}
 
-        async def ask(self, name, values, parse, dialogue):
+        prompts = {"emotion": ""}
+        emotion_schema = simulator.EMOTION_SCHEMAS["vanilla"]
+
+        async def ask(self, template, values, schema, dialogue):
             asked.append((values["emotion"], json.loads(values["dialogue"])))
-            sections = dict.fromkeys(("Activity", "Analyse", "TargetCompletion"), "")
-            return simulator.ReadAnswer("", "", (sections, -10))
+            return "", {**dict.fromkeys(schema, ""), "change": -10}
 
     d = load_dialogues(good)[0]
     changes = [
@@ -267,12 +238,11 @@ def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(tmp_path, c
     """A reply that a user could not be asked about is in no share. And a recorded turn without an
     emotion is no emotion to go on from."""
     path = sage(tmp_path, count=1, emotions=(45, None, 55))
-    said = iter(["+4"] + ["nonsense"] * 9)
-    with Loopback(answer=lambda prompt: felt(next(said))) as server:
-        flags = *users(server), "--retries", 1, "--difficulty"
-        code, result = run("acceptance", path, *flags, "vanilla")
-        assert code == 0 and result["accepted"]["all"] == [100, 1] and result["missing"] == 1
-        assert call("acceptance", path, *flags, "challenging") == 2
+    said = iter([{"change": 4}] + ["nonsense"] * 9)
+    flags = *users(Model(lambda prompt: next(said))), "--retries", 1, "--difficulty"
+    code, result = run("acceptance", path, *flags, "vanilla")
+    assert code == 0 and result["accepted"]["all"] == [100, 1] and result["missing"] == 1
+    assert call("acceptance", path, *flags, "challenging") == 2
     assert "could be read" in capfd.readouterr().err
 
 
@@ -299,14 +269,14 @@ def test_groups_of_strategies_by_a_judge(tmp_path):
     def tag(prompt):
         if "在听12" in prompt:
             return "no"
-        more = ", (E-2)" if '<reply>\n"我在听00' in prompt else ""
-        return f"<Strategy>(E-1), (F-1){more}</Strategy>"
+        more = ["E-2"] if '<reply>\n"我在听00' in prompt else []
+        return {"strategies": ["E-1", "F-1", *more]}
 
-    with Loopback(answer=lambda _: felt("+4")) as user, Loopback(answer=tag) as server:
-        flags = "--difficulty", "vanilla", "--retries", 0, *users(user), *at(server)
-        code, result = run("acceptance", sage(tmp_path), *flags)
-        assert code == 0 and server.calls == 6  # of eight replies two got no emotion
-        assert run("acceptance", sage(tmp_path), *flags) == (code, result)
+    user, judge = Model(lambda prompt: {"change": 4}), Model(tag)
+    flags = "--difficulty", "vanilla", "--retries", 0, *users(user), *at(judge)
+    code, result = run("acceptance", sage(tmp_path), *flags)
+    assert code == 0 and judge.calls == 6  # of eight replies two got no emotion
+    assert run("acceptance", sage(tmp_path), *flags) == (code, result)
     assert user.calls == 6  # paid once
     assert result["accepted"] == {"all": [100, 6], "Praise": [100, 1]}
 

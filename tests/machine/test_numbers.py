@@ -11,7 +11,7 @@ import pytest
 
 import evaluate
 import rlver
-from result_files import SHORT, SMALL, lines, measure, write
+from result_files import SHORT, lines, measure, train, write
 from server import Loopback
 from simulator import load_profiles, make_simulator, users_of_run
 from toy import world
@@ -29,23 +29,7 @@ def trained(tiny_dir, tmp_path, monkeypatch):
     """A run on twelve users of a file, which is named as it lies beside us."""
     profiles(tmp_path / "people.jsonl")
     monkeypatch.chdir(tmp_path)
-    assert (
-        rlver.main(
-            [
-                "--model",
-                str(tiny_dir),
-                *SMALL,
-                "--eval-size",
-                "1",
-                "--profiles",
-                "people.jsonl",
-                "--out",
-                "run",
-            ]
-        )
-        == 0
-    )
-    return tmp_path / "run"
+    return train(tiny_dir, tmp_path / "run", "--eval-size", 1, "--profiles", "people.jsonl")
 
 
 # ---------------------------------------------------------------------------- users of the training
@@ -210,23 +194,8 @@ def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
         for i, row in enumerate(world.profiles("train", 6))
     ]
     path = write(tmp_path / "p.jsonl", *rows)
-    assert (
-        rlver.main(
-            [
-                "--model",
-                str(tiny_dir),
-                *SMALL,
-                "--eval-size",
-                "2",
-                "--profiles",
-                str(path),
-                "--out",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 0
-    )
-    for d in lines(tmp_path / "run" / "dialogues.jsonl"):
+    run = train(tiny_dir, tmp_path / "run", "--eval-size", 2, "--profiles", path)
+    for d in lines(run / "dialogues.jsonl"):
         assert d["first_line"].startswith("My own line") == (d["split"] == "heldout")
 
 

@@ -4,6 +4,7 @@ refused costs its dialogue alone."""
 from support.files import append_line
 
 import fcntl
+import importlib
 import os
 
 import pytest
@@ -33,7 +34,8 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
         write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
     text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
     tool, *flags = flags.split()
-    assert globals()[tool].main(flags) == 2 and "would overwrite" in capsys.readouterr().err
+    module = importlib.import_module(tool if tool == "evaluate" else f"tools.{tool}")
+    assert module.main(flags) == 2 and "would overwrite" in capsys.readouterr().err
     assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
 
 

@@ -1,7 +1,6 @@
 """Whole runs on two ranks, and on two nodes: the same dialogues and numbers as on one, and a
 checkpoint of either goes on under the other."""
 
-import json
 import os
 import re
 import shutil
@@ -12,24 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runs import suited
+from runs import metrics, rows, suited
 from several_ranks import ROOT, SMALL, torchrun
 
 
 def dialogues(out):
-    return [json.loads(line) for line in (out / "dialogues.jsonl").read_text().split("\n") if line]
-
-
-def rows(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().split("\n") if line]
+    return rows(out / "dialogues.jsonl")
 
 
 def alike(a, b):
     """The same steps: the same dialogues word for word, the same numbers to rounding."""
     assert dialogues(a) == dialogues(b)
-    assert len(rows(a)) == len(rows(b)) == 3
-    for x, y in zip(rows(a), rows(b)):
-        for key in set(x) - {"seconds", "logp_gap", "logp_gap_max"}:
+    assert len(metrics(a)) == len(metrics(b)) == 3
+    for x, y in zip(metrics(a), metrics(b)):
+        for key in set(x) - {"logp_gap", "logp_gap_max"}:
             assert x[key] == (
                 None if y[key] is None else pytest.approx(y[key], abs=2e-4, rel=2e-3)
             ), key
@@ -74,10 +69,9 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         code, out, err = torchrun(2, "rlver.py", *resume) if ranks == 2 else alone(*resume)
         assert code == 0, err
         assert trained(there) == trained(tmp_path / "one")
-        assert [r["emotion"] for r in rows(there)] == [r["emotion"] for r in rows(tmp_path / "one")]
-        assert [r["grad_norm"] for r in rows(there)] == pytest.approx(
-            [r["grad_norm"] for r in rows(tmp_path / "one")], rel=2e-3
-        )
+        for resumed, whole in zip(metrics(there), metrics(tmp_path / "one"), strict=True):
+            assert resumed["emotion"] == whole["emotion"]
+            assert resumed["grad_norm"] == pytest.approx(whole["grad_norm"], rel=2e-3)
 
 
 def two_nodes(places, *flags):
@@ -136,7 +130,7 @@ def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on
     flags = ["--model", tiny_dir, *SMALL, "--out", "run", "--steps", 1, "--algo", "ppo"]
     nodes = two_nodes(places, *suited(flags))
     assert [code for code, _ in nodes] == [0, 0], nodes
-    assert len(rows(places[0] / "run")) == 1
+    assert len(metrics(places[0] / "run")) == 1
     assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
 
     nodes = two_nodes(places, "--resume", "run", "--steps", 2)
@@ -144,7 +138,7 @@ def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on
     told = re.findall("^rlver.py: .*", nodes[0][1] + nodes[1][1], re.M)
     assert len(told) == 1 and "checkpoint-000001 is not on " in told[0], nodes
     assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])  # and no traceback
-    assert len(rows(places[0] / "run")) == 1
+    assert len(metrics(places[0] / "run")) == 1
 
 
 @pytest.mark.soak
@@ -159,4 +153,4 @@ def test_two_nodes_go_on_where_each_has_a_copy_of_the_checkpoint(tiny_dir, tmp_p
     )
     nodes = two_nodes(places, "--resume", "run", "--steps", 2)
     assert [code for code, _ in nodes] == [0, 0], nodes
-    assert [row["step"] for row in rows(places[0] / "run")] == [1, 2]
+    assert [row["step"] for row in metrics(places[0] / "run")] == [1, 2]

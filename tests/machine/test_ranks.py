@@ -199,14 +199,6 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
     assert code != 0 and "rank 1 fell ill" in err
 
 
-@pytest.mark.soak
-def test_bad_input_is_told_once(tmp_path):
-    code, _, err = torchrun(
-        2, "rlver.py", "--model", tmp_path / "nowhere", "--out", tmp_path / "out", timeout=120
-    )
-    assert code != 0 and len(re.findall("^rlver.py: --model", err, re.M)) == 1
-
-
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_bad_flag_is_told_by_the_first_rank(rank, monkeypatch, capfd):
     """Flags are read before the ranks meet: RANK alone says who may complain, and all end."""

@@ -1,5 +1,5 @@
 """tools/report.py: what the page of a run and of a result file holds, that nothing a model says
-runs there, that a damaged run is a line on the terminal; and the page in a browser."""
+runs there, and that a damaged run is a line on the terminal."""
 
 from support.files import write_json
 from support.settings import resolve_settings
@@ -110,43 +110,3 @@ def test_a_damaged_run_is_one_line(run, name, capsys):
     assert report.draw(run) is None and report.main([str(run)]) == 2
     error = capsys.readouterr().err
     assert error.count("the report could not be written: ") == error.count("\n") == 2
-
-
-@pytest.fixture
-def chromium(tmp_path):
-    """Headless Chromium, driven by selenium."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    paths = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in paths:
-        pytest.skip("chromium or chromedriver is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = paths[0]
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "no-first-run"):
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path / 'chromium'}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=paths[1])
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
-def test_the_page_on_a_telephone(run, chromium):
-    """At 400 px, in the light and in the dark: nothing is wider than the screen, the dialogue opens
-    without a script, and shows the hostile text as text."""
-    screen = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    page, papers = report.draw(run).as_uri(), set()
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        chromium.get(page)
-        chromium.find_element("css selector", ".user > summary").click()
-        replies = chromium.find_elements("css selector", ".model")
-        assert len(replies) == 4 and all("<script>window.pwned" in r.text for r in replies)
-        width = chromium.execute_script("return document.documentElement.scrollWidth")
-        assert width <= 400 and chromium.execute_script("return window.pwned") is None
-        papers.add(
-            chromium.find_element("css selector", "body").value_of_css_property("background-color")
-        )
-    assert len(papers) == 2 and chromium.get_log("browser") == []

@@ -32,28 +32,16 @@ def test_dialogues_are_written_word_for_word(whole):
     """Whoever doubts a reward must be able to read what was said for it: every dialogue, with the
     analysis behind each change."""
     lines = rows(whole("grpo") / "dialogues.jsonl")
-    assert [(line["step"], line["split"]) for line in lines] == [
-        (step, split)
-        for step, split in (
-            (0, "heldout"),
-            (1, "train"),
-            (2, "train"),
-            (3, "train"),
-            (3, "heldout"),
-            (4, "train"),
-            (4, "heldout"),
-        )
-        for _ in range(4)
-    ]
+    parts = "0 heldout, 1 train, 2 train, 3 train, 3 heldout, 4 train, 4 heldout".split(", ")
+    written = [f"{line['step']} {line['split']}" for line in lines]
+    assert written == [part for part in parts for _ in range(4)]
     known = {split: {p.id: p for p in toy_profiles(split)} for split in ("train", "heldout")}
     for line in lines:
         assert line["profile_id"] in known[line["split"]] and 1 <= len(line["turns"]) <= 3
         emotion = 30
         for turn in line["turns"]:
-            assert (
-                turn["change"] == mood(turn["reply"])[0]
-                and f"Change {turn['mark']}: {turn['change']:+d}" in turn["analysis"]
-            )
+            change = json.loads(turn["analysis"])["change"]
+            assert change == turn["change"] == mood(turn["reply"])[0]
             emotion += turn["change"]
             assert turn["emotion"] == emotion
         assert line["ended"] in ("turn_limit", "goodbye", "emotion_min")

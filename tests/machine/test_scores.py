@@ -248,17 +248,16 @@ def test_several_seeds_are_one_side(tmp_path):
 
 
 def test_only_common_users_are_compared(tmp_path):
-    a = write(tmp_path / "a.jsonl", *[our_line(i, [50], ended="x") for i in range(0, 10)])
-    b = write(tmp_path / "b.jsonl", *[our_line(i, [50], ended="x") for i in range(5, 15)])
-    assert compare([str(a)], [str(b)])["n"] == 5
-    c = write(tmp_path / "c.jsonl", *[our_line(i, [50], ended="x") for i in range(20, 30)])
+    def file(users, **more):
+        lines = [our_line(i, [50], ended="x", **more) for i in users]
+        return [str(write(tmp_path / f"{users}{more}.jsonl", *lines))]
+
+    first = file(range(10))
+    assert compare(first, file(range(5, 15)))["n"] == 5
     with pytest.raises(BadInput, match="fewer than two users in common"):
-        compare([str(a)], [str(c)])
-    d = write(
-        tmp_path / "d.jsonl", *[our_line(i, [50], ended="x", simulator="other") for i in range(10)]
-    )
+        compare(first, file(range(20, 30)))
     with pytest.raises(BadInput, match="different simulators or settings"):
-        compare([str(a)], [str(d)])
+        compare(first, file(range(10), simulator="other"))
 
 
 def test_scoring_ten_thousand_lines_needs_no_torch(tmp_path):

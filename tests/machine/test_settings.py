@@ -107,6 +107,7 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
         ("--group-size 1", "--group-size 1"),  # its advantage would always be 0
         ("--algo grpo --kl-coef 0.1 --kl-estimator k1", "k1"),
         ("--algo ppo --batch-size 2 --minibatches 3", "--minibatches 3"),
+        ("--algo ppo --reward delta --gamma 0.9", "--gamma 0.9"),
         ("--lang zh", "--lang zh"),
         ("--template-args {", "--template-args"),
         ("--template-args [1]", "a JSON object is needed"),
@@ -120,6 +121,8 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
         ("--profiles good.jsonl chinese.jsonl", "profile"),
         ("--profiles good.jsonl good.jsonl good.jsonl", "--profiles"),
         ("--out file", "--out file"),
+        ("--out file/out", "--out file/out"),
+        ("--model absent", "--model absent"),
         ("--resume nothing", "--resume nothing"),
         ("--resume .", "--resume ."),
     ],
@@ -162,21 +165,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert files(".") == before
 
 
-def test_a_bad_model_leaves_no_run_behind(tmp_path, capfd):
-    """With a config.json left behind, the corrected command is refused too: "--out exists and is
-    not empty"."""
-    refuse(capfd, "--model", tmp_path / "absent", "--out", tmp_path / "out")
-    assert files(tmp_path) == {}
-
-
-def test_an_output_directory_that_cannot_be_made_is_one_line(tiny_dir, tmp_path, capfd):
-    """A place below a file, a full or read-only disk: not a reason for a traceback."""
-    (tmp_path / "file").write_text("not a directory")
-    assert "out" in refuse(
-        capfd, "--model", tiny_dir, *suited(SMALL), "--out", tmp_path / "file" / "out"
-    )
-
-
 @pytest.mark.slow
 def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
     """Three days of dialogues must survive an arrow-up and a return."""
@@ -197,6 +185,7 @@ def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
         "--temperature 0.5",
         "--out elsewhere",
         "--batch-size 8",
+        "--lora-rank 8",
     ],
 )
 def test_a_resumed_run_keeps_its_settings(flags, whole, tmp_path, monkeypatch, capfd):

@@ -26,14 +26,9 @@ def test_a_short_sentence_may_come_again():
     assert signs([["I see. Go on.", "I see. What then?"]])["repeat_within"] == 0
 
 
-def test_distinct_n_falls_when_all_say_the_same():
-    few, many = (
-        [["a b c d e f"]] * 30,
-        [[f"a{i} b{i} c{i}".replace(str(i), chr(97 + i) * 3)] for i in range(20)],
-    )
-    for n in (1, 2, 3):
-        assert signs(few)[f"distinct_{n}"] < 0.1 < 0.9 < signs(many)[f"distinct_{n}"]
-    # not a matter of how large the batch is
+def test_distinct_n_is_no_matter_of_how_large_the_batch_is():
+    few = [["a b c d e f"]] * 30
+    assert signs(few)["distinct_3"] == 4 / 120
     assert signs(few * 1000)["distinct_2"] > 0.5 * signs(few * 100)["distinct_2"]
 
 

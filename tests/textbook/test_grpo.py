@@ -1,8 +1,6 @@
 """GRPO, where it is not PPO: the baseline is the group's. The policy step is PPO's own and is
 tested there."""
 
-from support.errors import SelfCheckFailed
-
 import itertools
 import math
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ import torch
 from grpo import group_advantages, grpo_update, turn_advantages
 from ppo import ppo_update
 from tabular import (
-    NAN,
     Notes,
     Ranks,
     Table,
@@ -76,22 +73,6 @@ def test_group_ids_are_only_names():
     rewards = torch.tensor([0.2, 0.6, 0.3, 0.4, 0.7, 0.9, 0.1])
     groups = torch.tensor([9, -5, 10**9, 9, 10**9, 9, 3])
     close(group_advantages(rewards, groups), [-0.83205, 0, -0.70711, -0.27735, 0.70711, 1.10940, 0])
-
-
-def test_group_advantages_go_by_id():
-    """Against numpy, ids of any value in any order, groups of any size. Wrong ids do not fail, they
-    compare a user's dialogues with somebody else's."""
-    rng = np.random.default_rng(0)
-    groups = rng.choice([3, 7, 11, 400, 10**9], 40)
-    groups[0] = -5  # alone in its group
-    rewards = rng.random(40)
-    wanted = [
-        0.0
-        if (groups == g).sum() == 1
-        else (r - rewards[groups == g].mean()) / (rewards[groups == g].std(ddof=1) + 1e-6)
-        for r, g in zip(rewards, groups)
-    ]
-    close(group_advantages(torch.tensor(rewards), torch.tensor(groups)), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 16])
@@ -236,18 +217,8 @@ def test_turn_advantages_by_hand():
             [0.5, 0.25],
         ]
     )
-    alive = torch.tensor(
-        [
-            [True, True],
-            [True, False],
-            [True, False],
-            [True, True],
-            [True, True],
-            [True, False],
-            [True, True],
-            [True, True],
-        ]
-    )
+    alive = torch.ones(8, 2, dtype=torch.bool)
+    alive[[1, 2, 5], 1] = False
     groups = torch.tensor([4, 4, 9, 5, 5, 5, 6, 6])
     wanted = torch.tensor(
         [
@@ -382,25 +353,3 @@ def test_k1_is_refused():
         gradients([[batch]], policy, cfg_of(kl_coef=0.1, kl_estimator="k1"), reference=Table(9))
     assert untouched(policy, before)
     gradients([[batch]], policy, cfg_of(kl_coef=0.0, kl_estimator="k1"))
-
-
-def test_the_self_checks_hold_for_grpo_too():
-    """Dropout that was left on, an engine with other weights (defect 27), or a reward that is no
-    number, each stops the update with the weights as they were."""
-    batch = pack(talk(0, 2, 5, 1, reward=0.2), talk(1, 1, 6, reward=0.4))
-    off, broken = (
-        pack(talk(0, 2, 5, gap=1.0), talk(1, 1, 6)),
-        pack(talk(0, 2, 5, reward=NAN), talk(1, 1, 6)),
-    )
-    for policy, data, says in (
-        (Table(dropout=0.5), batch, "dropout"),
-        (Table(), off, "engine"),
-        (Table(), broken, "not finite"),
-    ):
-        before = weights(policy)
-        with pytest.raises(SelfCheckFailed, match=says):
-            gap_limits = None if says == "dropout" else (1e-4, 1e-4)
-            models = models_of(policy, sgd(policy), gap_limits=gap_limits)
-            grpo_update(models, [[data]], cfg_of())
-        assert untouched(policy, before)
-    gradients([[batch]], gap_limits=(1e-4, 1e-4))

@@ -4,7 +4,7 @@ here is refused in one line.
 
 from support import loading
 from support.errors import BadModel
-from support.loading import load_model, load_to_sample, load_weights
+from support.loading import load_model, load_weights
 from support.ranks import make_masters
 
 import shutil
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import evaluate
-import simulator
+from engine import load_local
 
 FAMILIES = {
     "qwen2": dict(
@@ -127,28 +127,9 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
         return loaded[-1]
 
     monkeypatch.setattr(loading, "load_weights", load)
-    assert simulator.load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
+    assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
     policy = evaluate.open_policy(str(tiny_dir))
     assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
-
-
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_the_type_of_computing_rounds_weights_and_no_rotary_frequency(
-    stored, tiny_tokenizer, tmp_path, monkeypatch
-):
-    """bf16 on a GPU, where frequencies in bf16 would be off by a radian at position 1,000."""
-    settings = {**FAMILIES["qwen2"], "vocab_size": len(tiny_tokenizer)}
-    config = AutoConfig.for_model("qwen2", **settings)
-    AutoModelForCausalLM.from_config(config).to(stored).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    wide, _ = load_model(tmp_path)
-    here = torch.device("cpu")
-    monkeypatch.setattr(loading, "best_device", lambda: here)
-    assert {p.dtype for p in load_to_sample(tmp_path, "")[0].parameters()} == {torch.float32}
-    narrow, _ = load_model(tmp_path, here, dtype=torch.bfloat16)
-    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
-    for a, b in zip(wide.buffers(), narrow.buffers(), strict=True):
-        assert b.dtype == torch.float32 and torch.equal(a, b)
 
 
 def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):

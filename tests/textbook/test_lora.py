@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from agents import random_episode
 from conftest import make_tiny_model
-from lora import AdapterView, LoraLinear, SharedBase, add_adapters, merge, use_adapter
+from lora import AdapterView, SharedBase, add_adapters, merge, use_adapter
 from policy import Critic, Policy, pack, recompute_activations
 
 
@@ -152,12 +152,6 @@ def test_the_merged_critic_is_a_critic_of_its_own(tiny_model, batch):
         close([critic(batch)], [plain(batch)])
 
 
-def test_a_model_without_adapters_is_merged_into_itself(tiny_model):
-    same = dict(merge(iter_full_weights(tiny_model), tiny_model))
-    assert all(torch.equal(same[name], w) for name, w in tiny_model.state_dict().items())
-    assert list(same) == list(tiny_model.state_dict())
-
-
 def test_there_is_one_base_in_memory(tiny_model):
     """The parameters that are not trained are those of one model: no copy for the critic, none for
     the reference. Trained are r (in + out) numbers a layer, twice, and a head."""
@@ -234,10 +228,3 @@ def test_what_cannot_be_adapted_is_refused(tiny_model):
     with pytest.raises(BadInput, match="larger than a layer.*take 32 at most"):
         add_adapters(copy.deepcopy(tiny_model), 33, 1)
     add_adapters(copy.deepcopy(tiny_model), 32, 1)
-
-
-def test_the_layers_are_those_of_the_blocks(tiny_model):
-    """All of them, in attention and MLP; not the output layer, which is V x H."""
-    root, *_ = shared(tiny_model)
-    found = [name for name, m in root.policy.model.named_modules() if isinstance(m, LoraLinear)]
-    assert len(found) == 2 * 7 and not any("lm_head" in name for name in found)

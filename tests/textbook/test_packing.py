@@ -7,7 +7,6 @@ import torch
 
 from agents import assert_close, episode_of, random_episode, rows_of
 from policy import Policy, Segment, micro_batches, pack, tree_mask
-from ppo import place_rewards
 
 
 def test_packing_by_the_worked_example():
@@ -127,29 +126,6 @@ def test_what_each_turn_is_paid():
         [0.4],
         [0.1],
     ]
-
-
-def test_packed_turns_and_their_rewards():
-    """Every sampled token knows its turn, and each turn's reward stands on its last one."""
-    batch = pack(
-        [paid(40, 36, 95, 100, reward=1.0), paid(40, 50, None, reward=0.0)], reward="delta"
-    )
-    assert batch.turn.tolist() == [
-        [0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 4, 4, 0],
-        [0, 0, 1, 1, 0, 2, 2, 0, 3, 3, 0, 0, 0, 0],
-    ]
-    placed = place_rewards(batch.reward, batch.turn)
-    assert (placed != 0).nonzero().tolist() == [
-        [0, 3],
-        [0, 6],
-        [0, 9],
-        [0, 12],
-        [1, 3],
-        [1, 6],
-        [1, 9],
-    ]
-    assert torch.allclose(placed.sum(1), torch.tensor([0.7, -0.3]))
-    assert ((batch.turn > 0) == batch.action_mask).all()
 
 
 def test_turns_are_counted_and_paid_as_was_asked():

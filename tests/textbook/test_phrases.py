@@ -9,11 +9,7 @@ By hand: "My landlord missed my graduation. I feel nervous.", a user who wants e
 this user: +7. The landlord is named: +2. That is 9, and nothing else is heard.
 """
 
-from support.errors import BadInput
-
 import asyncio
-import json
-import re
 
 import pytest
 
@@ -81,80 +77,8 @@ def test_the_points_of_each_rule(reply, change, heard):
     assert " ".join(notes(reply)) == heard
 
 
-def test_docs_have_the_same_points():
-    """docs/small.md shows the rules as a table: every key of POINTS, with its points."""
-    text = (phrases.PROMPTS.parent / "docs" / "small.md").read_text(encoding="utf-8")
-    rules = text.partition("## The user")[2].partition("## What came of it")[0]
-    rows = re.findall(r"^\| (.+?) \| .* \| ([+-]\d+(?:, [+-]\d+)*) \|$", rules, flags=re.MULTILINE)
-    shown = {}
-    for names, numbers in rows:
-        names, numbers = names.split(", "), numbers.split(", ")
-        shown.update(zip(names, numbers * len(names) if len(numbers) == 1 else numbers))
-    assert shown == {name: f"{number:+d}" for name, number in phrases.POINTS.items()}
-
-
-@pytest.mark.parametrize("need", NEEDS)
-def test_every_phrasing_of_a_need_is_heard_by_who_has_it(need):
-    """In a sentence about this user; somebody with another need is not helped by it alone."""
-    for phrase in phrases.phrasings()[need]:
-        heard = phrases.lists_heard(f"So {phrase} graduation.")
-        assert need in heard, phrase
-        assert "need" in notes(f"So {phrase} graduation.", need), phrase
-
-
-@pytest.mark.parametrize("rebuke", phrases.REBUKES)
-def test_dismissal_and_false_cheer(rebuke):
-    for phrase in phrases.phrasings()[rebuke]:
-        reply = f"{SORRY} But {phrase}."
-        assert rebuke in notes(reply), phrase
-        assert points(reply) < points(SORRY), phrase
-
-
-def test_a_second_need_helps_a_little_and_not_who_is_challenging():
-    advice = "You could try to ask about your graduation."
-    assert [points(advice, "side", challenging=hard) for hard in (False, True)] == [2, -3]
-
-
-def test_four_words_said_before_are_a_repetition():
-    """To this user."""
-    assert "repeated" in notes(SORRY, earlier=["Well, I am so sorry."])
-    assert "repeated" not in notes(SORRY, earlier=["Well, I am sorry."])
-    assert points(SORRY, earlier=[SORRY]) == points(SORRY) + phrases.POINTS["repeated"]
-
-
-def test_length_costs_beyond_forty_five_words():
-    # all different, so that nothing is repeated
-    words = sorted(word for word in phrases.known_words() if word.isalpha())[:75]
-
-    def heard(n):
-        note = phrases.Heard()
-        phrases.hear_faults(note, f"{' '.join(words[:n])}.", [])
-        return note.points, note.notes
-
-    assert heard(54) == (0, [])
-    assert heard(55) == (-1, ["long: 55 words"])
-    assert heard(75) == (-3, ["long: 75 words"])
-
-
-def test_six_words_in_ten_must_be_known():
-    known = "you are so very kind now and".split()
-    unknown = ["zxqv", "blorp", "wug", "flarn", "tresk"]
-    assert phrases.is_english(" ".join(known[:6] + unknown[:4]))  # 6 of 10
-    assert not phrases.is_english(" ".join(known + unknown))  # 7 of 12
-
-
-def test_its_own_people_speak_english():
-    """All that the users say, all phrasings, and the toy's replies are known words."""
-    for row in [*world.profiles("train", 64), *world.profiles("heldout"), *phrases.chatters()]:
-        assert phrases.is_english(row["scene"])
-    assert phrases.is_english("I can't believe she's been lying, that's awfully sad!")
-
-
-# ------------------------------------------------------------------------------ no fixed reply wins
-
-
-def final(replies, row, lines=()):
-    """The final emotion of a user who is told `replies`, through prompts, marks and parser."""
+def final(replies, row):
+    """The final emotion of a user who is told `replies`, through prompts and reader."""
     model = simulator.Simulator(phrases.PhrasesModel())
     user = simulator.User(model, simulator.Profile(**row))
 
@@ -170,105 +94,23 @@ def final(replies, row, lines=()):
     return user.emotion
 
 
-def test_no_fixed_reply_wins():
-    """Any one phrasing, or one of each need in a heap, said to everybody in every turn, leaves
-    users sadder than they came."""
-    users = world.profiles("heldout", 16)
-    scenes = [world.read_scene(row["scene"], row["task"]) for row in users]
-    lists = phrases.phrasings()
-    heap = " ".join(f"{lists[need][0].capitalize()} this." for need in NEEDS)
-    fixed = [heap, SORRY]
-    for need in NEEDS:
-        fixed += [f"So {phrase} you feel." for phrase in lists[need]]
-    for reply in fixed:
-        finals = [30 + sum_of_changes([reply] * 4, scene) for scene in scenes]
-        assert sum(finals) / len(finals) < 30, reply
-    # the whole way, through prompts, marks and parser
-    assert sum(final([SORRY] * 4, row) for row in users) / len(users) < 30
-
-
-def sum_of_changes(replies, scene):
-    """What `replies` change in sum (that they stay between 0 and 100 is left out)."""
-    return sum(phrases.listen(reply, scene, replies[:n]).change for n, reply in enumerate(replies))
-
-
-def test_the_right_reply_wins():
-    """Four different phrasings of the need, each about this user, lift everybody."""
-    for row in world.profiles("heldout", 8):
+def test_the_right_reply_wins_and_no_fixed_reply():
+    """Four different phrasings of the need, each about this user, lift everybody. One phrasing
+    said to everybody in every turn leaves users sadder than they came."""
+    people = world.profiles("heldout", 16)
+    for row in people[:8]:
         read = world.read_scene(row["scene"], row["task"])
-        replies = [
-            f"So {phrase}, {read.person} and all."
-            for phrase in phrases.phrasings()[read.need][::6][:4]
-        ]
-        assert final(replies, row) >= 50, (read.need, replies)
-
-
-# --------------------------------------------------------------------------------- people who chat
-
-
-def test_forty_people_chat():
-    rows = phrases.chatters()
-    assert len(rows) == 40 == len({row["id"] for row in rows})
-    assert len({(row["scene"], row["task"]) for row in rows}) == 40
-    assert [row["target"] for row in rows].count("target") == 20
-
-
-def test_a_word_of_every_interest_is_about_nothing():
-    """One word of each of twenty interests is on everybody's topic. Said again and again, it wins
-    nobody."""
-    salad = "My " + ", ".join(listed.split()[0] for listed in phrases.INTERESTS.values()) + "?"
-    assert len(phrases.INTERESTS) == 20
-    chat = phrases.Chat("chess", "poetry", ["I want to tell you about chess."], True)
-    assert phrases.listen_chatting(salad, chat, []).points == 4 + 4 - 5
-    four = "Is it the river, the recipe, the paint or the board?"
-    assert phrases.listen_chatting(four, chat, []).points == 4 + 4
-    finals = [final([salad] * 10, row) for row in phrases.chatters()]
-    assert sum(finals) / len(finals) < 30
+        phrasings = phrases.phrasings()[read.need][::6][:4]
+        assert final([f"So {phrase}, {read.person} and all." for phrase in phrasings], row) >= 50
+    assert sum(final([SORRY] * 4, row) for row in people) / len(people) < 30
 
 
 def test_somebody_who_chats_wants_the_interest_and_not_comfort():
     chat = phrases.Chat("chess", "poetry", ["I want to tell you about chess."], True)
 
-    def change(reply, chat=chat):
+    def change(reply):
         return phrases.listen_chatting(reply, chat, []).points
 
     assert change("What is your favorite chess opening?") == 8
-    assert change("Chess is a good game.") == 4
     assert change("I am so sorry to hear that. That must be hard.") == -3 - 5
-    assert change("It was a long day.") == -3
     assert change("I love poetry, and chess.") == 4 - 6
-    assert change("Chess is a good game, cheer up.") == 4 - 4
-    assert (change("..."), change("Zxqv blorp wug flarn.")) == (-10, -8)
-    teller = phrases.Chat("chess", "poetry", ["Nothing new on my side."], False)
-    assert change("I played chess with my uncle.", teller) == 8
-    assert change("Do they play chess?", teller) == 4
-
-
-# ---------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    "text, complaint",
-    [
-        ("[anger]\nyou idiot\n", "line 1: no need is called 'anger'"),
-        ("so sorry\n", "line 1: a phrasing stands before"),
-        ("[listen]\ngo on\n", "nothing is listed under [analyse]"),
-    ],
-)
-def test_a_broken_list_is_one_line(tmp_path, monkeypatch, text, complaint):
-    (tmp_path / "phrases.txt").write_text(text)
-    monkeypatch.setattr(phrases, "PROMPTS", tmp_path)
-    with pytest.raises(BadInput) as error:
-        phrases.phrasings.__wrapped__()
-    assert complaint in str(error.value) and "\n" not in str(error.value)
-
-
-def test_people_of_other_files_are_refused():
-    prompt = json.dumps([])
-    with pytest.raises(world.NotOfThisWorld):
-        asyncio.run(
-            phrases.PhrasesModel()(
-                "mark abcd\n<background>\nx\n</background>\n<hidden_theme>\ny\n</hidden_theme>\n"
-                f"<dialogue>\n{prompt}\n</dialogue>\n<emotion_level>Emotion-C</emotion_level>"
-            )
-        )

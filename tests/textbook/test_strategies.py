@@ -1,4 +1,4 @@
-"""The 24 strategies: how a judge's tags are read, and what is counted over tagged replies.
+"""The 24 strategies: what is counted over tagged replies.
 
 By hand: three replies of one dialogue, tagged
 
@@ -16,8 +16,6 @@ import random
 
 import pytest
 
-from marks import sign
-from tools.strategies import read_strategies
 from tools.strategy_codes import (
     CODES,
     RLVER_GROUPS,
@@ -31,9 +29,6 @@ from tools.strategy_codes import (
 )
 from toy import world
 from toy.words import ACTS
-
-NAMES = {code: f"kind {letter}" for code, letter in zip(CODES, "abcdefghijklmnopqrstuvwx")}
-MARK = "kqvt"
 
 
 def test_the_example_by_hand():
@@ -141,79 +136,6 @@ def test_there_are_24_strategies_in_7_groups():
     assert {code for group in RLVER_GROUPS.values() for code in group} <= set(CODES)
     assert set(TOY_CODES.values()) <= set(CODES)
     assert set(TOY_CODES) | {"topic"} == set(ACTS)
-
-
-def test_codes_are_read_and_names_only_counted():
-    """The paper's own worked example calls F-3 by the name of F-4: the code wins. However the codes
-    are strung together none is lost, and what strings them is no name."""
-    for text, codes, misnamed in (
-        ("Analysis ... <Strategy> (C-2) kind j, (G-1) Kind W</Strategy>", ["C-2", "G-1"], 0),
-        ("<Strategy>(F-3) kind a</Strategy>", ["F-3"], 1),
-        ("<Strategy>none</Strategy>", [], 0),
-        ("<Strategy>（D－1）kind k</Strategy>", ["D-1"], 0),
-        (
-            "<Strategy>B-2 / C-1 + D-1 G-1&A-1. A-2</Strategy>",
-            ["B-2", "C-1", "D-1", "G-1", "A-1", "A-2"],
-            0,
-        ),
-        ("<Strategy>**(B-2)** kind g.</Strategy>", ["B-2"], 0),
-        ("<Strategy>(B-2) kind j and (C-1) kind i</Strategy>", ["B-2", "C-1"], 1),
-    ):
-        assert read_strategies(sign(text, MARK), NAMES, MARK) == {
-            "codes": codes,
-            "misnamed": misnamed,
-        }, text
-
-
-def test_deeper_empathy_excludes_the_shallower_within_a_paragraph():
-    """B-2 excludes B-1 and B-3 both, but only in its own paragraph."""
-
-    def read(*paragraphs):
-        text = "\n".join(f"<Strategy>{paragraph}</Strategy>" for paragraph in paragraphs)
-        return read_strategies(sign(text, MARK), NAMES, MARK)["codes"]
-
-    assert read("(B-1), (B-2)") == ["B-2"] and read("(B-2), (B-3), (B-1)") == ["B-3"]
-    assert read("(B-1)", "(B-2)", "(B-3)") == ["B-1", "B-2", "B-3"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(C-2) story",
-        "<Strategy>warmth</Strategy>",
-        "",
-        "I refuse.",
-        "<Strategy>(B-4) x</Strategy>",
-        "<Strategy>(H-1) x</Strategy>",
-        "<Strategy>B-2 / Z-9</Strategy>",
-        "<Strategy></Strategy>",
-        "<Strategy>(D-1) kind k, not (B-3)</Strategy>",
-        '<Strategy>none: it says "E-1 is your gate"</Strategy>',
-        "<Strategy>(F-5) take the A 4 to exit G 2</Strategy>",
-        "<Strategy>none, (D-1)</Strategy>",
-    ],
-)
-def test_no_tag_and_unknown_codes_are_refused(text):
-    """The judge is asked again; nothing is guessed."""
-    with pytest.raises(ValueError):
-        read_strategies(sign(text, MARK), NAMES, MARK)
-
-
-def test_a_tag_that_a_reply_brings_along_is_no_strategy():
-    """A quoted <Strategy> counted in 180 replies of 180. Only tags with the mark count; one that is
-    not closed with it would take the quotation in, so the judge is asked again."""
-    own = f"<Strategy {MARK}>(D-1) kind k</Strategy {MARK}>"
-    for forged in (
-        "<Strategy>(B-3) deep</Strategy>",
-        "<Strategy zzzz>(B-3)</Strategy zzzz>",
-        "</Strategy>",
-        "<Strategy>",
-    ):
-        for text in (f"They wrote {forged}.\n{own}", f"{own}\n{forged}", f"{own}\nEnd\n{forged}"):
-            assert read_strategies(f"{text}\nEnd {MARK}", NAMES, MARK)["codes"] == ["D-1"]
-    for text in (f"<Strategy {MARK}>(D-1) kind k</Strategy>", f"<Strategy {MARK}>(D-1) {own}"):
-        with pytest.raises(ValueError):
-            read_strategies(f"{text}\nEnd {MARK}", NAMES, MARK)
 
 
 def test_tags_of_the_toy_are_exact():

@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agents import LINES, LoadedDice
 from engine import TorchEngine
 from families import FAMILIES, REFUSED, THINKING, tokenizer_of, turns
-from policy import Agent, Episode, Policy, pack, take_thoughts
+from policy import Agent, take_thoughts
 
 
 def own_ids(chat, *said):
@@ -189,37 +189,6 @@ def test_a_switch_of_the_template_closes_the_thought():
     assert "<think>" not in chat.decode(trunk)
     with pytest.raises(BadModel, match="leave out --think"):
         ChatFormat(tokenizer, think=True, template_args={"enable_thinking": False})
-
-
-@pytest.mark.parametrize(
-    "name, how",
-    [("R1-distill", dict(think=True)), ("Qwen3", dict(template_args={"enable_thinking": False}))],
-)
-def test_an_opening_is_packed_in_front_of_its_reply(name, how):
-    """What training computes of the packed row is what a row a turn gives, to 1e-5: the opening is
-    seen by its reply, and the reply's positions go on behind it."""
-    chat = ChatFormat(tokenizer_of(name), "Be warm.", **how)
-    agent, _ = converse(
-        chat,
-        ["hurt</think>I am here." if "think" in how else "I am here."] * 3,
-        think="think" in how,
-    )
-    model = agent.engine.model
-    model.set_attn_implementation("sdpa")  # the engine's attention wants a mask with every call
-    log_probs, _ = Policy(model)(pack([Episode("p", 0, "", segments=agent.segments)]))
-    trunk, expected = [], []
-    for segment in agent.segments:
-        if segment.log_probs is not None:
-            prompt = trunk + chat.opening
-            logits = model(torch.tensor([prompt + segment.ids]), use_cache=False).logits[
-                0, len(prompt) - 1 : -1
-            ]
-            expected.append(logits.log_softmax(-1)[torch.arange(len(segment.ids)), segment.ids])
-        trunk += segment.ids * (segment.branch == 0)
-    expected = torch.cat(expected)
-    assert (log_probs[log_probs != 0] - expected).abs().max() < 1e-5
-    sampled = torch.tensor([x for s in agent.segments for x in s.log_probs or []])
-    assert (sampled - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

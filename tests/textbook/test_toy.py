@@ -106,13 +106,13 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
     lines = []
     for _ in range(2):
         user = User(make_simulator("toy"), HAND)
-        heard = [asyncio.run(user.answer())]
+        heard = [asyncio.run(user.open())]
         for reply, moved in (
             (sentences("advise", "boss", "angry")[0], {8, 10}),
             ("My, what a cake!", {-7}),
         ):
-            text, change, _ = asyncio.run(user.feel(reply))
-            heard += [text, asyncio.run(user.answer())]
+            text, change = asyncio.run(user.feel(reply))
+            heard += [text, asyncio.run(user.answer())[0]]
             assert change in moved
         assert (
             heard[0] == "My boss ate my cake. I feel angry. Cue one."
@@ -146,7 +146,7 @@ def test_a_guarded_user_opens_up_at_the_third_line():
         for profile in toy_profiles("heldout", 16):
             user = User(make_simulator("toy", difficulty=difficulty), profile, emotion=50)
             scene = read_scene(profile.scene, profile.task)
-            lines = [asyncio.run(user.answer()) for _ in range(4)]
+            lines = [asyncio.run(user.answer())[0] for _ in range(4)]
             for n, line in enumerate(lines):
                 assert any(cue in line for cue in scene.cues) == (n >= first)
                 assert any(detail in line for detail in scene.details) == (n < first)
@@ -154,13 +154,12 @@ def test_a_guarded_user_opens_up_at_the_third_line():
 
 
 def test_a_user_below_ten_says_goodbye():
-    """SAGE: at Emotion-F the user leaves. The line must be one that ends the dialogue."""
+    """SAGE: at Emotion-F the user leaves, and says so."""
     for difficulty in ("vanilla", "challenging"):
         for emotion in (9, 10):
-            line = asyncio.run(
-                User(make_simulator("toy", difficulty=difficulty), HAND, emotion=emotion).answer()
-            )
-            assert line.endswith("Goodbye.") == (emotion < 10)
+            user = User(make_simulator("toy", difficulty=difficulty), HAND, emotion=emotion)
+            line, goodbye = asyncio.run(user.answer())
+            assert line.endswith("Goodbye.") == goodbye == (emotion < 10)
 
 
 # --------------------------------------------------------------------------------------- what helps

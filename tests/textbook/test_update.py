@@ -35,6 +35,30 @@ from tabular import (
 pytestmark = pytest.mark.usefixtures("unclipped")
 
 
+def gradients(
+    policy, minibatches, advantages, critic=None, returns=None, old=None, ref=None, cfg=None, **more
+):
+    """What `optimize` makes of two models that stand still: (the policy's gradient at each step,
+    the critic's, the metrics). more: of the models."""
+    batches = sum(minibatches, [])
+    notes, part = Notes(policy), None
+    if critic:
+        old_values = [critic(batch).detach() for batch in batches]
+        part = CriticPart(critic, Notes(critic), old_values, returns)
+    metrics = optimize(
+        policy,
+        notes,
+        minibatches,
+        old or log_probs_of(policy, batches),
+        advantages,
+        cfg or cfg_of(),
+        models_of(**more),
+        ref=ref,
+        critic=part,
+    )
+    return notes.seen, part.optimizer.seen if part else [], metrics
+
+
 def test_the_metrics_are_means_over_all_tokens_and_steps():
     """On paper, for a policy to which all five tokens are alike, and which stands still: entropy
     log 5. Four tokens with a ratio of 1; in a second mini-batch four with 1.5, which the clip
@@ -50,17 +74,11 @@ def test_the_metrics_are_means_over_all_tokens_and_steps():
     ]
     old = [o - math.log(ratio) for o, ratio in zip(log_probs_of(policy, batches), (1, 1.5, 0.5))]
     for ranks in (1, 2):
-        notes = Notes(policy)
-        metrics = optimize(
-            policy,
-            notes,
-            [batches[:1], batches[1:]],
-            old,
-            [torch.ones(b.ids.shape) for b in batches],
-            cfg_of(),
-            models_of(reduce=functools.partial(torch.mul, ranks)),
-        )
-        norms = [float(gradient.norm()) for gradient in notes.seen]
+        minibatches = [batches[:1], batches[1:]]
+        ones = [torch.ones(b.ids.shape) for b in batches]
+        reduce = functools.partial(torch.mul, ranks)
+        seen, _, metrics = gradients(policy, minibatches, ones, old=old, reduce=reduce)
+        norms = [float(gradient.norm()) for gradient in seen]
         wanted = {
             "kl": (4 * (0.5 - math.log(1.5)) + 2 * (math.log(2) - 0.5)) / 10,
             "entropy": math.log(5),
@@ -87,21 +105,8 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
         advantages = [
             torch.tensor([[a] for _, a in part]) * b.action_mask for part, b in zip(cuts, batches)
         ]
-        notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, batches)
-        metrics = optimize(
-            policy,
-            notes,
-            [batches],
-            old,
-            advantages,
-            cfg_of(entropy_coef=0.01, kl_coef=0.1),
-            models_of(),
-            ref=log_probs_of(Table(9), batches),
-            critic=CriticPart(
-                critic, critic_notes, [critic(b).detach() for b in batches], advantages
-            ),
-        )
-        return notes.seen, critic_notes.seen, metrics
+        ref, cfg = log_probs_of(Table(9), batches), cfg_of(entropy_coef=0.01, kl_coef=0.1)
+        return gradients(policy, [batches], advantages, critic, advantages, ref=ref, cfg=cfg)
 
     (gradient,), (critic_gradient,), metrics = update(cut)
     (whole,), (critic_whole,), wanted = update([4])
@@ -120,24 +125,9 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(cut):
 def test_a_gradient_is_of_its_own_step():
     """Two mini-batches of the same dialogues, under weights that stand still: both steps see the
     same gradient. One that is not reset brings the first along into the second."""
-    policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, [batch] * 2)
-    optimize(
-        policy,
-        notes,
-        [[batch], [batch]],
-        old,
-        [normal(*batch.ids.shape, seed=1)] * 2,
-        cfg_of(),
-        models_of(),
-        critic=CriticPart(
-            critic,
-            critic_notes,
-            [critic(batch).detach()] * 2,
-            [normal(*batch.ids.shape, seed=2)] * 2,
-        ),
-    )
-    for seen in (notes.seen, critic_notes.seen):
+    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
+    advantages, returns = ([normal(*batch.ids.shape, seed=s)] * 2 for s in (1, 2))
+    for seen in gradients(Table(), [[batch], [batch]], advantages, Values(), returns)[:2]:
         assert len(seen) == 2 and torch.equal(*seen) and seen[0].abs().max() > 1e-3
 
 
@@ -181,24 +171,22 @@ def test_what_sharding_divides_is_multiplied_back():
     is made larger by the number of ranks, the critic's too. Else the more GPUs, the wider the limit
     on its norm."""
 
-    def gradients(ranks):
-        policy, critic, batch = Table(), Values(), pack(talk(0, 2, 5), talk(1, 3, 4))
-        notes, critic_notes = Notes(policy), Notes(critic)
-        optimize(
-            policy,
-            notes,
+    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
+    advantages, returns = ([normal(*batch.ids.shape, seed=s)] for s in (1, 2))
+    one, eight = (
+        gradients(
+            Table(),
             [[batch]],
-            log_probs_of(policy, [batch]),
-            [normal(*batch.ids.shape, seed=1)],
-            cfg_of(entropy_coef=0.1),
-            models_of(world_size=ranks),
-            critic=CriticPart(
-                critic, critic_notes, [critic(batch).detach()], [normal(*batch.ids.shape, seed=2)]
-            ),
+            advantages,
+            Values(),
+            returns,
+            cfg=cfg_of(entropy_coef=0.1),
+            world_size=ranks,
         )
-        return torch.cat(notes.seen + critic_notes.seen)
-
-    close(gradients(8), 8 * gradients(1))
+        for ranks in (1, 8)
+    )
+    for of_one, of_eight in zip(one[:2], eight[:2]):
+        close(of_eight[0], 8 * of_one[0])
 
 
 def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
@@ -207,25 +195,10 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
     none."""
 
     def step(*micros):
-        policy, critic = Table(), Values()
-        notes, critic_notes, old = Notes(policy), Notes(critic), log_probs_of(policy, micros)
-        metrics = optimize(
-            policy,
-            notes,
-            [list(micros)],
-            old,
-            [torch.ones(b.ids.shape) for b in micros],
-            cfg_of(entropy_coef=0.1),
-            models_of(),
-            critic=CriticPart(
-                critic,
-                critic_notes,
-                [critic(b).detach() for b in micros],
-                [torch.ones(b.ids.shape) for b in micros],
-            ),
-        )
+        ones, cfg = [torch.ones(b.ids.shape) for b in micros], cfg_of(entropy_coef=0.1)
+        seen, of_critic, metrics = gradients(Table(), [list(micros)], ones, Values(), ones, cfg=cfg)
         # to take no step at all is right as well
-        return torch.cat(notes.seen + critic_notes.seen or [torch.zeros(1)]), metrics
+        return torch.cat(seen + of_critic or [torch.zeros(1)]), metrics
 
     speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
     (wanted, told), (got, said), (none, nothing) = (
@@ -248,34 +221,25 @@ def test_importance_weights_are_in_the_policy_loss_only():
     old, ref = log_probs_of(policy, [exact]), log_probs_of(Table(9), [exact])
     returns = [normal(*exact.ids.shape, seed=8)]
 
-    def gradients(batch, advantages, **more):
-        notes, critic_notes = Notes(policy), Notes(critic)
-        optimize(
-            policy,
-            notes,
-            [[batch]],
-            old,
-            [advantages],
-            cfg_of(**more),
-            models_of(),
-            ref=ref,
-            critic=CriticPart(critic, critic_notes, [critic(batch).detach()], returns),
+    def step(batch, advantages, **more):
+        found = gradients(
+            policy, [[batch]], [advantages], critic, returns, old, ref, cfg_of(**more)
         )
-        return notes.seen[0], critic_notes.seen[0]
+        return found[0][0], found[1][0]
 
     none = torch.zeros(exact.ids.shape, dtype=torch.float64)
     for name in ("k2", "k3", "k3-ratio"):
         for a, b in zip(
-            gradients(exact, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
-            gradients(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+            step(exact, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
+            step(off, none, entropy_coef=0.3, kl_coef=0.5, kl_estimator=name),
         ):
             assert torch.equal(a, b) and a.abs().max() > 1e-3
     advantages = normal(*exact.ids.shape, seed=5)
     w = (old[0] - off.engine_log_probs).exp()
     assert (w[off.action_mask] > 2).any() and (w[off.action_mask] < 1).any()
     # the same thing: at ratio 1 they are factors alike
-    weighed, _ = gradients(exact, advantages * w.clamp(max=2))
-    close(gradients(off, advantages)[0], weighed)
+    weighed, _ = step(exact, advantages * w.clamp(max=2))
+    close(step(off, advantages)[0], weighed)
 
 
 def test_the_entropy_is_a_bonus():
@@ -283,20 +247,12 @@ def test_the_entropy_is_a_bonus():
     its preferences, a little. With the wrong sign it would only grow more certain of what it does
     already. The mean is over the policy's tokens, here all behind token 0."""
     policy, _, batch = every_outcome()
-    notes = Notes(policy)
-    optimize(
-        policy,
-        notes,
-        [[batch]],
-        log_probs_of(policy, [batch]),
-        [torch.zeros(batch.ids.shape)],
-        cfg_of(entropy_coef=0.3),
-        models_of(),
-    )
+    nothing = [torch.zeros(batch.ids.shape)]
+    (seen,), *_ = gradients(policy, [[batch]], nothing, cfg=cfg_of(entropy_coef=0.3))
     (up,) = torch.autograd.grad(
         torch.distributions.Categorical(logits=policy.logits[0]).entropy(), policy.logits
     )
-    close(notes.seen[0], -0.3 * up.flatten())
+    close(seen, -0.3 * up.flatten())
 
 
 def test_each_model_is_clipped_by_itself(monkeypatch):
@@ -342,17 +298,10 @@ def test_grad_norm_is_the_mean_over_all_mini_batches(monkeypatch):
 
     def optimise_at(chosen, limit):
         monkeypatch.setattr(ppo, "MAX_GRAD_NORM", limit)
-        notes, scale = Notes(policy), [1.0, 4.0, 0.2]
-        metrics = optimize(
-            policy,
-            notes,
-            [[batches[i]] for i in chosen],
-            log_probs_of(policy, [batches[i] for i in chosen]),
-            [scale[i] * batches[i].action_mask for i in chosen],
-            cfg_of(),
-            models_of(),
-        )
-        return metrics["grad_norm"], [float(g.norm()) for g in notes.seen]
+        scale = [1.0, 4.0, 0.2]
+        advantages = [scale[i] * batches[i].action_mask for i in chosen]
+        seen, _, metrics = gradients(policy, [[batches[i]] for i in chosen], advantages)
+        return metrics["grad_norm"], [float(g.norm()) for g in seen]
 
     mean, norms = optimise_at([0, 1, 2], INF)
     assert max(norms) > 2 * min(norms)

@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from marks import LIN, write
+from answering import LIN
+from result_files import write
 from simulator import (
     Profile,
     load_profiles,
@@ -81,7 +82,7 @@ BAD_FILES = {
     "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "int"]),
     "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
     "wrong optional": ([{**LIN, "first_talk": ["hi"]}], ["line 1", "'first_talk'", "list"]),
-    "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "line 1"]),
+    "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "earlier line"]),
 }
 
 
