@@ -103,13 +103,13 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
 
 @pytest.mark.soak
 def test_a_run_over_a_server_with_every_fault(tmp_path):
-    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for 20 s: no step lost, under 1 %
+    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for two minutes: no step lost, under 1 %
     of the dialogues, and it learns as the run without does. Three combined standard errors, because
     those are of the evaluations alone: from the first lost dialogue on these are two runs, and two
     runs differ by more."""
     faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02})]
     without, usual = run_over_server(tmp_path / "without")
-    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 20]")
+    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 120]")
     assert len(rows) == len(without) == 10
     assert sum(row["dropped"] for row in rows) < 0.01 * 10 * 64
     errors = usual["stderr"] ** 2 + score["stderr"] ** 2
