@@ -150,9 +150,6 @@ class Handler(BaseHTTPRequestHandler):
     def text_for(self, request, fault, garbage):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
-        if is_check(prompt) and "<hidden_theme>" not in prompt:  # a judge's
-            answer = any_value(request["response_format"]["json_schema"]["schema"])
-            return json.dumps({**answer, "code": world.code_in(prompt)})
         if is_check(prompt):
             difficulty = "challenging" if '"reason"' in prompt else "vanilla"
             text = asyncio.run(world.ScriptedModel(difficulty)(prompt))
@@ -221,13 +218,6 @@ def toy_people(directory):
 def is_check(prompt):
     """Is it what a program asks first, before anything is paid for?"""
     return CHECK_DIALOGUE[1]["text"] in prompt
-
-
-def any_value(schema):
-    """A value that a JSON Schema allows."""
-    if schema["type"] == "object":
-        return {key: any_value(inner) for key, inner in schema["properties"].items()}
-    return {"array": [], "string": "x", "integer": 1, "boolean": False}[schema["type"]]
 
 
 def mild_answer(prompt, change=1):
