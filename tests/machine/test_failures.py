@@ -82,8 +82,8 @@ def test_a_nan_loss_stops_the_run_and_spares_the_weights(tiny_dir, tmp_path, mon
 def test_a_broken_group_stops_the_run(tiny_dir, tmp_path, monkeypatch, capfd):
     """Defect 1 makes such groups: a neighbour's user behind one dialogue. Mean and std over
     different people mean nothing."""
-    whole = [Episode(name, group, "Hello.") for name, group in (("ann", 0), ("ben", 1), ("ann", 0))]
-    check_groups(whole)
+    whole = [Episode("ann", 0, "Hello."), Episode("ben", 1, "Hello.")]
+    check_groups([*whole, Episode("ann", 0, "Hello.")])
     for broken in (Episode("ben", 0, "Hello."), Episode("ann", 0, "Hi.")):
         with pytest.raises(SelfCheckFailed, match="group 0"):
             check_groups([*whole, broken])
