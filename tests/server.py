@@ -220,10 +220,10 @@ def is_check(prompt):
     return CHECK_DIALOGUE[1]["text"] in prompt
 
 
-def mild_answer(prompt, change=1):
+def mild_answer(prompt):
     """A user whom nothing upsets, and who never leaves: the same change and line for ever. For
     measuring, where every dialogue must take all its turns."""
-    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(change)
+    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(1)
 
 
 def failure(status, message, headers=None):
