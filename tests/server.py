@@ -150,9 +150,6 @@ class Handler(BaseHTTPRequestHandler):
     def text_for(self, request, fault, garbage):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
-        if is_check(prompt) and "<hidden_theme>" not in prompt:  # a judge's
-            answer = any_value(request["response_format"]["json_schema"]["schema"])
-            return json.dumps({**answer, "code": world.code_in(prompt)})
         if is_check(prompt):
             difficulty = "challenging" if '"reason"' in prompt else "vanilla"
             text = asyncio.run(world.ScriptedModel(difficulty)(prompt))
@@ -223,17 +220,10 @@ def is_check(prompt):
     return CHECK_DIALOGUE[1]["text"] in prompt
 
 
-def any_value(schema):
-    """A value that a JSON Schema allows."""
-    if schema["type"] == "object":
-        return {key: any_value(inner) for key, inner in schema["properties"].items()}
-    return {"array": [], "string": "x", "integer": 1, "boolean": False}[schema["type"]]
-
-
-def mild_answer(prompt, change=1):
+def mild_answer(prompt):
     """A user whom nothing upsets, and who never leaves: the same change and line for ever. For
     measuring, where every dialogue must take all its turns."""
-    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(change)
+    return saying("Hm, go on.") if "<emotion_level>" in prompt else feeling(1)
 
 
 def failure(status, message, headers=None):

@@ -9,7 +9,7 @@ from support.errors import (
     SimulatorRefused,
     UnreadableAnswers,
 )
-from support.servers import CallLog, ServerModel
+from support.servers import CallLog, ServerModel, json_schema
 
 import asyncio
 import json
@@ -26,6 +26,36 @@ from server import SOON, Loopback, completion, failure, mild_answer
 from simulator import REPLY_SCHEMA, Simulator, make_simulator, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("quick")
+
+# ----------------------------------------------------------------------------------------- the form
+
+
+def test_a_judges_schema_by_hand():
+    """Scales and lists of allowed words are left to whoever reads the answer: not all servers know
+    a bound or an enum."""
+    schema = {"why": {"ED": str}, "code": str, "score": range(1, 6), "kinds": [("a", "b")]}
+    text = {"type": "string"}
+    properties = {
+        "why": object_of(ED=text),
+        "code": text,
+        "score": {"type": "integer"},
+        "kinds": {"type": "array", "items": text},
+    }
+    assert json_schema(schema) == object_of(**properties)
+
+
+def object_of(**properties):
+    """The JSON Schema of an object."""
+    closed = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
+
+
+def test_the_loopback_server_finds_a_wrong_schema(monkeypatch):
+    """It would be no check if it took anything."""
+    for wrong in (object_of(thinking={"type": "string"}), {"type": "string"}):
+        monkeypatch.setattr("support.servers.json_schema", lambda kind, wrong=wrong: wrong)
+        with pytest.raises(AssertionError), Loopback() as server:
+            asyncio.run(user_at(server).answer())
 
 
 # ------------------------------------------------------------------------------ what is tried again

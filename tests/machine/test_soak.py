@@ -103,10 +103,10 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
 
 @pytest.mark.soak
 def test_a_run_over_a_server_with_every_fault(tmp_path):
-    """30 % of calls 429, 5 % garbage, 2 % hang, the server away for two minutes: no step lost, under 1 %
-    of the dialogues, and it learns as the run without does. Three combined standard errors, because
-    those are of the evaluations alone: from the first lost dialogue on these are two runs, and two
-    runs differ by more."""
+    """30 % of calls 429, 5 % garbage, 2 % hang, two minutes without a server: no step lost, under
+    1 % of the dialogues, and it learns as the run without does. Three combined standard errors,
+    because those are of the evaluations alone: from the first lost dialogue on these are two runs,
+    and two runs differ by more."""
     faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02})]
     without, usual = run_over_server(tmp_path / "without")
     rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 120]")
