@@ -56,7 +56,7 @@ def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
     hang."""
     calls, answer = iter(range(1000)), world.ScriptedModel.__call__
 
-    async def tired(self, prompt):
+    async def tired(self, prompt, schema):
         if next(calls) == 30:  # in step 1: the evaluation before asks at most 4 * (1 + 3 + 2) times
             signal.raise_signal(signal.SIGINT)
         return await answer(self, prompt)
