@@ -1,7 +1,7 @@
 """A judge that answers as models do, and files that are wrong: what all tools share that ask one.
 Reading its answers is tested by hand in tests/textbook/test_judge_answers.py."""
 
-from support.servers import json_schema
+from support.servers import ServerModel, json_schema
 
 import asyncio
 import json
@@ -12,7 +12,9 @@ import pytest
 
 import judging
 import simulator
+import tools.judge
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
+from server import Loopback, check_form, completion
 from simulator import Unreadable, code_of, fill, read_answer
 from tools import capabilities, coordinate, dialogues, needs, strategies, validity
 from tools.dialogues import load_dialogues
@@ -209,3 +211,23 @@ def test_an_analysis_is_the_same_of_our_file_and_of_sages(good, tmp_path):
     assert sages["activity"] == "心里一暖" and list(sages) == list(ours)
     for unreadable in (None, "Content kqvt: c\nActivity kqvt: a", {"activity": "a"}):
         assert dialogues.analysis_of({**turn, "analysis": unreadable}) is None
+
+
+def test_a_judge_on_a_server(good, monkeypatch, capsys):
+    """Over real sockets; the server holds the schema that it is sent against the answer's."""
+    monkeypatch.setattr(tools.judge, "ServerModel", ServerModel)
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        text = asyncio.run(ScriptedJudge()(prompt, capabilities.SCHEMA))
+        check_form(request, text)
+        return 200, {}, completion(text)
+
+    with Loopback(reply=reply) as server:
+        code, judged = run("capabilities", good, "--judge", f"openai:scripted@{server.url}")
+    scripted_code, scripted = run("capabilities", good)
+    found = [
+        [answer["found"] for answer in side["capabilities"]["answers"]]
+        for side in (judged, scripted)
+    ]
+    assert code == scripted_code == 0 and found[0] == found[1]
