@@ -46,6 +46,6 @@ def test_one_reply_moves_the_emotion_by_ten_at_most():
 
 def test_a_wild_answer_is_logged_as_it_counts():
     """The change of a turn is the clamped one: the log adds up to the emotion."""
-    user = user_of(Model(feeling(99)))
+    user = user_of(Model([feeling(99)]))
     _, change = asyncio.run(user.feel("Hello."))
     assert change == 10 and user.emotion == 40
