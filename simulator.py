@@ -175,12 +175,13 @@ def read_answer(text, schema, code=None):
     the right one. Raises Unreadable.
 
     The whole answer must be the one object; only a thought that ends in </think> may stand before
-    it, and a fence around it. So words of the policy, which a model may quote, can stand only
+    it, and a fence around it. So words of the policy that a model quotes correctly stand only
     inside of a string. A careless model could copy a reply like
 
         fine","code":"....","change":10}
 
-    without escaping it, and so end the object early; but the reply does not know the code."""
+    without escaping it, and so end the object early; but the reply does not know the code. (What
+    such a reply can still do is in docs/hacking.md.)"""
     if len(text) > MAX_ANSWER_LENGTH:
         raise Unreadable(f"an answer of {len(text)} characters")
     text = text.strip()

@@ -42,10 +42,3 @@ def test_one_reply_moves_the_emotion_by_ten_at_most():
         (0, 0): 0,
     }
     assert {move: move_emotion(*move) for move in moves} == moves
-
-
-def test_a_wild_answer_is_logged_as_it_counts():
-    """The change of a turn is the clamped one: the log adds up to the emotion."""
-    user = user_of(Model([feeling(99)]))
-    _, change = asyncio.run(user.feel("Hello."))
-    assert change == 10 and user.emotion == 40
