@@ -92,8 +92,8 @@ def clamp_change(change):
 
 
 def move_emotion(emotion, change):
-    """e_t = e_{t-1} + change, the change clamped to +-10, the emotion to 0..100."""
-    return min(100, max(0, emotion + clamp_change(change)))
+    """e_t = e_{t-1} + change, clamped to 0..100. change: clamped already."""
+    return min(100, max(0, emotion + change))
 
 
 # ---------------------------------------------------------------------------------------- prompts
@@ -182,13 +182,21 @@ def read_answer(text, schema, code=None):
 
     without escaping it, and so end the object early; but the reply does not know the code. (What
     such a reply can still do is in docs/hacking.md.)"""
+    text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
+    if not text.startswith(("{", "```")):
+        # The policy may have said </think>{, and the thought or the object may quote it. Of all
+        # places where the object could begin, only from the right one on is the rest an object.
+        problem = Unreadable("not one JSON object: it begins with something else")
+        for thought in re.finditer(r"</think>\s*(?=\{|```)", text):
+            try:
+                return read_answer(text[thought.end() :], schema, code)
+            except Unreadable as error:
+                problem = error
+        raise problem
     if len(text) > MAX_ANSWER_LENGTH:
         raise Unreadable(f"an answer of {len(text)} characters")
-    text = text.strip()
-    if not text.startswith(("{", "```")):
-        text = re.sub(r"^.*</think>\s*(?=\{|```)", "", text, flags=re.DOTALL)
     if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].removeprefix("json")
+        text = re.sub("^json", "", text[3:-3], flags=re.IGNORECASE)
     try:
         # strict=False: raw line breaks within strings are read
         found = json.loads(text, strict=False, object_pairs_hook=without_twins)
@@ -408,7 +416,7 @@ class User:
         text, answer = await self.simulator.ask(
             self.simulator.prompts["emotion"], self.values(), schema, self.name
         )
-        change = clamp_change(answer["change"])  # as logged; `move_emotion` would clamp it anyway
+        change = clamp_change(answer["change"])
         self.emotion = move_emotion(self.emotion, change)
         _, goal, *_ = schema
         self.planning = {

@@ -135,13 +135,16 @@ def well_formed():
         yield kind, text.replace('"t"', '"t\nu"')  # a raw line break within a string
         for quoted in ('{"change": 10}', "再见\n\t😀", "</think>{", "```", "\ud83d", "x" * 9_000):
             yield kind, json.dumps({**own, "note": quoted})
+            yield kind, "<think></think>" + text.replace('"t"', json.dumps(quoted))
             yield kind, text.replace('"t"', json.dumps(quoted, ensure_ascii=False))
         for around in (
             "{}",
             "\n{}\n",
             "```json\n{}\n```",
-            "```\n{}```",
-            "<think>They said {{}}</think>\n{}",
+            "```JSON\n{}```",
+            "\ufeff{}",
+            "<think>They said </think>{{}}</think>\n{}",
+            "x" * 20_000 + "</think>{}",
             "hm, {{}}</think> {}",
             "<think>\n</think>\n\n```json\n{}\n```\n",
         ):
