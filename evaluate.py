@@ -14,8 +14,16 @@ same dialogues shift by 20 points (SAGE appendix B).
 What else can be asked of a policy or of its dialogues are tools: `python -m tools` lists them.
 """
 
-from support.errors import BadInput, SimulatorFailed, TooManyLost
-from support.files import append_line, lock_file, read_json, refuse_overwriting, write_json
+from support.errors import BadInput, PromptRefused, SimulatorFailed, TooManyLost
+from support.files import (
+    append_line,
+    cut_unfinished_line,
+    lock_file,
+    numbered,
+    read_json,
+    refuse_overwriting,
+    write_json,
+)
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 from support.results import (
@@ -31,7 +39,6 @@ from support.settings import SCRIPTED, split_name
 
 import argparse
 import asyncio
-import itertools
 import os
 import re
 import sys
@@ -87,8 +94,9 @@ async def hold_dialogues(setup, path, finished_ids):
         if profile.id not in finished_ids
     ]
     n_users = len(setup.users)
-    n_finished = n_users - len(todo)
-    bar = tqdm(total=n_users, initial=n_finished, desc="benchmark", unit="dialogue")
+    if todo:
+        await setup.simulator.check()
+    bar = tqdm(total=n_users, initial=n_users - len(todo), desc="benchmark", unit="dialogue")
 
     async def hold_dialogue(index, profile):
         user = User(setup.simulator, profile, settings["start"], f"benchmark {profile.id}")
@@ -106,8 +114,6 @@ async def hold_dialogues(setup, path, finished_ids):
         bar.update()
 
     with bar:
-        if todo:
-            await setup.simulator.check()
         await asyncio.gather(*[hold_dialogue(index, profile) for index, profile in todo])
     return lost
 
@@ -263,8 +269,6 @@ def open_policy(name, flags=NO_FLAGS):
     kind, model_name, url = split_name(name)
     if kind != "openai":
         return policy_in_process(name, flags)
-    if not model_name or not url.startswith("http"):
-        raise BadInput(f"policy {name}: openai:MODEL@URL is needed")
     return policy_of_server(model_name, url, flags)
 
 
@@ -343,12 +347,14 @@ def policy_of_server(model_name, url, flags):
     }
     server = ServerModel(model_name, url, settings["temperature"])
 
-    def make_agent(seed):
+    return ReadyPolicy(
+        f"openai:{model_name}",
+        settings,
+        run_settings={},
+        home=None,
         # The seed does nothing: a server draws its own random numbers.
-        return ServerAgent(server, settings)
-
-    label = f"openai:{model_name}"
-    return ReadyPolicy(label, settings, run_settings={}, home=None, make_agent=make_agent)
+        make_agent=lambda seed: ServerAgent(server, settings),
+    )
 
 
 class ServerAgent:
@@ -365,7 +371,10 @@ class ServerAgent:
         from policy import Reply, split_thought, take_thoughts
 
         self.messages.append({"role": "user", "content": line})
-        text = await self.server.chat(self.messages, self.settings["max_tokens"])
+        try:
+            text = await self.server.chat(self.messages, self.settings["max_tokens"])
+        except PromptRefused as error:  # which would be counted as an answer of the user
+            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
         if self.settings["think"]:
             thought, visible, malformed = split_thought(text)
         else:
@@ -518,20 +527,6 @@ def default_path(policy):
     if policy.home and policy.home.is_dir():
         return policy.home / "benchmark.jsonl"
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
-
-
-def numbered(path):
-    """Yield NAME.jsonl itself, then NAME-2.jsonl, NAME-3.jsonl, and so on."""
-    yield path
-    for number in itertools.count(2):
-        yield path.with_name(f"{path.stem}-{number}.jsonl")
-
-
-def cut_unfinished_line(path):
-    """Cut off what stands behind the last newline: an evaluation that was stopped while it wrote
-    leaves half a line, and that dialogue is held again."""
-    whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
-    os.truncate(path, whole_lines)
 
 
 # --------------------------------------------------------------------------------------------- main

@@ -35,12 +35,7 @@ from grpo import check_groups, grpo_update
 from models import Models
 from policy import Episode, split_batch
 from ppo import log_probs_of, ppo_update
-from simulator import (
-    User,
-    profiles_of_step,
-    simulator_of_run,
-    users_of_run,
-)
+from simulator import User, profiles_of_step, simulator_of_run, users_of_run
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 
@@ -202,8 +197,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     # One question before anything is paid for: a wrong key or model shows at once.
     if isinstance(simulator.model, LocalModel):  # which may take a while to answer
         run.tell(f"asking {simulator.model.name}, the user's model, one question")
-    tokens, form = ranks.broadcast(lambda: run.runner.run(simulator.check()))
-    simulator.model.format = form  # which the first rank found out: one that the server takes
+    answer = ranks.broadcast(lambda: run.runner.run(simulator.check()))
+    simulator.model.format = answer.form  # found out by the first rank
     checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
@@ -211,7 +206,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
-        print_head(cfg, run.path, *sizes, state["step"], tokens, form)
+        print_head(cfg, run.path, *sizes, state["step"], answer.tokens)
 
     # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):

@@ -29,8 +29,9 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
-from support.servers import CallLog, ServerModel, digest
+from support.servers import Answer, CallLog, ServerModel, digest
 from support.settings import SCRIPTED, split_name
+from support.terminal import FORMS, fold
 
 import asyncio
 import copy
@@ -50,11 +51,11 @@ from toy.words import NEEDS
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-# What was said before the question of `check`.
-CHECK_DIALOGUE = [
-    {"speaker": "me", "text": "My bus was late again."},
-    {"speaker": "friend", "text": "I am here. Tell me a little more about it."},
-]
+# What the friend has said before the question of `check`, in each language.
+CHECK_REPLIES = {
+    "en": "I am here. Tell me a little more about it.",
+    "zh": "我在这儿呢，再跟我多说一点吧。",
+}
 # What a talk is for. The prompts' purpose_*.txt tell it to the model.
 PURPOSES = (
     "eq",  # a heart-to-heart: the user is troubled (all released users)
@@ -92,8 +93,8 @@ def clamp_change(change):
 
 
 def move_emotion(emotion, change):
-    """e_t = e_{t-1} + change, the change clamped to +-10, the emotion to 0..100."""
-    return min(100, max(0, emotion + clamp_change(change)))
+    """e_t = e_{t-1} + change, clamped to 0..100. change: clamped already."""
+    return min(100, max(0, emotion + change))
 
 
 # ---------------------------------------------------------------------------------------- prompts
@@ -141,6 +142,7 @@ def as_json(value):
 # What an answer holds: {key: kind}, in the order in which it is written, so that the analysis comes
 # before the number. A kind is str, int or bool; a range, of integers; a tuple, of allowed texts;
 # [kind], a list; or a schema. The code stands directly before what decides.
+GOAL = {"vanilla": "target_completion", "challenging": "reason"}  # the key of the second question
 EMOTION_SCHEMAS = {
     difficulty: {
         "content": str,  # what the friend wants to express
@@ -150,7 +152,7 @@ EMOTION_SCHEMAS = {
         "code": str,
         "change": int,
     }
-    for difficulty, goal in (("vanilla", "target_completion"), ("challenging", "reason"))
+    for difficulty, goal in GOAL.items()
 }
 REPLY_SCHEMA = {
     "thinking": str,
@@ -182,13 +184,20 @@ def read_answer(text, schema, code=None):
 
     without escaping it, and so end the object early; but the reply does not know the code. (What
     such a reply can still do is in docs/hacking.md.)"""
+    text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
+    if not text.startswith(("{", "```")):
+        # The policy may have said </think>{, and the thought or the object may quote it. Of all
+        # places where the object could begin, only from the right one on is the rest an object.
+        problem = Unreadable("not one JSON object: it begins with something else")
+        for thought in re.finditer(r"</think>\s*(?=\{|```)", text):
+            try:
+                return read_answer(text[thought.end() :], schema, code)
+            except Unreadable as error:
+                problem = error
+        raise problem
     if len(text) > MAX_ANSWER_LENGTH:
         raise Unreadable(f"an answer of {len(text)} characters")
-    text = text.strip()
-    if not text.startswith(("{", "```")):
-        text = re.sub(r"^.*</think>\s*(?=\{|```)", "", text, flags=re.DOTALL)
-    if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].removeprefix("json")
+    text = re.sub("^```(?:json)?(.*)```$", r"\1", text, flags=re.DOTALL | re.IGNORECASE)
     try:
         # strict=False: raw line breaks within strings are read
         found = json.loads(text, strict=False, object_pairs_hook=without_twins)
@@ -283,6 +292,8 @@ class Simulator:
         code asks for ever.) concurrency: how many calls may be under way at once (default: any
         number)."""
         self.model = model
+        self.name = getattr(model, "name", "")
+        self.lang = lang
         self.retries = retries
         self.log = log or CallLog()
         self.clock = clock or Clock()
@@ -291,6 +302,7 @@ class Simulator:
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
         }
+        self.goal = GOAL[difficulty]
         self.emotion_schema = EMOTION_SCHEMAS[difficulty]
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
@@ -307,7 +319,7 @@ class Simulator:
         asked, complaint, problem = 0, "", None
         for attempt in itertools.count():
             code = code_of(template + complaint, values, attempt)
-            prompt = fill(template + complaint, {**values, "code": code})
+            prompt = fill(template + complaint, {**values, "code": code, "attempt": attempt})
             key = self.key(prompt, dialogue, attempt)
             text = self.log.answers.get(key)
             if text is None:
@@ -324,9 +336,8 @@ class Simulator:
         """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
         share an answer. At any other the name of the dialogue is part of the key, or all dialogues
         of a group would share one "sample"."""
-        name = getattr(self.model, "name", "")
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(name, temperature, prompt, dialogue if temperature else "", attempt)
+        return digest(self.name, temperature, prompt, dialogue if temperature else "", attempt)
 
     async def call(self, prompt, schema, key):
         """One call to the model, which is logged. Returns the text."""
@@ -338,20 +349,29 @@ class Simulator:
         return text
 
     async def check(self):
-        """Ask one question before anything is paid for, as in a dialogue. Returns what
-        `pass_check` returns, and raises what it raises."""
-        values = User(self, toy_profiles("train", 1)[0], dialogue=CHECK_DIALOGUE).values()
-        return await self.pass_check(self.prompts["emotion"], values, self.emotion_schema)
+        """Ask one question before anything is paid for, as in a dialogue and in its language.
+        Returns what `pass_check` returns, and raises what it raises."""
+        user = self.example()
+        return await self.pass_check(self.prompts["emotion"], user.values(), self.emotion_schema)
+
+    def example(self):
+        """The user of the first question, in the run's language, who has heard one reply."""
+        profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
+        dialogue = [
+            {"speaker": "me", "text": profile.first_talk},
+            {"speaker": "friend", "text": CHECK_REPLIES[self.lang]},
+        ]
+        return User(self, profile, dialogue=dialogue)
 
     async def pass_check(self, template, values, schema):
         """Ask this question with an empty log: an old answer says nothing about the server of
         today. So a wrong key or model shows at once, and so does a model that cannot keep the form.
+        Prints how the form is kept, and keeps a server to the format that it has taken.
 
-        Returns (tokens of question and answer, as Answer.tokens; the server's `format`), each None
-        if there is none. A scripted model needs no check. Raises SimulatorRefused, BadInput if no
-        answer can be read, and TooManyLost if there is none."""
+        Returns the Answer; a scripted model needs no check, and has given none. Raises
+        SimulatorRefused, BadInput if no answer can be read, and TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
-            return None, None
+            return Answer()
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries = 2  # a model that can keep the form has done so by then
@@ -359,12 +379,14 @@ class Simulator:
             text, _ = await unlogged.ask(template, values, schema)
         except UnreadableAnswers as error:
             raise BadInput(
-                f"{getattr(self.model, 'name', 'the model')} refuses the prompts, or cannot keep "
-                f"the form that they ask for ({error}); choose another model"
+                f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
+                f"({error}); choose another model"
             ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
-        return getattr(text, "tokens", None), getattr(self.model, "format", None)
+        self.model.format = getattr(text, "form", None)
+        print(fold(f"The form of the answers of {self.name} is {FORMS[self.model.format]}."))
+        return text
 
 
 # ------------------------------------------------------------------------------------------ a user
@@ -404,15 +426,14 @@ class User:
         model's whole answer, which makes the reward verifiable, and the clamped change. Raises
         SimulatorFailed."""
         self.dialogue.append({"speaker": "friend", "text": reply})
-        schema = self.simulator.emotion_schema
-        text, answer = await self.simulator.ask(
-            self.simulator.prompts["emotion"], self.values(), schema, self.name
+        simulator = self.simulator
+        text, answer = await simulator.ask(
+            simulator.prompts["emotion"], self.values(), simulator.emotion_schema, self.name
         )
-        change = clamp_change(answer["change"])  # as logged; `move_emotion` would clamp it anyway
+        change = clamp_change(answer["change"])
         self.emotion = move_emotion(self.emotion, change)
-        _, goal, *_ = schema
         self.planning = {
-            "objective": answer[goal],
+            "objective": answer[simulator.goal],
             "subjective": answer["activity"] + "\n" + answer["analysis"],
         }
         return text, change
@@ -476,10 +497,6 @@ def make_simulator(
     elif name in SCRIPTED:
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     elif kind == "openai":
-        if not model or not re.match(r"https?://[^\s/]", url):
-            raise BadInput(
-                f"{flag} {name}: openai:MODEL@URL is needed, the URL with http:// or https://"
-            )
         llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
         from engine import load_local  # here, because it loads torch

@@ -118,25 +118,27 @@ def run_tests(place, limit):
     for case in xml.parse(report).iter("testcase"):
         for problem in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
             name = case.get("name") or ""
-            parts = [name[:70], about(name.split("[")[0]), reason_of(problem)[:90]]
+            file = (case.get("classname") or "").rpartition(".")[2]
+            test = f"{file}.{name.split('[')[0]}"
+            parts = [name[:70], about(test), reason_of(problem)[:90]]
             return ": ".join(part for part in parts if part)
     return f"the tests did not run (exit code {done.returncode})" if done.returncode else ""
 
 
 def about(test):
-    """What the test of that name is about: the beginning of its docstring, in part of a line."""
+    """What the test FILE.NAME is about: the beginning of its docstring, in part of a line."""
     first_paragraph = docstrings().get(test, "").split("\n\n")[0]
     return textwrap.shorten(first_paragraph, 110, placeholder=" ...")
 
 
 @functools.cache
 def docstrings():
-    """The docstring of every test, by its name."""
+    """The docstring of every test, by the names of its file and its own."""
     texts = {}
     for path in files_of_tests():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef):
-                texts[node.name] = ast.get_docstring(node) or ""
+                texts[f"{path.stem}.{node.name}"] = ast.get_docstring(node) or ""
     return texts
 
 

@@ -40,7 +40,7 @@ class SimulatorFailed(RunError):
 
 
 class UnreadableAnswers(SimulatorFailed):
-    """The simulator's model answers, but none of its answers can be parsed, or it refuses this
+    """The simulator's model answers, but none of its answers can be read, or it refuses this
     prompt. A policy can cause that by what it says, so such dialogues are counted separately."""
 
 

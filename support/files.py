@@ -4,6 +4,7 @@ from support.errors import BadInput
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 from pathlib import Path
@@ -33,6 +34,20 @@ def append_line(path, value):
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def cut_unfinished_line(path):
+    """Cut off what stands behind the last newline: an evaluation that was stopped while it wrote
+    leaves half a line, and that dialogue is held again."""
+    whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
+    os.truncate(path, whole_lines)
+
+
+def numbered(path):
+    """Yield NAME.jsonl itself, then NAME-2.jsonl, NAME-3.jsonl, and so on."""
+    yield path
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.stem}-{number}.jsonl")
 
 
 # ------------------------------------------------------------------------------------------ reading

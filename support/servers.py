@@ -34,10 +34,11 @@ FORMATS = ("json_schema", "json_object", "text")
 
 
 class Answer(str):
-    """The text of a model's answer, a str with one more attribute. (Scripted models answer with a
+    """The text of a model's answer, a str with two more attributes. (Scripted models answer with a
     plain str.)"""
 
     tokens = None  # {"prompt": number, "completion": number}, or None if they are not known
+    form = None  # the one of FORMATS in which a server was asked for it
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -58,7 +59,9 @@ class ServerModel:
         self.name = name
         self.url = url
         self.temperature = temperature
-        self.format = None  # the strictest of FORMATS that the server takes; None: not known yet
+        # The strictest of FORMATS that the server takes; None: not known yet. Simulator.pass_check
+        # sets it, and nothing else: what refuses a prompt later may be its words.
+        self.format = None
         self.last_failure = ""
         self.key = read_key()
         self.client = openai.AsyncOpenAI(
@@ -69,19 +72,17 @@ class ServerModel:
             http_client=client_that_tells(self.tell_failure),
         )
 
-    async def __call__(self, prompt, schema=None):
+    async def __call__(self, prompt, schema):
         """The answer to a prompt. Servers differ in what they take as `response_format`, and the
         first question finds it out: what is refused is asked again with the next of FORMATS."""
         messages = [{"role": "user", "content": prompt}]
-        if schema is None:
-            return await self.chat(messages, MAX_ANSWER_TOKENS)
         for form in [self.format] if self.format else FORMATS:
             try:
                 answer = await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(form, schema))
             except PromptRefused as error:
                 refusal = error
             else:
-                self.format = form
+                answer.form = form
                 return answer
         raise refusal
 

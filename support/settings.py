@@ -9,18 +9,21 @@ from support.errors import BadInput
 from support.flags import (
     Parser,
     above_zero,
+    checked,
     fraction,
     json_object,
     natural,
     not_negative,
     positive,
 )
+from support.servers import CALL_TIMEOUT
 
 import argparse
 import contextlib
 import importlib.util
 import io
 import json
+import re
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -161,7 +164,10 @@ class Settings:
         "--simulator openai:",
     )
     simulator_timeout: float = flag(
-        60.0, "seconds until a call is tried again", above_zero, "--simulator openai:"
+        60.0,
+        f"seconds until a call is tried again, {CALL_TIMEOUT} at most",
+        checked(float, lambda x: 0 < x <= CALL_TIMEOUT, f"a number above 0, up to {CALL_TIMEOUT},"),
+        "--simulator openai:",
     )
     simulator_temperature: float = flag(
         0.0, "sampling temperature of the user's model", not_negative, "--simulator openai:|local:"
@@ -488,9 +494,11 @@ def made_by_rule(simulator_name):
 
 def split_name(name):
     """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
-    openai, the last "@"."""
+    openai, the last "@". Raises BadInput."""
     kind, _, rest = name.partition(":")
     if kind != "openai":
         return kind, rest, ""
     model, _, url = rest.rpartition("@")
+    if not model or not re.match(r"https?://[^\s/]", url):
+        raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
     return kind, model, url

@@ -22,24 +22,25 @@ def fold(text, width=WIDTH):
     return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-# ------------------------------------------------------------------------------- the start of a run
-
-ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
-LANGUAGES = {"en": "English", "zh": "Chinese"}
-# How a simulated user's model is held to the form of its answers, in words.
+# How a model is held to the form of its answers, in words.
 FORMS = {
     "json_schema": "enforced by its server (response_format json_schema)",
     "json_object": "asked for in the prompt; its server enforces JSON (response_format json_object)",
     "text": "asked for in the prompt alone; its server takes no response_format",
     None: "asked for in the prompt alone",
 }
+
+# ------------------------------------------------------------------------------- the start of a run
+
+ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
+LANGUAGES = {"en": "English", "zh": "Chinese"}
 SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
 
 
-def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=None):
+def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None):
     """What a run prints before its first dialogue: what is trained on whom, what differs from the
     defaults, where all goes, and what the user's server is asked. training, held_out: numbers of
-    users; step: the last step that is done, above 0 in a resumed run; tokens, form: what
+    users; step: the last step that is done, above 0 in a resumed run; tokens: what
     `Simulator.check` found out."""
     begin = f"Step {step} is done, going on: " if step > 0 else ""
     policy = "the toy's policy" if cfg.toy else cfg.model
@@ -66,7 +67,6 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=
     print(fold(f"Scores are mean final emotions, {scales}."))
     if cfg.simulator not in SCRIPTED:
         print(fold(calls_text(cfg, step, tokens)))
-        print(fold(f"The form of its answers is {FORMS[form]}."))
     print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
 
 

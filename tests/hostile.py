@@ -90,6 +90,34 @@ def quoting(kind, key, quote):
     return lambda reply: answer.replace("QUOTE", quote(reply))
 
 
+def going_on(kind, key):
+    """A model that copies the reply into the string of one key as it is, and goes on from where the
+    reply stopped: with what is missing behind the last key that stands there."""
+    own = {**OWN[kind], key: LINE}
+    before, after = LINE.split("QUOTE")
+    begun = json.dumps(own).partition("QUOTE")[0]
+
+    def model(reply):
+        text = begun + reply
+        keys = list(own)
+        last = max(keys, key=lambda name: text.rfind(f'"{name}": '))
+        missing = keys[keys.index(last) + 1 :]
+        rest = "".join(f', "{name}": {json.dumps(own[name])}' for name in missing) + "}"
+        answers = [text + end + rest for end in (after * (last == key) + '"', "")]
+        return next(filter(first_object, answers), text)
+
+    return model
+
+
+def first_object(text):
+    """The first whole object of a text that begins with one, or ""."""
+    try:
+        _, end = json.JSONDecoder(strict=False).raw_decode(text)
+    except (ValueError, RecursionError):
+        return ""
+    return text[:end]
+
+
 def models(kind):
     """{name: a function of the reply that returns an answer}."""
     own = json.dumps(OWN[kind])
@@ -113,18 +141,26 @@ def models(kind):
         careless[f"thinks, and quotes it in {key}, {how}"] = lambda reply, model=model: (
             f"<think>Hm.</think>{model(reply)}"
         )
+    for key in texts:
+        model = quoting(kind, key, str)
+        careless[f"goes on in {key}"] = going_on(kind, key)
+        careless[f"stops at the first whole object, quoting it in {key}"] = (
+            lambda reply, model=model: first_object(model(reply)) or model(reply)
+        )
     return careless
 
 
-def is_meant(kind, answer):
-    """Is this what the model itself meant? Its line may quote the reply in the middle. Raises a
-    ValueError if a log could not hold it."""
+def is_meant(kind, answer, is_cut):
+    """Is this what the model itself meant? Its line may quote the reply in the middle, or, of a
+    model whose line a reply can cut short, at its end. Raises a ValueError if a log could not hold
+    it."""
     json.dumps(answer, ensure_ascii=False).encode()
     if kind == "emotion":
         return answer["change"] == -7
     before, after = LINE.split("QUOTE")
     line = answer["response"]
-    return line.startswith(before) and line.endswith(after) and not answer["goodbye"]
+    is_whole = is_cut or line.endswith(after)
+    return line.startswith(before) and is_whole and not answer["goodbye"]
 
 
 def well_formed():
@@ -135,13 +171,16 @@ def well_formed():
         yield kind, text.replace('"t"', '"t\nu"')  # a raw line break within a string
         for quoted in ('{"change": 10}', "再见\n\t😀", "</think>{", "```", "\ud83d", "x" * 9_000):
             yield kind, json.dumps({**own, "note": quoted})
+            yield kind, "<think></think>" + text.replace('"t"', json.dumps(quoted))
             yield kind, text.replace('"t"', json.dumps(quoted, ensure_ascii=False))
         for around in (
             "{}",
             "\n{}\n",
             "```json\n{}\n```",
-            "```\n{}```",
-            "<think>They said {{}}</think>\n{}",
+            "```JSON\n{}```",
+            "\ufeff{}",
+            "<think>They said </think>{{}}</think>\n{}",
+            "x" * 20_000 + "</think>{}",
             "hm, {{}}</think> {}",
             "<think>\n</think>\n\n```json\n{}\n```\n",
         ):
@@ -151,13 +190,13 @@ def well_formed():
 # -------------------------------------------------------------------------------------- the trial
 
 
-def outcome(kind, text):
+def outcome(kind, text, is_cut=False):
     """What comes out of an answer: "meant", "moved" or "unreadable"."""
     try:
         answer = read_answer(text, SCHEMAS[kind], CODE)
     except Unreadable:
         return "unreadable"
-    return "meant" if is_meant(kind, answer) else "moved"
+    return "meant" if is_meant(kind, answer, is_cut) else "moved"
 
 
 def main():
@@ -165,7 +204,7 @@ def main():
     counts, wrong = Counter(), []
     for kind in SCHEMAS:
         for (name, model), reply in product(models(kind).items(), REPLIES):
-            result = outcome(kind, model(reply))
+            result = outcome(kind, model(reply), name.startswith(("goes on", "stops")))
             counts[result] += 1
             if result == "moved":
                 wrong.append((kind, name, reply))

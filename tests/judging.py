@@ -9,7 +9,8 @@ import random
 
 import simulator
 import tools.judge
-from simulator import CHECK_DIALOGUE, toy_profiles
+from answering import coded, feeling
+from simulator import CHECK_REPLIES, toy_profiles
 from tools.dialogues import load_dialogues
 from tools.judge import ScriptedJudge, filled
 from toy import world
@@ -29,16 +30,18 @@ class Model:
         self.answer, self.prompts, self.url = answer, [], f"http://model-{len(MODELS)}"
         MODELS[self.url] = self
 
-    def at(self, name, url, temperature, timeout):
+    def at(self, name, url, temperature, timeout=60.0):
         """The model as ServerModel(name, url, temperature, timeout)."""
         self.name, self.temperature = name, temperature
         return self
 
     async def __call__(self, prompt, schema):
         answer = None
-        if CHECK_DIALOGUE[1]["text"] not in prompt:
+        if CHECK_REPLIES["en"] not in prompt:
             self.prompts.append(prompt)
             answer = self.answer(prompt)
+        elif "<hidden_theme>" in prompt:  # of somebody whom no script plays
+            answer = coded(prompt, feeling(1))
         if answer is None:
             difficulty = "challenging" if "reason" in schema else "vanilla"
             user = world.ScriptedModel(difficulty)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 from answering import CODE, coded, feeling, saying
-from simulator import CHECK_DIALOGUE
+from simulator import CHECK_REPLIES
 from toy import world
 
 GARBAGE = ["", "I would rather not say.", '[{"change": 5}]', '{"change": 5}', '{"content": "cut']
@@ -151,8 +151,9 @@ class Handler(BaseHTTPRequestHandler):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
         if is_check(prompt):
-            difficulty = "challenging" if '"reason"' in prompt else "vanilla"
-            text = asyncio.run(world.ScriptedModel(difficulty)(prompt))
+            text = coded(prompt, feeling(1))
+            other = "target_completion" if '"reason"' in prompt else "reason"
+            text = text.replace(f'"{other}": "t", ', "")
         elif fault == "garbage":
             return garbage
         elif server.answer:
@@ -217,7 +218,7 @@ def toy_people(directory):
 
 def is_check(prompt):
     """Is it what a program asks first, before anything is paid for?"""
-    return CHECK_DIALOGUE[1]["text"] in prompt
+    return CHECK_REPLIES["en"] in prompt
 
 
 def mild_answer(prompt):

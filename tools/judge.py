@@ -28,14 +28,13 @@ from tqdm import tqdm
 
 import simulator
 from engine import load_local
-from simulator import CHECK_DIALOGUE, Simulator, as_json, fill
+from simulator import Simulator, as_json, fill
 from tools.dialogues import cases_of_files, need_model
 from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
 from tools.tables import check_files
 from toy.words import ACTS, NEEDS
 from toy.world import act_of, code_in, split_sentences, tags_of
 
-SERVER_TIMEOUT = 300  # seconds: a judge may think for longer than a simulated user
 # For the estimate of --plan.
 TOKENS_OF_AN_ANSWER = 300
 LETTERS_OF_A_TOKEN = 4
@@ -66,15 +65,15 @@ def load_question(name, lang, placeholders, schema, **more):
     return Question(name, template, schema, **more)
 
 
-def example():
-    """What `Judge.check` asks about: something for every placeholder of every prompt."""
-    line, reply = [message["text"] for message in CHECK_DIALOGUE]
-    thought = [f"My friend said: {reply}", "It does me good to be asked."]
+def example(user):
+    """What `Judge.check` asks about, of this user: something for every placeholder of every
+    prompt."""
+    line, reply = thought = [message["text"] for message in user.dialogue]
     return {
-        "dialogue": as_json(CHECK_DIALOGUE),
+        "dialogue": as_json(user.dialogue),
         "line": as_json(line),
         "reply": as_json(reply),
-        "need": "You want to be listened to.",
+        "need": user.profile.task,
         "thought": as_json(thought),
         "record": as_json([thought]),
         "outcome": "success",
@@ -111,7 +110,7 @@ class Judge(Simulator):
     async def check(self, question):
         """One question about an example before anything is paid for: can this judge keep the form?
         Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
-        await self.pass_check(question.template, example(), question.schema)
+        await self.pass_check(question.template, example(self.example()), question.schema)
 
     async def ask_row(self, question, case, repeat):
         """One call, as a row of --json: what the case is about, what the answer depends on, and
@@ -152,7 +151,7 @@ def load_judge(name, temperature):
     kind, model, url = split_name(name)
     if kind == "local":
         return load_local(model, temperature, "--judge")
-    return ServerModel(model, url, temperature, SERVER_TIMEOUT)
+    return ServerModel(model, url, temperature)
 
 
 async def together(work, jobs, title):

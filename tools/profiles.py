@@ -292,6 +292,8 @@ async def write_users(drafts, simulator, lang):
     }
     lost = {}
     await simulator.check()
+    # No code is asked for here, so only its number makes each attempt another prompt.
+    simulator.complaint += " ({{attempt}})"
     with tqdm(total=len(drafts), desc="writing users", unit="user") as bar:
 
         async def write(draft):
@@ -404,6 +406,8 @@ class ScriptedWriter:
     The lines below a [heading] are a template, "a persona" or "a scene", or the list that fills the
     placeholder of that name. What it writes is readable, can be played by the scripted user, and
     resembles nobody."""
+
+    is_scripted = True  # as the users' scripts: no run need check it first
 
     def __init__(self, path):
         # the pieces: what stands before the first heading, then heading and text by turns

@@ -28,7 +28,14 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluate import USUAL_USER, user_label
-from simulator import User, load_profiles, make_simulator, move_emotion, toy_profiles
+from simulator import (
+    User,
+    clamp_change,
+    load_profiles,
+    make_simulator,
+    move_emotion,
+    toy_profiles,
+)
 
 SHOWN = 20  # of the differences; all are in --json
 
@@ -322,7 +329,7 @@ def wrong_sum_in(dialogue, turns):
     emotion = dialogue["start"]
     for k, turn in enumerate(turns, 1):
         change = turn.get("change")
-        if change is not None and move_emotion(emotion, change) != turn["emotion"]:
+        if change is not None and move_emotion(emotion, clamp_change(change)) != turn["emotion"]:
             return f"turn {k}: {emotion} and a change of {change:+d} do not give {turn['emotion']}"
         emotion = turn["emotion"]
     reward = 0 if dialogue.get("ended") == "malformed" else emotion / 100

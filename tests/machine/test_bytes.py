@@ -23,7 +23,7 @@ import rlver
 from conftest import make_tiny_model
 from result_files import sage_line, write
 from server import Loopback, completion
-from simulator import load_profiles
+from simulator import REPLY_SCHEMA, load_profiles
 from toy import world
 
 SMALL = (
@@ -39,7 +39,7 @@ def test_half_a_letter_is_replaced_where_text_enters(tmp_path):
     )
     body = json.dumps(completion("a cut smile \ud83d")).encode()
     with Loopback(reply=lambda request: (200, {}, body)) as server:
-        text = asyncio.run(ServerModel("m", server.url)("Hello."))
+        text = asyncio.run(ServerModel("m", server.url)("Hello.", REPLY_SCHEMA))
     assert text == "a cut smile \ufffd" and text.encode()
     row = {**world.profiles("train", 1)[0], "player": "* Name: Ann \ud83d"}
     (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")

@@ -37,7 +37,7 @@ def resolve(name, home=None):
     """Find what `name` names. Returns the module that it was found in; raises NoSuchName.
 
     name: "ppo.gae", "policy.Policy.forward", "support.metrics", or without a module: then it is a
-    name of the module `home`, which was named before it ("parse_emotion" behind
+    name of the module `home`, which was named before it ("read_answer" behind
     "simulator.User.feel"), or "RunDir.save", a method of a class of any module."""
     parts = name.split(".")
     module = next((".".join(parts[:k]) for k in (2, 1) if ".".join(parts[:k]) in MODULES), None)
@@ -109,7 +109,7 @@ def links_of(page):
 
 
 def anchors_of(page):
-    """The headings of a page as links name them: "What a mark is" is "what-a-mark-is"."""
+    """The headings of a page as links name them: "My numbers differ" is "my-numbers-differ"."""
     text = (ROOT / page).read_text(encoding="utf-8")  # links lead to pages of the course, too
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

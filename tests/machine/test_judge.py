@@ -1,7 +1,7 @@
 """A judge that answers as models do, and files that are wrong: what all tools share that ask one.
 Reading its answers is tested by hand in tests/textbook/test_judge_answers.py."""
 
-from support.servers import ServerModel, json_schema
+from support.servers import CALL_TIMEOUT, ServerModel, json_schema
 
 import asyncio
 import json
@@ -214,8 +214,10 @@ def test_an_analysis_is_the_same_of_our_file_and_of_sages(good, tmp_path):
 
 
 def test_a_judge_on_a_server(good, monkeypatch, capsys):
-    """Over real sockets; the server holds the schema that it is sent against the answer's."""
+    """Over real sockets; the server holds the schema that it is sent against the answer's. One try
+    does not take all the time that a question has."""
     monkeypatch.setattr(tools.judge, "ServerModel", ServerModel)
+    assert tools.judge.load_judge("openai:m@http://h", 0.0).client.timeout < CALL_TIMEOUT
 
     def reply(request):
         prompt = request["messages"][0]["content"]

@@ -131,6 +131,7 @@ def test_a_user_with_a_fault_is_left_out(changes, fault):
         answer = json.loads(await scripted(prompt), strict=False)
         return json.dumps({key: changes.get(key, value) for key, value in answer.items()})
 
+    writer.is_scripted = True
     draft = next(draft for draft in slots() if draft["task"] == THEME)
     lost = asyncio.run(write_users([draft], Simulator(writer), "en"))
     assert bool(lost) == bool(fault) and fault in "".join(lost.values())
@@ -160,14 +161,15 @@ def serve(monkeypatch, answer):
     def make_simulator(name, lang, log, **flags):
         return Simulator(model, lang, log=log)
 
-    model.temperature = 1.0
+    model.temperature, model.is_scripted = 1.0, True
     monkeypatch.setattr(profiles, "make_simulator", make_simulator)
     return prompts
 
 
 def test_who_cannot_be_written_is_counted(tmp_path, capfd, monkeypatch):
     """A writer that refuses one user for ever and has one persona for all: one user is written, the
-    exit code is 2, and one line says how many are missing and why."""
+    exit code is 2, and one line says how many are missing and why. At temperature 0 only another
+    prompt can have another answer, so no attempt repeats one."""
     personas, topics = [], []
 
     async def answer(prompt):
@@ -180,8 +182,10 @@ def test_who_cannot_be_written_is_counted(tmp_path, capfd, monkeypatch):
         personas.append(await scripted(prompt))
         return personas[0]
 
-    serve(monkeypatch, answer)
+    prompts = serve(monkeypatch, answer)
     assert make(tmp_path / "u.jsonl", "--count", 8, *WRITER) == 2
+    refused = [prompt for prompt in prompts if f"<topic>\n{topics[0]}\n" in prompt]
+    assert len(refused) == len(set(refused)) == 9 and refused[8].endswith("(8)")
     (kept,) = rows(tmp_path / "u.jsonl")
     assert kept["topic"] != topics[0]
     (line,) = [x for x in capfd.readouterr().err.splitlines() if "tools.profiles" in x]

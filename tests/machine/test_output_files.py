@@ -73,4 +73,5 @@ def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
     with Loopback(reply=reply) as server:
         flags = ["--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2]
         assert measure(*flags, "--out", tmp_path / "r.jsonl") == 75
-    assert "a content filter took the answer away" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "the policy's server refuses a reply: " in err and "a content filter took" in err

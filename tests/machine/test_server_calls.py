@@ -58,6 +58,21 @@ def test_the_loopback_server_finds_a_wrong_schema(monkeypatch):
             asyncio.run(user_at(server).answer())
 
 
+def test_only_the_check_decides_how_the_form_is_kept(capsys):
+    """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
+    refuses would cost the rest of a run its schema."""
+
+    async def ask(user):
+        await user.answer()
+        before = user.simulator.model.format
+        await user.simulator.check()
+        return before, user.simulator.model.format
+
+    with Loopback(formats=("json_object", "text")) as server:
+        assert asyncio.run(ask(user_at(server))) == (None, "json_object")
+    assert "(response_format json_object)" in " ".join(capsys.readouterr().out.split())
+
+
 # ------------------------------------------------------------------------------ what is tried again
 
 
@@ -88,7 +103,7 @@ def test_what_may_heal_is_tried_again(capsys):
     with Loopback(outage=(1, 0.1), reply=reply) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "sleep", lambda seconds: sleep(0.01))
         model = ServerModel("scripted", server.url, timeout=0.6)
-        assert asyncio.run(model("Hello.")) == "good"
+        assert asyncio.run(model("Hello.", REPLY_SCHEMA)) == "good"
     assert len(times) == len(responses) and times[1] - times[0] >= 0.4
     assert times[-1] - times[0] < 4  # nobody waited for the silent one
     assert capsys.readouterr().err.count("trying again") == 1
@@ -107,7 +122,7 @@ def test_what_does_not_heal_in_time_is_given_up(fault, monkeypatch):
             server.server_close()
             server.shutdown()
         with pytest.raises(SimulatorFailed, match=f"no answer within 0.3 s; .*{last}"):
-            asyncio.run(model("Hello."))
+            asyncio.run(model("Hello.", REPLY_SCHEMA))
     assert time.monotonic() - began < 5
 
 

@@ -27,14 +27,11 @@ from policy import Agent, Episode, Policy, pack
 from ppo import logp_gap
 from runs import suited
 from simulator import (
-    CHECK_DIALOGUE,
     REPLY_SCHEMA,
     Simulator,
-    User,
     code_of,
     fill,
     read_answer,
-    toy_profiles,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -307,10 +304,10 @@ def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server,
     for, in 300 tokens. Only its code may be wrong."""
     monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 300)
     model = ServerModel("smollm2", smollm2_server)
-    user = User(Simulator(model), toy_profiles("train", 1)[0], dialogue=CHECK_DIALOGUE)
+    user = Simulator(model).example()
     template, values = user.simulator.prompts["reply"], user.values()
     prompt = fill(template, {**values, "code": code_of(template, values)})
     text = asyncio.run(model(prompt, REPLY_SCHEMA))
-    assert model.format == "json_schema"
+    assert text.form == "json_schema"
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
     assert text.tokens["completion"] < 300

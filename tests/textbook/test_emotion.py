@@ -8,7 +8,7 @@ from support.metrics import emotion_level
 import asyncio
 
 from answering import Model, feeling, user_of
-from simulator import move_emotion
+from simulator import clamp_change, move_emotion
 
 
 def test_an_example_by_hand():
@@ -41,4 +41,4 @@ def test_one_reply_moves_the_emotion_by_ten_at_most():
         (4, -10): 0,
         (0, 0): 0,
     }
-    assert {move: move_emotion(*move) for move in moves} == moves
+    assert {(e, c): move_emotion(e, clamp_change(c)) for e, c in moves} == moves

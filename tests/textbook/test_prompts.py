@@ -135,6 +135,7 @@ def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang, difficul
     for name, schema in (("emotion", EMOTION_SCHEMAS[difficulty]), ("reply", REPLY_SCHEMA)):
         text = load_prompt(name, lang, difficulty)
         assert set(re.findall(r"\{\{(\w+)\}\}", text)) == PLACEHOLDERS[name] and "JSON" in text
+        assert "+10" not in text  # which would be no JSON
         for tag in ("persona", "background", "hidden_theme", "dialogue"):
             tagged(text, tag)
         shown = re.findall(r"^\{\n.*?^\}$", text.replace("{{code}}", CODE), re.M | re.S)

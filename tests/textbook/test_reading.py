@@ -148,7 +148,7 @@ def test_what_no_log_can_hold_is_replaced():
 
 def test_an_answer_without_an_end_is_refused():
     """By its length, before a parser sees it; and by its depth."""
-    assert refused(feeling(4) + " " * MAX_ANSWER_LENGTH)
+    assert refused(feeling(4, "x" * MAX_ANSWER_LENGTH))
     assert refused('{"a":' * 3000) and refused("[" * 15_000)
 
 

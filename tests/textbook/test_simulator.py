@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, saying, user_of
-from simulator import CHECK_DIALOGUE, Simulator, User, toy_profiles
+from simulator import CHECK_REPLIES, Simulator, User, toy_profiles
 
 
 def test_an_example_by_hand():
@@ -36,14 +36,16 @@ def test_an_example_by_hand():
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     """One that cannot copy four letters cannot play a user. A server that does not answer is
-    another matter: it may come back."""
+    another matter: it may come back. The question is in the language of the run."""
 
-    def check(model):
-        asyncio.run(Simulator(model, retries=4).check())
+    def check(model, lang="en"):
+        asyncio.run(Simulator(model, lang, retries=4).check())
 
     keeps, forgets = Model(), Model([feeling(3).replace("kqvt", "zzzz")])
-    check(keeps)
-    assert len(keeps.prompts) == 1 and CHECK_DIALOGUE[1]["text"] in keeps.prompts[0]
+    for lang, name in (("en", "Maureen"), ("zh", "葛春生")):
+        check(keeps, lang)
+        assert CHECK_REPLIES[lang] in keeps.prompts[-1] and name in keeps.prompts[-1]
+    assert len(keeps.prompts) == 2
     with pytest.raises(BadInput, match="cannot keep the form"):
         check(forgets)
     assert len(forgets.prompts) == 3  # and not five
