@@ -27,7 +27,7 @@ TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")  # be
 TOKENS = {
     "scripts": 22_000,
     "support": 17_500,
-    "toy": 7_000,
+    "toy": 6_500,
     "tools": 22_000,
     "course": 11_000,
     "benchmarks": 11_000,

@@ -119,8 +119,8 @@ def test_a_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
 
 
 def test_the_measured_runs_are_silent():
-    """Every training of the toy and of smollm2 in benchmarks/runs.jsonl, as far as metrics are kept
-    there: those of the one fault whose bounds are set by hand."""
+    """Every training in benchmarks/runs.jsonl, as far as metrics are kept there: those of the one
+    fault whose bounds are set by hand."""
     seen = 0
     for line in tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read().values():
         rows = rows_of(line["metrics"])
