@@ -38,21 +38,23 @@ COLD = "🙄😒🥱😑💢😠🤬😡🤡🙃🖕😤😏💩🤮🤢😴💤
 # prompts/replies.jsonl that are marked "weights"; docs/small.md has what the other 120 say.
 WEIGHTS = {
     "vanilla": {
-        "tone": 0.5,  # warmth to anybody moves little: else a policy learns to gush at everybody
-        "about": 0.6,  # about this person's story: what generic warmth lacks
-        "need": 0.5,  # near to the hidden need, or to the lines that show it
-        "repetition": -1.0,  # nobody wants to hear the same again
-        "echo": -0.9,  # the user's own words are near to the story and the need, and say nothing
-        "start": -0.45,  # a reply with nothing of all this lets down
+        "tone": 0.3,  # warm words to anybody lift as much as a reply with nothing in it lets down
+        "about": 0.6,  # near to this person's story: the most, because that is hard to fake
+        "need": 0.4,  # near to the hidden need, or to the lines that show it
+        "repetition": -1.0,  # whatever is in it, nobody wants to hear the same again
+        "echo": -1.2,  # the user's own words are nearest to story and need, and say nothing
+        "cut": -0.5,  # the reply breaks off: a small model's usual fault, and a heap of words
+        "start": -0.3,  # a reply with nothing of all this
     },
-    # warmth alone convinces a challenging user still less, and the need must be met
+    # a challenging user hears less in warmth, and wants its need met
     "challenging": {
-        "tone": 0.4,
-        "about": 0.5,
-        "need": 0.7,
+        "tone": 0.2,
+        "about": 0.6,
+        "need": 0.5,
         "repetition": -1.0,
-        "echo": -0.9,
-        "start": -0.55,
+        "echo": -1.2,
+        "cut": -0.5,
+        "start": -0.4,
     },
 }
 
@@ -113,8 +115,9 @@ def nearness(sentences, others):
 
 
 def tone(text):
-    """How warm a text is, from -1 to 1: (warm - cold) / (warm + cold + 0.15), of the scores of the
-    emoji. The 0.15 keeps a text that few emoji fit near 0."""
+    """How warm a text is, from -1 to 1: 4 (warm - cold) / (warm + cold + 0.5), clipped, of the
+    scores of the emoji. The 0.5 keeps a text that few of them fit near 0. Who gushes is no warmer
+    than who is kind: a policy would learn nothing but gushing."""
     model, emoji = emoji_model()
     # as the classifier's own training texts were prepared
     prepared = " ".join(re.sub(r"([^\w\s])", r" \1 ", text).lower().split())
@@ -122,7 +125,7 @@ def tone(text):
     for label, score in zip(*model.predict(prepared, k=len(emoji))):
         warm += score * (emoji[label][0] in WARM)
         cold += score * (emoji[label][0] in COLD)
-    return (warm - cold) / (warm + cold + 0.15)
+    return np.clip(4 * (warm - cold) / (warm + cold + 0.5), -1, 1)
 
 
 # -------------------------------------------------------------------------------- how a reply feels
@@ -145,10 +148,11 @@ def terms_of(reply, scene, earlier, lines):
     repeated = [nearness([s], said + sentences[:i])[0] for i, s in enumerate(sentences)]
     return {
         "tone": tone(reply),
-        "about": ramp(max(nearness(sentences, sentences_of([scene.story]))), 0.15, 0.6),
-        "need": ramp(max(nearness(sentences, [NEEDS[scene.need].theme, *scene.cues])), 0.2, 0.55),
+        "about": ramp(max(nearness(sentences, sentences_of([scene.story]))), 0.1, 0.5),
+        "need": ramp(max(nearness(sentences, [NEEDS[scene.need].theme, *scene.cues])), 0.15, 0.5),
         "repetition": ramp(np.array(repeated), 0.6, 0.9).mean(),
-        "echo": ramp(nearness(sentences, own), 0.8, 0.95).mean(),
+        "echo": ramp(nearness(sentences, own), 0.6, 0.9).mean(),
+        "cut": not re.search(r"[.!?…][\"'”’)]*$", reply),
     }
 
 
