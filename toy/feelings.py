@@ -148,7 +148,7 @@ def terms_of(reply, scene, earlier, lines):
     repeated = [nearness([s], said + sentences[:i])[0] for i, s in enumerate(sentences)]
     return {
         "tone": tone(reply),
-        "about": ramp(max(nearness(sentences, sentences_of([scene.story]))), 0.1, 0.5),
+        "about": ramp(max(nearness(sentences, [scene.story])), 0.1, 0.45),
         "need": ramp(max(nearness(sentences, [NEEDS[scene.need].theme, *scene.cues])), 0.15, 0.5),
         "repetition": ramp(np.array(repeated), 0.6, 0.9).mean(),
         "echo": ramp(nearness(sentences, own), 0.6, 0.9).mean(),
