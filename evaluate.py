@@ -43,7 +43,6 @@ from tqdm import tqdm
 
 from simulator import (
     PROMPTS,
-    Profile,
     Simulator,
     User,
     load_profiles,
@@ -53,7 +52,7 @@ from simulator import (
     refuse_foreign,
     users_of_run,
 )
-from toy import phrases, world
+from toy import world
 
 # The modules that load torch are imported in the functions that need them: --score and --compare
 # need no model, and start at once.
@@ -426,8 +425,7 @@ def users_to_measure_with(args, policy, simulator_name, lang):
     """(users, were they held out by the policy's run?). Raises BadInput. The first row that fits:
 
     --profiles FILE               those of the file                          False
-    --world chit-chat             those of prompts/profiles/LANG_chat.jsonl,
-                                  of `phrases` its own people who chat       False
+    --world chit-chat             those of prompts/profiles/LANG_chat.jsonl  False
     a run with files of profiles  those that it held out                     True
     any other run                 the toy's held-out users                   True
     no run of this project        the toy's held-out users                   False
@@ -446,8 +444,6 @@ def users_to_measure_with(args, policy, simulator_name, lang):
 
 def chat_users(simulator_name, lang):
     """The people of everyday talk whom this --simulator can play. Raises BadInput."""
-    if simulator_name == "phrases":
-        return [Profile(**row) for row in phrases.chatters()]
     if simulator_name in SCRIPTED:
         raise BadInput(
             f"--world chit-chat: the scripted user ({simulator_name}) knows no chit-chat; "
@@ -758,7 +754,7 @@ def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     parser.add_argument(
         "--simulator",
-        help="model that plays the users: toy, toy-weak or phrases (by rule), openai:MODEL@URL, "
+        help="model that plays the users: toy, toy-weak or feelings (by rule), openai:MODEL@URL, "
         "local:DIR (default: that of the run, else toy)",
         metavar="NAME",
     )

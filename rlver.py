@@ -344,7 +344,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         state["seconds"]["rollout"] += rolled_out - began
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
-        batch = batch_metrics(everyone, cfg.think)
+        batch = batch_metrics(everyone, cfg.think, cfg.algo)
         cut, replies = cut_replies(episodes, models.engine.stop_id, cfg.max_tokens)
         sampled = sum(e.tokens_sampled for e in episodes)
         counted_here = torch.tensor([cut, replies, sampled])

@@ -463,16 +463,16 @@ def make_simulator(
     flag="--simulator",
     **shared,
 ):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked), phrases (hears plain
+    """The Simulator over the model `name`: toy, toy-weak (can be hacked), feelings (hears any
     English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages; shared:
     more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name)
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
-    if name == "phrases":
-        from toy import phrases
+    if name == "feelings":
+        from toy import feelings  # here, because it needs packages that few have
 
-        llm = phrases.PhrasesModel(difficulty)
+        llm = feelings.FeelingsModel(difficulty)
     elif name in SCRIPTED:
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     elif kind == "openai":
@@ -599,15 +599,11 @@ def need_profiles(simulator_name):
 
 def refuse_foreign(simulator_name, profiles):
     """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
-    everybody; the scripted users play the toy's people, and `phrases` its own chatters too."""
+    everybody; the scripted users play the toy's people."""
     if simulator_name not in SCRIPTED:
         return
-    from toy import phrases
-
     for profile in profiles:
         if profile.target != "eq":
-            if simulator_name == "phrases" and phrases.read_chat(profile.scene, profile.task):
-                continue
             raise BadInput(
                 f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
                 "knows no chit-chat; choose a real --simulator, as openai:MODEL@URL"

@@ -41,7 +41,6 @@ from support.settings import resolve_settings
 import numpy as np
 import torch
 
-from benchmarks import tables
 from engine import TorchEngine
 from policy import Agent, Episode, Policy, Segment, micro_batches
 from ppo import policy_loss
@@ -52,7 +51,12 @@ from toy import world
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu
 STEPS, ROUNDS = 2, 2
-SMALL = f"{tables.OF_ALGO['grpo']} {tables.SMALL} --steps {STEPS} --eval-size 8".split()
+# those of recipes/smollm2.sh, which makes the model, too
+SMALL = (
+    "--algo grpo --group-size 6 --model .cache/smollm2 --simulator feelings --batch-size 24 "
+    "--max-turns 3 --max-tokens 40 --temperature 0.7 --lora-rank 16 --lr 7e-4 --warmup 2 "
+    "--minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 8 --steps"
+).split() + [str(STEPS)]
 VARIANTS = {  # {run of the small model: what is changed before it begins}
     "as it is": "",
     # keys and values are copied for every head of queries that shares them, as transformers does

@@ -31,7 +31,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.flags import Parser, positive
-from support.metrics import signs
 from support.results import recorded_dialogues
 from support.stats import mean_interval
 
@@ -39,13 +38,11 @@ import numpy as np
 
 import simulator
 from tools.replay import final_score, replay_all
-from toy import world
-from toy.phrases import PhrasesModel
 
 RUNS = ROOT / "runs" / "tables"
 # What is kept of a run: what a table reads. And `flat_groups`, because a test
 # compares the bounds of a warning with these runs.
-EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
+EVALUATION = ("step", "score", "failure", "malformed")
 METRICS = (
     "step",
     "emotion",
@@ -87,7 +84,6 @@ def jobs():
     yield from ranks()
     yield from users()
     yield from machines()
-    yield from small()
 
 
 def variants():
@@ -126,33 +122,6 @@ def users():
         # twice as long as usual: the weak scorer pays for little of what the policy does at first
         flags = f"--algo grpo --simulator toy-weak --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
-
-
-# those of recipes/smollm2.sh, which makes the model, too
-SMALL = (
-    "--model .cache/smollm2 --simulator phrases --steps 24 --save-every 4 --batch-size 24 "
-    "--max-turns 3 --max-tokens 40 --temperature 0.7 --lora-rank 16 --lr 7e-4 --warmup 2 "
-    "--minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 64"
-)
-OF_ALGO = {"grpo": "--group-size 6", "ppo": "--critic-lr 2e-3"}
-
-
-def small():
-    """The small real model: GRPO and PPO, three seeds each, then what one change does, one seed
-    each."""
-    for algo, seed in itertools.product(("grpo", "ppo"), range(3)):
-        flags = f"--algo {algo} {OF_ALGO[algo]} {SMALL} --seed {seed}"
-        # one run has both cores for itself: docs/small.md promises its time and its memory
-        threads = 2 if (algo, seed) == ("grpo", 2) else 1
-        yield Job("small", f"small-{algo}-{seed}", flags, threads=threads)
-    for algo, name, change in (
-        ("grpo", "no-kl", "--kl-coef 0"),
-        ("grpo", "delta", "--reward delta"),
-        ("grpo", "whole", "--lora-rank 0 --lr 2e-5"),
-        ("ppo", "slow-critic", "--critic-lr 2e-4"),
-    ):
-        flags = f"--algo {algo} {OF_ALGO[algo]} {SMALL} --seed 0 {change}"
-        yield Job("small", f"small-{algo}-{name}-0", flags)
 
 
 def machines():
@@ -208,8 +177,6 @@ def line_of_run(job, place):
     }
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
-    if job.part == "small":
-        line["distinct_2"] = pairs_of_run(place)
     return rounded(line)
 
 
@@ -227,16 +194,6 @@ def strict_emotions(place):
         final = final_score(emotions, dialogue["ended"] == "malformed")
         finals.setdefault(dialogue["step"], []).append(final)
     return [float(np.mean(finals[step])) for step in sorted(finals)]
-
-
-def pairs_of_run(place):
-    """The distinct word pairs of what the held-out users of a run were told, before and after."""
-    steps = {}  # {step: [the replies of a dialogue, ...]}
-    for row in recorded_dialogues(place / "dialogues.jsonl"):
-        if row["split"] == "heldout":
-            replies = [turn["reply"] for turn in row["turns"]]
-            steps.setdefault(row["step"], []).append(replies)
-    return [signs(steps[step])["distinct_2"] for step in (min(steps), max(steps))]
 
 
 def rounded(value):
@@ -498,89 +455,11 @@ def table_signs(measured, tenth=0.1):
     return markdown(["", *[f"`{name}`" for name in lines_of]], rows)
 
 
-SMALL_RUNS = {
-    "small-grpo": "`grpo`",
-    "small-ppo": "`ppo`",
-    "small-grpo-no-kl": "`grpo --kl-coef 0`",
-    "small-grpo-delta": "`grpo --reward delta`",
-    "small-grpo-whole": "`grpo --lora-rank 0`",
-    "small-ppo-slow-critic": "`ppo --critic-lr 2e-4`",
-}
-
-
-def table_small(measured):
-    """The small real model: each way of training, over its seeds. "gain" is after minus before."""
-    rows = []
-    for name, words in SMALL_RUNS.items():
-        lines = seeds_of(measured, name)
-        if lines:
-            before, after = [first(line) for line in lines], [last(line) for line in lines]
-            gains = [last(line) - first(line) for line in lines]
-            scores = [interval(before), interval(after), interval(gains)]
-            rows.append([words, *scores, *english_of(lines), minutes_of(lines), len(lines)])
-    if not rows:
-        return ""
-    head = ["run", "before", "after", "gain", "perplexity under the start", "distinct word pairs"]
-    return markdown([*head, "minutes, one core", "seeds"], rows)
-
-
-def english_of(lines):
-    """What tells whether the replies are still English, before and after, means over runs: [their
-    perplexity under the starting policy, distinct word pairs]."""
-    perplexities = [(first(line, "ref_perplexity"), last(line, "ref_perplexity")) for line in lines]
-    pairs = [line["distinct_2"] for line in lines]
-    return [
-        "{:.1f} to {:.1f}".format(*np.mean(perplexities, axis=0)),
-        "{:.2f} to {:.2f}".format(*np.mean(pairs, axis=0)),
-    ]
-
-
-def minutes_of(lines):
-    """The mean duration of the runs on one core, with another run on the other core."""
-    seconds = [line["seconds"] for line in lines if line["threads"] == 1]
-    return f"{np.mean(seconds) / 60:.0f}" if seconds else "-"
-
-
-def table_small_fixed(measured):
-    """What policies earn that need no training, with the users of --simulator phrases. They are
-    played here, by rule, so this table needs no runs."""
-    replies = {
-        '"Okay." to everything': lambda line: "Okay.",
-        '"You\'re right." to everything': lambda line: "You're right.",
-        '"The first step." to everything': lambda line: "The first step.",
-        "the user's own line": lambda line: line,
-    }
-    rows = []
-    users = [simulator.Profile(**row) for row in world.profiles("heldout", 64)]
-    for name, reply_to in replies.items():
-        finals = asyncio.run(final_emotions(users, reply_to, turns=3))
-        rows.append([name, f"{np.mean(finals):.1f}"])
-    return markdown(["reply", "final emotion"], rows)
-
-
-async def final_emotions(profiles, reply_to, turns):
-    """The final emotions of the users of --simulator phrases, from a start of 30, who hear `turns`
-    replies each. reply_to: the reply to a line of a user."""
-    model = simulator.Simulator(PhrasesModel())
-    finals = []
-    for profile in profiles:
-        user = simulator.User(model, profile, simulator.INITIAL_EMOTION["training"])
-        line = await user.open()
-        for turn in range(1, turns + 1):
-            await user.feel(reply_to(line))
-            if turn < turns:
-                line, _ = await user.answer()
-        finals.append(user.emotion)
-    return finals
-
-
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
     "hackable": table_hackable,
     "signs": table_signs,
-    "small": table_small,
-    "small_fixed": table_small_fixed,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,

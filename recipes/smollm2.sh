@@ -20,6 +20,6 @@ fi
 # 0.02 held the score back, and with 0.004 the perplexity rose too far. Adapters, because their moments take
 # little memory; with so few steps their rate must be high and the warm-up short. The micro-batches keep a
 # run below 4 GB.
-exec python rlver.py "${algo[@]}" --model "$dir" --simulator phrases \
+exec python rlver.py "${algo[@]}" --model "$dir" --simulator feelings \
     --steps 24 --save-every 4 --batch-size 24 --max-turns 3 --max-tokens 40 --temperature 0.7 \
     --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 64 "$@"

@@ -89,14 +89,13 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, think):
+def batch_metrics(episodes, think, algo):
     """The metrics of the `episodes` of a training step, think or direct: {name: number, or None for
     what they do not have}."""
     summary = summarise(episodes)
-    group_count = len({e.group for e in episodes})
-    flat_share = None  # where each dialogue is a group of its own, as for PPO
-    if group_count < len(episodes):
-        flat_share = len(flat_groups(episodes)) / group_count
+    flat_share = None  # PPO learns from flat groups, too: it compares no dialogues
+    if algo == "grpo":
+        flat_share = len(flat_groups(episodes)) / len({e.group for e in episodes})
     turns = [turn for e in episodes for turn in e.turns]
     stray_thoughts = 0  # thoughts that were taken out of replies in direct mode
     if not think:
@@ -118,7 +117,7 @@ def batch_metrics(episodes, think):
 
 def flat_groups(episodes):
     """The ids of the zero-variance groups, whose dialogues all have the same reward: GRPO's
-    advantages are 0 there, and nothing is learned. (PPO's groups of one need no spread. With
+    advantages are 0 there, and nothing is learned. (PPO needs no spread. With
     deltas, dr-grpo and rloo still tell turns apart in which equal sums were earned.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:

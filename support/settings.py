@@ -36,7 +36,7 @@ TOY = {
     "steps": {"think": 30, "direct": 36},
     "save_every": 5,
     "batch_size": 64,
-    "group_size": 8,
+    "group_size": {"ppo": 1, "grpo": 8},
     "max_tokens": 48,  # one whole reply, and not two
     # The largest rate that was safe: at 6e-4 one thinking run of three garbled its thoughts halfway
     # ("lost, father, father, father"). Adapters get five times as much, not the usual ten, at which
@@ -53,7 +53,7 @@ REAL = {
     "steps": 350,
     "save_every": 25,  # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes
     "batch_size": {"ppo": 32, "grpo": 128},
-    "group_size": 4,
+    "group_size": {"ppo": 1, "grpo": 4},
     "max_tokens": 5000,
     "lr": {"lora": 1e-5, "full": 1e-6},
     "critic_lr": {"lora": 5e-5, "full": 5e-6},
@@ -100,9 +100,9 @@ class Settings:
     )
     simulator: str = flag(
         "toy",
-        "model that plays the user: toy, a script; toy-weak, a script that can be hacked; phrases, "
-        "a script that looks for English phrasings; openai:MODEL@URL, a server, its key in "
-        "$RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process",
+        "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
+        "feelings, a script for which learned models of text rate each reply; openai:MODEL@URL, a "
+        "server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process",
         metavar="NAME",
     )
     difficulty: str = flag(
@@ -134,7 +134,6 @@ class Settings:
         None,
         "dialogues in a group: with the same user and the same first line",
         positive,
-        "--algo grpo",
     )
     max_turns: int = flag(8, "replies in a dialogue, at most", positive)
     max_tokens: int = flag(None, "tokens of a reply with its thought, at most", positive)
@@ -344,8 +343,6 @@ def resolve_settings(given):
     values = defaults(given)
     values |= {name: given[name] for name in values if given.get(name) is not None}
     cfg = Settings(**values)
-    if cfg.algo == "ppo":
-        cfg.group_size = 1
     check(cfg, given)
     return cfg
 
@@ -382,7 +379,7 @@ def check(cfg, given):
                 "leave it out, or give that, too"
             )
     grpo = cfg.algo == "grpo"
-    if grpo and cfg.batch_size % cfg.group_size:
+    if cfg.batch_size % cfg.group_size:
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
             "groups must be whole"
@@ -475,7 +472,7 @@ def resumed_settings(config, given):
 SCRIPTED = {
     "toy": "a script. It knows a small grammar and cannot judge comfort",
     "toy-weak": "a script. It counts words and is made to be hacked",
-    "phrases": "a script. It looks for phrases on a list and understands nothing",
+    "feelings": "a script. Learned models of text rate each reply; they cannot judge comfort",
 }
 
 

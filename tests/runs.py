@@ -49,8 +49,8 @@ def in_moods(draw_curves=lambda *_: []):
 
 
 def suited(flags):
-    """The `flags` of a run without those that only the other algorithm takes. A run refuses such
-    flags, and many tests have one list for both algorithms."""
+    """The `flags` of a run without those that are meant for the other algorithm: many tests have
+    one list for both. (PPO takes "--group-size=2", in one word, all the same.)"""
     words = [str(word) for word in flags]
     algo = "grpo"
     for flag, value in zip(words, words[1:]):

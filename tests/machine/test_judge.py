@@ -39,7 +39,7 @@ def bad(tmp_path):
 
 @pytest.mark.parametrize(
     "users, is_toy",
-    [({"toy"}, True), ({"toy", "toy-weak"}, True), ({"toyota-7b"}, False), ({"phrases"}, False)],
+    [({"toy"}, True), ({"toy", "toy-weak"}, True), ({"toyota-7b"}, False), ({"feelings"}, False)],
 )
 def test_who_is_of_the_toy(users, is_toy, monkeypatch):
     """The scripted judge understands the toy's sentences. A server's model whose name begins alike

@@ -53,7 +53,7 @@ def started(*command, **more):
     "flag, needed",
     [
         *((flag, "--algo ppo") for flag in ("--gamma 1", "--lam 0.95", "--value-clip 0")),
-        *((flag, "--algo grpo") for flag in ("--group-size 4", "--advantage rloo")),
+        ("--advantage rloo", "--algo grpo"),
         ("--kl-estimator k3", "--kl-coef 0.1"),  # the default, too
         ("--lora-alpha 8", "--lora-rank 4"),
         ("--engine-memory 0.3", "--engine vllm"),

@@ -1,4 +1,4 @@
-"""SmolLM2-135M for real: runs, resumes, chats. Run by `pytest -m soak`; skipped where its wheel is
+"""SmolLM2-135M for real: runs, resumes, chats. Run by `pytest -m soak`; skipped where its wheels are
 not installed.
 
 The runs are as short as they can be. What they say is not worth reading; that all parts of the
@@ -17,11 +17,14 @@ import rlver
 from runs import cut_at, go_on, metrics, output_of
 from several_ranks import ROOT
 
-pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.usefixtures("smollm2_dir", "feelings_wheels", "no_pictures"),
+]
 
 MODEL = ROOT / ".cache" / "smollm2"  # where the fixture smollm2_dir and the recipe have it
 FLAGS = (
-    f"--model {MODEL} --simulator phrases --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 "
+    f"--model {MODEL} --simulator feelings --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 "
     "--temperature 0.7 --kl-coef 0.006 --tokens-per-gpu 512 --steps 1 --batch-size 4 --max-turns 2 "
     "--max-tokens 8 --eval-size 2 --save-every 1"
 ).split()
@@ -122,7 +125,7 @@ def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
     lines = "My sister forgot my birthday.\nWhat do you say?\n"
     text = tool("tools.chat", name, "--max-tokens", 8, text=lines)
     assert text.count("it>  ") == 2 and "malformed" not in text
-    flags = ["--simulator", "phrases", "--max-turns", 1, "--max-tokens", 8]
+    flags = ["--simulator", "feelings", "--max-turns", 1, "--max-tokens", 8]
     text = tool("tools.chat", name, "--show", *flags)
     assert "policy  " in text and "ended by turn_limit" in text
 

@@ -16,7 +16,7 @@ import pytest
 from policy import Episode
 from result_files import our_line
 from simulator import toy_profiles
-from toy import phrases, world
+from toy import world
 
 # ------------------------------------------------------------------------------- the head of a run
 
@@ -175,5 +175,3 @@ def test_the_toy_knows_all_that_its_people_and_its_policy_say():
 def test_people_by_rule_are_introduced_as_such(capsys):
     world.print_people()
     assert "made by rule" in capsys.readouterr().out
-    phrases.main(["That must hurt."])
-    assert capsys.readouterr().out.startswith("By rule:")
