@@ -37,12 +37,13 @@ from support.stats import mean_interval
 import numpy as np
 
 import simulator
+from benchmarks import small
 from tools.replay import final_score, replay_all
 
 RUNS = ROOT / "runs" / "tables"
 # What is kept of a run: what a table reads. And `flat_groups`, because a test
 # compares the bounds of a warning with these runs.
-EVALUATION = ("step", "score", "failure", "malformed")
+EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
 METRICS = (
     "step",
     "emotion",
@@ -75,6 +76,7 @@ class Job:
     flags: str
     threads: int = 1
     environment: dict = field(default_factory=dict)
+    continues: str = ""  # the job whose run goes on with these flags
 
 
 def jobs():
@@ -84,6 +86,7 @@ def jobs():
     yield from ranks()
     yield from users()
     yield from machines()
+    yield from small_model()
 
 
 def variants():
@@ -133,6 +136,18 @@ def machines():
         yield Job("machine", f"{name}-plain-kernels", flags, environment=no_vectors)
 
 
+def small_model():
+    """What is measured of the user with learned feelings, and the small language model that is
+    trained with it."""
+    for name in small.COMPUTED:
+        yield Job("feelings", name, "")
+    for algo, seed in (("grpo", 0), ("grpo", 1), ("grpo", 2), ("ppo", 0)):
+        flags = f"--algo {algo} {small.OF_ALGO[algo]} {small.FLAGS} --seed {seed}"
+        yield Job("small", f"small-{algo}-{seed}", flags)
+    # alone, with both cores, and after the run that it goes on with
+    yield Job("small", "small-grpo-0-long", "--steps 72", threads=2, continues="small-grpo-0")
+
+
 # -------------------------------------------------------------------------------------- the results
 
 
@@ -177,6 +192,8 @@ def line_of_run(job, place):
     }
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
+    if job.part == "small":
+        line |= small.details(place)
     return rounded(line)
 
 
@@ -214,7 +231,12 @@ def rounded(value):
 def do_job(job, results):
     """Do a job and add its line to the Results, if the line is not there yet. A job that fails adds
     none."""
-    if job.name not in results.read():
+    if job.name in results.read():
+        return
+    if job.part == "feelings":
+        line = {"name": job.name, "part": job.part, **small.COMPUTED[job.name]()}
+        results.add(rounded(line))
+    else:
         place = train(job)
         if place:
             results.add(line_of_run(job, place))
@@ -223,10 +245,12 @@ def do_job(job, results):
 def train(job):
     """Make the run of a job; one that was stopped goes on, and one that is there is taken as it is.
     Returns its directory, or None if it fails."""
-    place = RUNS / job.name
-    if (place / "summary.json").is_file():
+    place = RUNS / (job.continues or job.name)
+    if (place / "summary.json").is_file() and not job.continues:
         return place
-    if (place / "config.json").is_file():
+    if job.continues:
+        flags = ["--resume", str(place), *job.flags.split()]
+    elif (place / "config.json").is_file():
         flags = ["--resume", str(place)]
     else:
         flags = [*job.flags.split(), "--out", str(place)]
@@ -455,11 +479,57 @@ def table_signs(measured, tenth=0.1):
     return markdown(["", *[f"`{name}`" for name in lines_of]], rows)
 
 
+def table_replies(measured):
+    """The kinds of replies: how often one of the row lifts more than one of the column."""
+    line = measured.get("feelings-replies")
+    if not line:
+        return ""
+    kinds = line["kinds"]
+    rows = []
+    for i, kind in enumerate(kinds):
+        cells = [f"{line['auc'][i][j]:.2f}" if j > i else "" for j in range(1, len(kinds))]
+        rows.append([kind, f"{line['means'][i]:+.1f}", *cells])
+    return markdown(["reply", "mean change", *kinds[1:]], rows)
+
+
+def table_small(measured):
+    """The runs of the small model, seed by seed, and what needs no training: mean final emotions of
+    the same 64 users."""
+    rows = []
+    for name, line in measured.items():
+        if line["part"] == "small":
+            rows.append([name.removeprefix("small-").replace("-", " "), *cells_of(line)])
+    if not rows:
+        return ""
+    for name, score in measured["feelings-constants"]["finals"].items():
+        rows.append([name, "", f"{score:.1f}", *[""] * 5])
+    head = ["", "before", "after", "gain", "perplexity under the start", "distinct word pairs"]
+    return markdown([*head, "cut off, %", "minutes (threads)"], rows)
+
+
+def cells_of(line):
+    """The cells of a run of the small model."""
+    before, after = np.mean(line["finals"], axis=1)
+    perplexity = [first(line, "ref_perplexity"), last(line, "ref_perplexity")]
+    cut = [100 * line["terms"]["cut"][i] for i in (0, -1)]
+    return [
+        f"{before:.1f}",
+        f"{after:.1f}",
+        f"{after - before:+.1f}",
+        "{:.1f} to {:.1f}".format(*perplexity),
+        "{:.2f} to {:.2f}".format(*line["distinct_2"]),
+        "{:.0f} to {:.0f}".format(*cut),
+        f"{line['seconds'] / 60:.0f} ({line['threads']})",
+    ]
+
+
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
     "hackable": table_hackable,
     "signs": table_signs,
+    "replies": table_replies,
+    "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,

@@ -354,12 +354,8 @@ class ScriptedModel:
     def feel(self, scene, dialogue, code):
         """The hop f_emo: how far the friend's last reply moves the emotion, and why."""
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
-        if self.weak:
-            change, why = judge_weakly(reply), "I listen for a few words"
-        else:
-            change, why = judge(
-                reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
-            )
+        lines = [m["text"] for m in dialogue if m["speaker"] == "me"]
+        change, why = self.react(reply, scene, earlier, lines)
         # the prompt of a challenging user asks for another key
         goal = "reason" if self.challenging else "target_completion"
         effect = "lifted" if change > 0 else "let down"
@@ -372,6 +368,13 @@ class ScriptedModel:
             "change": change,
         }
         return json.dumps(answer, indent=1)
+
+    def react(self, reply, scene, earlier, lines):
+        """(change of emotion, why) at a reply, after the friend's `earlier` replies and the user's
+        `lines`."""
+        if self.weak:
+            return judge_weakly(reply), "I listen for a few words"
+        return judge(reply, scene.need, scene.person, scene.feeling, earlier, self.challenging)
 
 
 def code_in(prompt):

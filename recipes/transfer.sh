@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Does it carry over? The toy's policy is trained with each of three users and met by each of them: by the strict
+# one (toy), by one that can be hacked (toy-weak), by one with learned feelings (feelings, which needs
+# requirements-smollm2.txt). A table of three by three, three seeds each; half an hour on two cores.
+#   bash recipes/transfer.sh                                          into runs/transfer
+#   bash recipes/transfer.sh runs/short 8 --steps 2                   the directory, users to measure with,
+#                                                                     and flags of rlver.py
+# The same command goes on where it was stopped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-runs/transfer}
+limit=${2:-128}
+shift $(($# < 2 ? $# : 2))
+
+for seed in 0 1 2; do
+    for trained in toy toy-weak feelings; do
+        run="$out/$trained-$seed"
+        if [ -e "$run/config.json" ]; then
+            python rlver.py --resume "$run"
+        else
+            python rlver.py --algo grpo --simulator "$trained" --seed "$seed" --out "$run" "$@"
+        fi
+        for user in toy toy-weak feelings; do
+            python evaluate.py --policy "$run" --simulator "$user" --limit "$limit" --out "$run/on-$user.jsonl"
+            [ "$trained" = toy ] || continue
+            python evaluate.py --policy "$run" --step 0 --simulator "$user" --limit "$limit" \
+                --out "$out/untrained-$seed-on-$user.jsonl"
+        done
+    done
+done
+echo "trained with, met by: the score of each seed"
+for trained in untrained toy toy-weak feelings; do
+    for user in toy toy-weak feelings; do
+        scores=""
+        for seed in 0 1 2; do
+            file="$out/$trained-$seed/on-$user.jsonl"
+            [ "$trained" != untrained ] || file="$out/untrained-$seed-on-$user.jsonl"
+            scores="$scores $(python evaluate.py --score "$file" | awk '/^all/ {print $2}')"
+        done
+        echo "$trained, $user:$scores"
+    done
+done
