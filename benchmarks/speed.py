@@ -2,10 +2,8 @@
 process.
 
     python benchmarks/speed.py            a table
-    python benchmarks/speed.py --json     the same as JSON
     python benchmarks/speed.py --server   a user over a model server that takes 200 ms a call, as
                                           JSON (two minutes)
-    python benchmarks/speed.py --small    a step of smollm2, by part (20 minutes; after recipes/smollm2.sh)
 
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
@@ -15,11 +13,6 @@ engine/generate sampled tokens a second on the same prompts, turn after turn: th
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
-small           three short runs of recipes/smollm2.sh's settings in turn, `ROUNDS` times, each in a
-                process of its own. "As it is" has two savings; each of the other runs has one
-                less (VARIANTS). Seconds are those of summary.json: of rollout and update per step,
-                of both evaluations together. The peak is of the process's whole memory. The table
-                has medians (of two rounds: means).
 """
 
 import argparse
@@ -28,7 +21,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -50,20 +42,6 @@ from toy import world
 
 DEFAULTS = resolve_settings({})
 BUDGET = DEFAULTS.tokens_per_gpu
-STEPS, ROUNDS = 2, 2
-# those of recipes/smollm2.sh, which makes the model, too
-SMALL = (
-    "--algo grpo --group-size 6 --model .cache/smollm2 --simulator feelings --batch-size 24 "
-    "--max-turns 3 --max-tokens 40 --temperature 0.7 --lora-rank 16 --lr 7e-4 --warmup 2 "
-    "--minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 8 --steps"
-).split() + [str(STEPS)]
-VARIANTS = {  # {run of the small model: what is changed before it begins}
-    "as it is": "",
-    # keys and values are copied for every head of queries that shares them, as transformers does
-    "heads copied": "import engine; engine.share_heads = lambda model: None",
-    # the update makes the activations again in the backward pass, in place of keeping them
-    "recomputed": "import models; models.Models.is_short_of_memory = lambda *_: True",
-}
 
 
 def rows_per_turn(episode):
@@ -256,75 +234,19 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
     }
 
 
-def small_run(variant):
-    """What a run of the small model took: {"rollout", "update", "evaluate": seconds;
-    "tokens_per_s"; "peak_mib"}."""
-    code = f"{VARIANTS[variant]}\nimport sys, rlver\nsys.exit(rlver.main(sys.argv[1:]))"
-    with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        command = [sys.executable, "-c", code, *SMALL, "--out", str(out)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"the run '{variant}' failed: {done.stderr.strip().splitlines()[-1:]}")
-        summary = json.loads((out / "summary.json").read_text())
-    seconds = summary["seconds"]
-    return {
-        "rollout": seconds["rollout"] / STEPS,
-        "update": seconds["update"] / STEPS,
-        "evaluate": seconds["evaluate"],
-        "tokens_per_s": summary["tokens"]["sampled"] / seconds["rollout"],
-        "peak_mib": summary["peak_rss_mb"],
-    }
-
-
-def small_runs():
-    """{variant: {name: median over the rounds}}."""
-    rounds = [{variant: small_run(variant) for variant in VARIANTS} for _ in range(ROUNDS)]
-    return {
-        variant: {
-            name: statistics.median(measured[variant][name] for measured in rounds)
-            for name in rounds[0][variant]
-        }
-        for variant in VARIANTS
-    }
-
-
-def table_of_small(result):
-    """The result as a table in Markdown."""
-    lines = [
-        "| | rollout, s a step | tokens/s | update, s a step | both evaluations, s | peak, GiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for variant, r in result.items():
-        cells = [f"{r['rollout']:.1f}", f"{r['tokens_per_s']:.0f}", f"{r['update']:.1f}"]
-        cells += [f"{r['evaluate']:.1f}", f"{r['peak_mib'] / 1024:.1f}"]
-        lines.append(f"| {variant} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description="Packed update against one row a turn; torch engine against generate."
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--server", action="store_true", help="a user over a slow model server, instead"
     )
-    parser.add_argument("--small", action="store_true", help="a step of smollm2 by part, instead")
     args = parser.parse_args()
     if args.server:
         print(json.dumps(over_a_server(), indent=2))
         return
-    if args.small:
-        result = small_runs()
-        print(json.dumps(result, indent=2) if args.json else table_of_small(result))
-        return
-    result = {"think": bench(True), "direct": bench(False), "threads": torch.get_num_threads()}
-    if args.json:
-        print(json.dumps(result, indent=2))
-        return
     for mode in ("think", "direct"):
-        r = result[mode]
+        r = bench(mode == "think")
         print(
             f"{mode:<7} update: packed {r['packed_seconds']:.2f} s ({r['packed_tokens']} "
             f"tokens), one row a turn {r['rows_seconds']:.2f} s ({r['rows_tokens']} tokens): "

@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,7 +75,6 @@ class Job:
     name: str  # of its line, and of its directory
     flags: str
     threads: int = 1
-    environment: dict = field(default_factory=dict)
     continues: str = ""  # the job whose run goes on with these flags
 
 
@@ -85,7 +84,6 @@ def jobs():
     yield from rewards()
     yield from ranks()
     yield from users()
-    yield from machines()
     yield from small_model()
 
 
@@ -125,15 +123,6 @@ def users():
         # twice as long as usual: the weak scorer pays for little of what the policy does at first
         flags = f"--algo grpo --simulator toy-weak --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
-
-
-def machines():
-    """The same runs with two threads, and without the processor's vector instructions."""
-    for name, variant in FLAGS.items():
-        flags = f"{variant} --seed 0 {EVALUATED}"
-        yield Job("machine", f"{name}-two-threads", flags, threads=2)
-        no_vectors = {"ATEN_CPU_CAPABILITY": "default"}
-        yield Job("machine", f"{name}-plain-kernels", flags, environment=no_vectors)
 
 
 def small_model():
@@ -259,7 +248,7 @@ def train(job):
         cwd=ROOT,
         text=True,
         capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(job.threads), **job.environment},
+        env={**os.environ, "OMP_NUM_THREADS": str(job.threads)},
     )
     outcome = "done" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-300:]}"
     print(f"{job.name}: {outcome}", file=sys.stderr, flush=True)
@@ -393,30 +382,6 @@ def table_ranks(measured, early=10):
     return markdown(["run", "trained", f"score after {early} steps", "at the end"], rows)
 
 
-def table_machine(measured):
-    """The same run with other threads and other kernels: its score, for how many steps its mean
-    emotion in training is the same, and how far that is apart on average over all steps."""
-    rows = []
-    for name, words in NAMES.items():
-        usual = measured.get(f"{name}-0")
-        others = [measured.get(f"{name}-{kind}") for kind in ("two-threads", "plain-kernels")]
-        if not usual or not all(others):
-            return ""
-        row = [f"`{words}`", f"{last(usual):.1f}"]
-        emotions = np.array(usual["metrics"]["emotion"])
-        for other in others:
-            other_emotions = np.array(other["metrics"]["emotion"])
-            differs = emotions != other_emotions
-            steps_alike = int(np.argmax(differs)) if differs.any() else len(emotions)
-            apart = np.abs(emotions - other_emotions).mean()
-            row += [f"{last(other):.1f}", steps_alike, f"{apart:.1f}"]
-        rows.append(row)
-    head = ["run, seed 0", "one thread"]
-    for kind in ("two threads", "plain kernels"):
-        head += [kind, "steps alike", "apart"]
-    return markdown(head, rows)
-
-
 def table_challenging(measured):
     """Training with the vanilla user and with the challenging one; the same seeds."""
     rows = []
@@ -533,7 +498,6 @@ TABLES = {
     "variants": table_variants,
     "rewards": table_rewards,
     "ranks": table_ranks,
-    "machine": table_machine,
 }
 
 
@@ -581,7 +545,7 @@ def write_documents(measured):
 def main(argv=None):
     """Do what the flags say."""
     args = make_parser().parse_args(argv)
-    results = Results(args.results)
+    results = Results(ROOT / "benchmarks" / "runs.jsonl")
     chosen = [job for job in jobs() if job.part in args.only]
     if args.list:
         measured = results.read()
@@ -620,12 +584,6 @@ def make_parser():
     parser.add_argument("--jobs", type=positive, default=2, help="runs at a time")
     parser.add_argument("--list", action="store_true", help="make nothing: tell what is missing")
     parser.add_argument("--write", action="store_true", help="make nothing: write the tables")
-    parser.add_argument(
-        "--results",
-        default=Path(__file__).with_name("runs.jsonl"),
-        metavar="FILE",
-        help="where the numbers are kept (default: benchmarks/runs.jsonl)",
-    )
     return parser
 
 
