@@ -127,7 +127,7 @@ async def final_emotions(profiles, replies):
 
 def details(place):
     """What is kept of a run beside what tables.py keeps of each, from its directory `place`."""
-    rows = recorded_dialogues(place / "dialogues.jsonl")
+    rows = list(recorded_dialogues(place / "dialogues.jsonl"))
     trained = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     steps = [min(row["step"] for row in heldout), max(row["step"] for row in heldout)]
@@ -149,7 +149,7 @@ def lines_of(dialogue):
     """A dialogue as people read it: the user's first line, then reply and emotion, and line."""
     lines = [dialogue["first_line"]]
     for turn in dialogue["turns"]:
-        lines += [[turn["reply"], turn["emotion"]], turn["user_line"]]
+        lines += [[turn["reply"], turn["emotion"]], turn.get("user")]
     return lines
 
 

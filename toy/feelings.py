@@ -35,25 +35,26 @@ WARM = "💙💜💖❤💗💝🤗🥺💚🤍💕💓🧡💛🖤😢😥💔�
 COLD = "🙄😒🥱😑💢😠🤬😡🤡🙃🖕😤😏💩🤮🤢😴💤🙉😂🤣😆😹😝😜🤪"
 
 # change = 10 clip(sum of weight * term + "start", -1, 1). They were set by the 60 replies of
-# prompts/replies.jsonl that are marked "weights"; docs/small.md has what the other 120 say.
+# prompts/replies.jsonl that are marked "weights"; docs/small.md has what the other 120 say, and why
+# this is the second formula.
 WEIGHTS = {
     "vanilla": {
-        "tone": 0.3,  # warm words to anybody lift as much as a reply with nothing in it lets down
-        "about": 0.6,  # near to this person's story: the most, because that is hard to fake
+        "tone": 0.25,  # warm words to anybody do not quite lift what nothing at all lets down
+        "about": 0.7,  # near to this person's story: the most, because that is hard to fake
         "need": 0.4,  # near to the hidden need, or to the lines that show it
         "repetition": -1.0,  # whatever is in it, nobody wants to hear the same again
         "echo": -1.2,  # the user's own words are nearest to story and need, and say nothing
-        "cut": -0.5,  # the reply breaks off: a small model's usual fault, and a heap of words
+        "cut": -0.6,  # the reply breaks off: a small model's usual fault, and a heap of words
         "start": -0.3,  # a reply with nothing of all this
     },
     # a challenging user hears less in warmth, and wants its need met
     "challenging": {
-        "tone": 0.2,
-        "about": 0.6,
+        "tone": 0.15,
+        "about": 0.7,
         "need": 0.5,
         "repetition": -1.0,
         "echo": -1.2,
-        "cut": -0.5,
+        "cut": -0.6,
         "start": -0.4,
     },
 }
@@ -148,10 +149,10 @@ def terms_of(reply, scene, earlier, lines):
     repeated = [nearness([s], said + sentences[:i])[0] for i, s in enumerate(sentences)]
     return {
         "tone": tone(reply),
-        "about": ramp(max(nearness(sentences, [scene.story])), 0.1, 0.45),
-        "need": ramp(max(nearness(sentences, [NEEDS[scene.need].theme, *scene.cues])), 0.15, 0.5),
+        "about": ramp(max(nearness(sentences, [scene.story])), 0.15, 0.5),
+        "need": ramp(max(nearness(sentences, [NEEDS[scene.need].theme, *scene.cues])), 0.2, 0.5),
         "repetition": ramp(np.array(repeated), 0.6, 0.9).mean(),
-        "echo": ramp(nearness(sentences, own), 0.6, 0.9).mean(),
+        "echo": ramp(nearness(sentences, own), 0.55, 0.85).mean(),
         "cut": not re.search(r"[.!?…][\"'”’)]*$", reply),
     }
 

@@ -3,7 +3,7 @@ and that nothing but text decides.
 
 By hand, with the terms tone 0.5, about 0.8, need 0.25 and no others, a vanilla user feels
 
-    10 (0.3 * 0.5 + 0.6 * 0.8 + 0.4 * 0.25 - 0.3) = 10 * 0.43 = 4.3, which is +4.
+    10 (0.25 * 0.5 + 0.7 * 0.8 + 0.4 * 0.25 - 0.3) = 10 * 0.485 = 4.85, which is +5.
 """
 
 from support.errors import BadInput
@@ -34,7 +34,7 @@ def test_the_formula_by_hand(monkeypatch):
     """A missing weight, or a sum that is not clipped, would show in the first two."""
     given = {"tone": 0.5, "about": 0.8, "need": 0.25, "repetition": 0, "echo": 0, "cut": 0}
     monkeypatch.setattr(feelings, "terms_of", lambda *args: given)
-    assert feel("Two words.", SCENE)[0] == 4
+    assert feel("Two words.", SCENE)[0] == 5
     given |= {"repetition": 1, "echo": 1, "cut": 1}
     assert feel("Two words.", SCENE)[0] == -10
     given |= {"tone": 0.50049, "about": 0.8}
