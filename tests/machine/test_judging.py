@@ -217,6 +217,7 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
         purposes = {"eq": ""}
 
         prompts = {"emotion": ""}
+        goal = simulator.GOAL["vanilla"]
         emotion_schema = simulator.EMOTION_SCHEMAS["vanilla"]
 
         async def ask(self, template, values, schema, dialogue):

@@ -97,6 +97,7 @@ def test_a_moody_user_is_seen_to_be_moody(run):
             answer["change"] += (rng.random() < 0.5) * (1 if answer["change"] > 0 else -1)
         return json.dumps(answer)
 
+    moody.is_scripted = True
     result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
     assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9
     assert result["spread"] > 0 and 0 < result["reliability"] < 1
