@@ -12,31 +12,29 @@ out=${1:-runs/transfer}
 limit=${2:-128}
 shift $(($# < 2 ? $# : 2))
 
+users="toy toy-weak feelings"
+
 for seed in 0 1 2; do
-    for trained in toy toy-weak feelings; do
+    for trained in $users; do
         run="$out/$trained-$seed"
         if [ -e "$run/config.json" ]; then
             python rlver.py --resume "$run"
         else
             python rlver.py --algo grpo --simulator "$trained" --seed "$seed" --out "$run" "$@"
         fi
-        for user in toy toy-weak feelings; do
-            python evaluate.py --policy "$run" --simulator "$user" --limit "$limit" --out "$run/on-$user.jsonl"
-            [ "$trained" = toy ] || continue
-            python evaluate.py --policy "$run" --step 0 --simulator "$user" --limit "$limit" \
-                --out "$out/untrained-$seed-on-$user.jsonl"
+        for user in $users; do
+            python evaluate.py --policy "$run" --simulator "$user" --limit "$limit" --out "$run-on-$user.jsonl"
         done
+    done
+    for user in $users; do
+        python evaluate.py --policy "$out/toy-$seed" --step 0 --simulator "$user" --limit "$limit" \
+            --out "$out/untrained-$seed-on-$user.jsonl"
     done
 done
 echo "trained with, met by: the score of each seed"
-for trained in untrained toy toy-weak feelings; do
-    for user in toy toy-weak feelings; do
-        scores=""
-        for seed in 0 1 2; do
-            file="$out/$trained-$seed/on-$user.jsonl"
-            [ "$trained" != untrained ] || file="$out/untrained-$seed-on-$user.jsonl"
-            scores="$scores $(python evaluate.py --score "$file" | awk '/^all/ {print $2}')"
-        done
-        echo "$trained, $user:$scores"
+for trained in untrained $users; do
+    for user in $users; do
+        scores=$(for seed in 0 1 2; do python evaluate.py --score "$out/$trained-$seed-on-$user.jsonl"; done)
+        echo "$trained, $user:" $(awk '/^all/ {print $2}' <<< "$scores")
     done
 done

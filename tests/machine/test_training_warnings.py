@@ -123,7 +123,7 @@ def test_the_measured_runs_are_silent():
     fault whose bounds are set by hand."""
     seen = 0
     for line in tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read().values():
-        rows = rows_of(line["metrics"])
+        rows = rows_of(line.get("metrics", {}))  # some lines are of no training
         assert warned_of(rows) == [], line["name"]
         seen += len(rows) > 20
     assert seen > 40
