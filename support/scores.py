@@ -18,11 +18,12 @@ from support.results import (
     starting_policy_in_words,
 )
 from support.settings import made_by_rule
-from support.stats import sign_flips
+from support.stats import interval, sign_flips, spearman
 from support.terminal import fold
 
 import glob
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -166,6 +167,25 @@ def print_score_line(name, numbers):
         f"{name:<26}{numbers['score']:>8.1f}{stderr_text(numbers):>8}{numbers['success']:>8.1f}%"
         f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
     )
+
+
+def print_ranks(paths):
+    """Of result files of three policies or more, each under the same two simulators, print how far
+    the simulators rank the policies alike: Spearman's rho of their mean final emotions. Other files
+    print nothing."""
+    means = {}  # {simulator: {policy: mean final emotion}}
+    for path in paths:
+        scored = read_scored(path)
+        first = scored.rows[0]
+        simulator = first["made_by"].get("simulator", first["simulator"])
+        policy = first["made_by"].get("policy", Path(path).name)
+        means.setdefault(simulator, {})[policy] = np.mean(scored.finals)
+    policies = sorted(set.intersection(*map(set, means.values())))
+    if len(means) == 2 and len(policies) >= 3:
+        columns = [[of_one[policy] for policy in policies] for of_one in means.values()]
+        rho, low, high, n = interval(spearman, *columns)
+        between = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
+        print(fold(f"\nranks of {n} policies, {' and '.join(means)}: rho = {rho:.2f}{between}"))
 
 
 # -------------------------------------------------------------------------------------- comparisons
