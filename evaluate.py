@@ -395,7 +395,7 @@ def run(args):
         return run_before_after(args)
     if args.compare:
         return run_comparison(args, *[files_of_side(names) for names in args.compare])
-    return run_scores(args) if args.score else run_benchmark(args)
+    return run_scores(args) if args.score else run_benchmark(args)[0]
 
 
 def run_before_after(args):
@@ -411,17 +411,17 @@ def run_before_after(args):
     refuse_overwriting({"--json": args.json}, paths.values())
     for step, path in paths.items():
         of_side = dict(policy=str(directory), step=step, out=path, json=None)
-        code = run_benchmark(argparse.Namespace(**{**vars(args), **of_side}))
+        code, ids = run_benchmark(argparse.Namespace(**{**vars(args), **of_side}))
         if code:
             return code
     print()
     # the tables above say already whose scores these are, and on which scale
-    return run_comparison(args, *[[str(path)] for path in paths.values()], named=False)
+    return run_comparison(args, *[[str(path)] for path in paths.values()], named=False, ids=ids)
 
 
 def run_benchmark(args):
-    """Hold the dialogues that the result file lacks, and print the tables. Returns the exit
-    code."""
+    """Hold the dialogues that the result file lacks, and print the tables. Returns the exit code
+    and the ids of the users."""
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     # a path that cannot be written must be refused before the first dialogue
@@ -435,7 +435,8 @@ def run_benchmark(args):
         complain(f"{profile_id} is missing: {error}; run the same command again to fill it in")
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
-    result = score(path, args.rule, args.anyway, {user.id for user in users}, len(lost))
+    ids = {user.id for user in users}
+    result = score(path, args.rule, args.anyway, ids, len(lost))
     print_score(result)
     print(f"results: {path}; to look at them: python -m tools.report {path}")
     code = finish(args, result, result["problems"])
@@ -443,7 +444,7 @@ def run_benchmark(args):
     if len(lost) * 5 > len(users):
         complain(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
         code = TooManyLost.exit_code
-    return code
+    return code, ids
 
 
 def run_scores(args):
@@ -458,11 +459,11 @@ def run_scores(args):
     return finish(args, results[0] if len(results) == 1 else results, problems)
 
 
-def run_comparison(args, before, after, named=True):
+def run_comparison(args, before, after, named=True, ids=None):
     """Print how the result files of two sides differ, lists of paths. named: see
-    `print_comparison`. Returns the exit code."""
+    `print_comparison`; ids: see `compare`. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, before + after)
-    result = compare(before, after, rule=args.rule)
+    result = compare(before, after, args.rule, ids)
     print_comparison(result, named)
     return finish(args, result, result["problems"])
 
