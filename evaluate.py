@@ -11,7 +11,8 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
 same dialogues shift by 20 points (SAGE appendix B).
 
-What else can be asked of a policy or of its dialogues are tools: `python -m tools` lists them.
+From top to bottom: the dialogues and their lines in the result file; the policy; the users; what
+the flags ask for.
 """
 
 from support.errors import BadInput, PromptRefused, SimulatorFailed, TooManyLost
@@ -19,38 +20,32 @@ from support.files import (
     append_line,
     cut_unfinished_line,
     lock_file,
-    numbered,
     read_json,
     refuse_overwriting,
     write_json,
 )
 from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
-from support.results import (
-    describe,
-    differences_of_rows,
-    read_results,
-    starting_policy_in_words,
-)
+from support.results import describe, differences_of_rows, read_results, starting_policy_in_words
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
-from support.scores import compare, files_of_side, print_comparison, print_score, score
+from support.scores import compare, files_of_side, print_comparison, print_ranks, print_score, score
 from support.servers import ServerModel, digest
-from support.settings import SCRIPTED, split_name
+from support.settings import split_name
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable
 
 from tqdm import tqdm
 
 from simulator import (
     PROMPTS,
-    Simulator,
     User,
     load_profiles,
     load_prompt,
@@ -67,41 +62,27 @@ from toy import world
 FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
 BENCHMARK = 3  # the second number of an agent's seed; rlver.py uses 0 (training) and 1 (evaluation)
 
+
 # ----------------------------------------------------------------------------- the benchmark itself
 
 
-@dataclass
-class Setup:
-    """A policy and the users that it meets: what `who_talks` makes of the flags."""
-
-    policy: "ReadyPolicy"  # its `make_agent` makes the agent of each dialogue
-    simulator: Simulator  # the model behind all users
-    users: list  # of Profile
-    evaluation_settings: dict  # all that decides the results; each line of the file holds them
-
-
-async def hold_dialogues(setup, path, finished_ids):
-    """All dialogues of a Setup at once, but for those of `finished_ids`; each is appended to the
-    file `path` when it ends. Returns [(id of the user, error)] of those that were lost."""
+async def hold_dialogues(policy, simulator, users, settings, path, finished_ids):
+    """Hold the dialogues of all `users` at once, but for those of `finished_ids`; each is appended
+    to the file `path` when it ends. settings: all that decides the results; each line holds them.
+    Returns [(id of the user, error)] of those that were lost."""
     from rlver import converse
 
-    settings = setup.evaluation_settings
     lost = []
-    todo = [
-        (index, profile)
-        for index, profile in enumerate(setup.users)
-        if profile.id not in finished_ids
-    ]
-    n_users = len(setup.users)
+    todo = [(index, user) for index, user in enumerate(users) if user.id not in finished_ids]
     if todo:
-        await setup.simulator.check()
-    bar = tqdm(total=n_users, initial=n_users - len(todo), desc="benchmark", unit="dialogue")
+        await simulator.check()
+    bar = tqdm(total=len(users), initial=len(users) - len(todo), desc="benchmark", unit="dialogue")
 
     async def hold_dialogue(index, profile):
-        user = User(setup.simulator, profile, settings["start"], f"benchmark {profile.id}")
+        user = User(simulator, profile, settings["start"], f"benchmark {profile.id}")
         # The index counts the finished users too, so a continued evaluation draws the random
         # numbers that an uninterrupted one would have drawn.
-        agent = setup.policy.make_agent([settings["seed"], BENCHMARK, index])
+        agent = policy.make_agent([settings["seed"], BENCHMARK, index])
         try:
             first_line = await user.open()
             episode = await converse(agent, user, first_line, settings["max_turns"], floor=FLOOR)
@@ -117,243 +98,168 @@ async def hold_dialogues(setup, path, finished_ids):
     return lost
 
 
-def row_of(profile, episode, user, evaluation_settings):
+def row_of(profile, episode, user, settings):
     """One dialogue as a line of the result file: in the format of SAGE's released files, with what
     is ours under "rlver"."""
-    first_message = {
-        "role": "user",
-        "content": episode.first_line,
-        "emotion-point": evaluation_settings["start"],
-    }
-    history = [first_message]
+    opening = {"content": episode.first_line, "emotion-point": settings["start"]}
+    history = [{"role": "user", **opening}]
     # The user has a thought for each line that its model made. The first line is one of these,
     # unless the profile brings its own; SAGE's format has no place for the thought behind it.
-    thoughts_of_answers = user.thoughts if profile.first_talk else user.thoughts[1:]
+    thoughts = user.thoughts if profile.first_talk else user.thoughts[1:]
     for i, turn in enumerate(episode.turns):
-        history.append(message_of_policy(turn))
+        ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
+        history.append({"role": "assistant", "content": turn["reply"], "rlver": ours})
         if turn["user"] is not None:  # only the last reply may have no answer
-            history.append(message_of_user(turn, thoughts_of_answers[i]))
+            history.append(message_of_user(turn, thoughts[i]))
     return {
         "id": profile.id,
         "emo_point": episode.emotion,
         "emo_state": emotion_level(episode.emotion),
-        "player": profile.player,
-        "scene": profile.scene,
+        **{key: getattr(profile, key) for key in ("player", "scene", "topic", "task")},
         "character": profile.main_cha,
-        "topic": profile.topic,
-        "task": profile.task,
         "need": profile.need,
         "target": profile.target,
         "history": history,
-        "rlver": {**evaluation_settings, "ended": episode.ended, "traits": profile.cha_group},
+        "rlver": {**settings, "ended": episode.ended, "traits": profile.cha_group},
     }
-
-
-def message_of_policy(turn):
-    """The policy's reply in a turn, as a message of the history."""
-    ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
-    return {"role": "assistant", "content": turn["reply"], "rlver": ours}
 
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
     analysis = read_analysis(turn["analysis"])
-    planning = {
-        "activity": analysis["activity"],
-        "TargetCompletion": analysis["target_completion"],
-        "content": analysis["content"],
-        "analyse": analysis["analysis"],
-        "change": turn["change"],
-    }
-    return {
-        "role": "user",
-        "content": turn["user"],
-        "thinking": thought,
-        "emotion-point": turn["emotion"],
-        "planning": planning,
-    }
+    planning = {"activity": analysis["activity"], "TargetCompletion": analysis["target_completion"]}
+    planning |= {"content": analysis["content"], "analyse": analysis["analysis"]}
+    planning["change"] = turn["change"]
+    said = {"role": "user", "content": turn["user"], "thinking": thought}
+    return {**said, "emotion-point": turn["emotion"], "planning": planning}
 
 
 # ---------------------------------------------------------------------------- who is to be measured
 
-# The flags of `add_policy_flags` if none is given. Most fill in what the policy's own run does not
-# say.
-NO_FLAGS = argparse.Namespace(
-    step=None, think=False, lang=None, max_tokens=None, context=None, template_args=None
-)
-
-
-class FoundPolicy(NamedTuple):
-    """What the name of a policy stands for; nothing is loaded yet."""
-
-    label: str  # what results call it
-    weights: str | Path  # a directory, a model's name, or "toy"
-    run_settings: dict  # of the run that made it; {} if it is no run of this project
-    home: Path | None  # the directory of that run
-
-
-def find_policy(name, step=None):
-    """The FoundPolicy that `name` stands for.
-
-    A run stands for its newest checkpoint, or for that of `step`; step 0 is where it started. A
-    checkpoint has the settings of its run, in its rlver.json. All else has no settings: {}. Raises
-    BadInput."""
-    from support.loading import looks_like_a_path
-
-    directory = Path(name)
-    run_settings = read_json(directory / "config.json")
-    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
-        return checkpoint_of_run(directory, run_settings, step)
-    if step is not None:
-        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
-    if (directory / "state.json").is_file():  # a checkpoint
-        run_settings = read_json(directory / "rlver.json")
-        return FoundPolicy(str(directory), directory, run_settings, home=directory.parent)
-    if not directory.exists() and looks_like_a_path(name):
-        runs = sorted(str(path.parent) for path in Path("runs").glob("*/config.json"))
-        raise BadInput(
-            f"policy {name}: no such run or directory; there are: "
-            f"{', '.join(runs[-8:]) or 'no runs yet'}"
-        )
-    return FoundPolicy(name, name, run_settings={}, home=None)
-
-
-def checkpoint_of_run(run, run_settings, step):
-    """As `find_policy`, for the directory `run` with these settings. step: of the checkpoint, None
-    for the newest."""
-    by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(run)}
-    if step == 0 and 0 not in by_step:
-        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
-        # that the run started from.
-        label = f"{run}/checkpoint-000000"
-        return FoundPolicy(label, run_settings["model"], run_settings, home=run)
-    if not by_step:
-        raise BadInput(
-            f"policy {run}: this run has no checkpoint; --step 0 measures where it started"
-        )
-    if step is None:
-        step = max(by_step)
-    if step not in by_step:
-        raise BadInput(
-            f"policy {run}: no checkpoint of step {step} here; there are: "
-            f"{', '.join(map(str, by_step))}"
-        )
-    return FoundPolicy(str(by_step[step]), by_step[step], run_settings, home=run)
-
-
-def newest_run():
-    """The directory of the newest finished run in runs/."""
-    runs = [path.parent for path in Path("runs").glob("*/summary.json")]
-    if not runs:
-        raise BadInput(
-            "no finished run in runs/; name a policy with --policy, or make one with: "
-            "python rlver.py --algo grpo --think"
-        )
-    return str(max(runs, key=lambda path: path.stat().st_mtime))
-
 
 @dataclass
-class ReadyPolicy:
-    """A policy that is loaded, and ready to talk."""
+class LoadedPolicy:
+    """A policy that is ready to talk."""
 
     label: str  # what results call it
-    policy_settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    run_settings: dict  # as in a FoundPolicy; {} for a server
-    home: Path | None  # as in a FoundPolicy; None for a server
+    settings: dict  # how it replies: thinking or not, temperature, tokens ...
+    run: dict  # the settings of the run that made it; {} if it is no run of this project
+    home: Path | None  # the directory of that run
     make_agent: Callable  # seed -> Agent
 
 
-def open_policy(name, flags=NO_FLAGS):
-    """The ReadyPolicy that `name` stands for. Raises BadInput or BadModel."""
+def load_policy(name, args=None):
+    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
+    the hub, toy, or openai:MODEL@URL. args: the flags of `add_policy_flags`. What is about the
+    policy is read from its run, where there is one; a flag only fills in what no run says, but for
+    --max-tokens and --context, which decide. Raises BadInput or BadModel."""
+    args = args or make_parser().parse_args([])
     kind, model_name, url = split_name(name)
-    if kind != "openai":
-        return policy_in_process(name, flags)
-    return policy_of_server(model_name, url, flags)
+    is_server = kind == "openai"
+    of_server = (f"openai:{model_name}", None, {}, None)
+    label, weights, run, home = of_server if is_server else find_weights(name, args.step)
+    is_toy = run.get("model", weights) == "toy"
+    if args.think and not run.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    settings = {
+        "think": run.get("think", args.think),
+        "policy_lang": run.get("lang", args.lang or "en"),
+        "temperature": run.get("temperature", 1.0),
+        "max_tokens": args.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
+    }
+    if is_server:
+        server = ServerModel(model_name, url, settings["temperature"])
+        # The seed does nothing: a server draws its own random numbers.
+        return LoadedPolicy(label, settings, run, home, lambda seed: ServerAgent(server, settings))
+    settings["context"] = args.context or run.get("context")
+    settings["template_args"] = run.get("template_args", args.template_args) or None
+    if (
+        weights == "toy"
+    ):  # the policy that toy runs start from: one that thinks and one that does not
+        weights = world.base_policy(settings["think"])
+        label = label if run else f"toy, {world.mode_of(settings['think'])}"
+    make_agent = agents_in_process(weights, settings, is_toy)
+    if not run and not is_toy:
+        print(
+            f"{label} is no run of this project; assumed: {world.mode_of(settings['think'])} "
+            f"(--think), prompts in {settings['policy_lang']} (--lang), temperature "
+            f"{settings['temperature']:g}, at most {settings['max_tokens']} tokens a reply "
+            f"(--max-tokens), {settings['context']} a dialogue (--context)"
+        )
+    return LoadedPolicy(label, settings, run, home, make_agent)
 
 
-def policy_in_process(name, flags):
-    """The ReadyPolicy whose weights are loaded here: of a run, of a checkpoint, of a model
-    directory, of the hub, or the toy's."""
+def find_weights(name, step):
+    """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
+    policy that is no server. A run stands for its newest checkpoint, or for that of `step`; step 0
+    is where it started. Raises BadInput."""
+    from support.loading import looks_like_a_path
+
+    directory = Path(name)
+    run = read_json(directory / "config.json")
+    if "algo" in run:  # else it is no run: a model's config.json does not have this key
+        return checkpoint_of_run(directory, run, step)
+    if step is not None:
+        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
+    if (directory / "state.json").is_file():  # a checkpoint
+        return str(directory), directory, read_json(directory / "rlver.json"), directory.parent
+    if not directory.exists() and looks_like_a_path(name):
+        raise BadInput(f"policy {name}: no such run or directory")
+    return name, name, {}, None
+
+
+def checkpoint_of_run(directory, run, step):
+    """As `find_weights`, for the `directory` of a run with the settings `run`. step: of the
+    checkpoint, None for the newest."""
+    by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(directory)}
+    if step == 0 and 0 not in by_step:
+        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
+        # that the run started from.
+        return f"{directory}/checkpoint-000000", run["model"], run, directory
+    if step is None:
+        step = max(by_step, default=None)
+    if step not in by_step:
+        there = ", ".join(map(str, by_step)) or "none"
+        raise BadInput(f"policy {directory}: no checkpoint of this step; there are: {there}")
+    return str(by_step[step]), by_step[step], run, directory
+
+
+def agents_in_process(weights, settings, is_toy):
+    """A function seed -> Agent over weights that are loaded here, once and in the type of
+    computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
+    longest that the model allows, where nothing says it."""
     from support.chat_format import ChatFormat
-    from support.loading import load_to_sample, stop_ids
+    from support.loading import directory_of, load_to_sample, load_tokenizer, stop_ids
 
-    from engine import TorchEngine
+    import torch
+
+    from engine import TorchEngine, VllmEngine
     from policy import Agent
 
-    label, weights, run_settings, home = find_policy(name, flags.step)
-    is_toy = run_settings.get("model", weights) == "toy"
-    if flags.think and not run_settings.get("think", True):
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    usual_tokens = 48 if is_toy else 2048
-    settings = {
-        # The run decides; a flag only fills in what no run says. (No flag sets the temperature.)
-        "think": run_settings.get("think", flags.think),
-        "policy_lang": run_settings.get("lang", flags.lang or "en"),
-        "temperature": run_settings.get("temperature", 1.0),
-        # The flag decides; without it the run does.
-        "max_tokens": flags.max_tokens or run_settings.get("max_tokens", usual_tokens),
-        "context": flags.context or run_settings.get("context"),
-        "template_args": run_settings.get("template_args", flags.template_args) or None,
-    }
-    if weights == "toy":  # no checkpoint of it, but the policy that toy runs start from
-        weights = world.base_policy(settings["think"])
-        if not run_settings:  # there are two, one that thinks and one that does not
-            label = f"toy, {world.mode_of(settings['think'])}"
-    model, tokenizer = load_to_sample(weights, prefix="policy ")
-    if settings["context"] is None:  # the longest that the model allows
-        settings["context"] = model.config.max_position_embeddings
-    if not run_settings and not is_toy:
-        mode = world.mode_of(settings["think"])
-        print(
-            f"{label} is no run of this project; assumed: {mode} (--think), prompts in "
-            f"{settings['policy_lang']} (--lang), temperature {settings['temperature']:g}, at most "
-            f"{settings['max_tokens']} tokens a reply (--max-tokens), {settings['context']} a "
-            "dialogue (--context)"
-        )
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else system_prompt(settings)
-    chat = ChatFormat(
-        tokenizer, system, settings["think"], settings["template_args"], stop_ids(weights)
-    )
-    engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
+    shape = (settings["think"], settings["template_args"], stop_ids(weights))
+    if torch.cuda.is_available() and importlib.util.find_spec("vllm") and not is_toy:
+        from transformers import AutoConfig
 
-    def make_agent(seed):
-        return Agent(
-            engine,
-            chat,
-            think=settings["think"],
-            seed=seed,
-            max_tokens=settings["max_tokens"],
-            context=settings["context"],
-        )
-
-    return ReadyPolicy(label, settings, run_settings, home, make_agent)
+        directory = directory_of(weights)
+        longest = AutoConfig.from_pretrained(directory).max_position_embeddings
+        settings["context"] = settings["context"] or longest
+        chat = ChatFormat(load_tokenizer(directory), system, *shape)
+        limits = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
+        engine = VllmEngine(directory, chat.stop_id, settings["temperature"], **limits)
+    else:
+        model, tokenizer = load_to_sample(weights, prefix="policy ")
+        settings["context"] = settings["context"] or model.config.max_position_embeddings
+        chat = ChatFormat(tokenizer, system, *shape)
+        engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
+    limits = {key: settings[key] for key in ("think", "max_tokens", "context")}
+    return lambda seed: Agent(engine, chat, seed=seed, **limits)
 
 
 def system_prompt(settings):
     """The system prompt of a policy with these settings."""
     return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
-
-
-def policy_of_server(model_name, url, flags):
-    """The ReadyPolicy behind an OpenAI-compatible server. --context and --template-args do nothing
-    for it: the server knows its own."""
-    settings = {
-        "think": flags.think,
-        "policy_lang": flags.lang or "en",
-        "temperature": 1.0,
-        "max_tokens": flags.max_tokens or 2048,
-    }
-    server = ServerModel(model_name, url, settings["temperature"])
-
-    return ReadyPolicy(
-        f"openai:{model_name}",
-        settings,
-        run_settings={},
-        home=None,
-        # The seed does nothing: a server draws its own random numbers.
-        make_agent=lambda seed: ServerAgent(server, settings),
-    )
 
 
 class ServerAgent:
@@ -374,54 +280,37 @@ class ServerAgent:
             text = await self.server.chat(self.messages, self.settings["max_tokens"])
         except PromptRefused as error:  # which would be counted as an answer of the user
             raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
-        if self.settings["think"]:
-            thought, visible, malformed = split_thought(text)
-        else:
-            thought, visible = take_thoughts(text)
-            malformed = False
+        thinks = self.settings["think"]
+        thought, visible, *wrong = split_thought(text) if thinks else take_thoughts(text)
         self.messages.append({"role": "assistant", "content": visible})  # without the thought
-        return Reply(text, visible, thought, malformed)
+        return Reply(text, visible, thought, malformed=any(wrong))
 
 
 # -------------------------------------------------------------------------------- who talks to whom
 
 # What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it.
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}  # make_simulator's order
 
 
 def who_talks(args, name):
-    """A Setup of the policy `name`: with what the flags say and, where they do not, what the
-    policy's run says. --lang is the language of the users; for a policy that is a run it changes
-    their prompts, but not the policy's (see `policy_in_process`)."""
-    policy = open_policy(name, args)
-
-    def setting(key):
-        """What the flag says, else the policy's run, else the usual value."""
-        return getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
-
-    simulator_name = setting("simulator")
-    lang = setting("lang")
-    difficulty = setting("difficulty")
-    people, held_out = users_to_measure_with(args, policy, simulator_name, lang)
-    simulator = make_simulator(
-        simulator_name, lang, difficulty, temperature=args.simulator_temperature
-    )
-    evaluation_settings = {
+    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
+    flags and, where they do not say it, by the policy's run. --lang is the language of the users;
+    for a policy that is a run it changes their prompts, but not the policy's."""
+    policy = load_policy(name, args)
+    user = {key: getattr(args, key) or policy.run.get(key, USUAL_USER[key]) for key in USUAL_USER}
+    users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
+    simulator = make_simulator(*user.values(), temperature=args.simulator_temperature)
+    keys = ("start", "max_turns", "seed", "simulator_temperature")
+    settings = {
         "policy": policy.label,
-        **policy.policy_settings,
-        "simulator": user_label(simulator_name),
-        "difficulty": difficulty,
-        "lang": lang,
-        "start": args.start,
-        "max_turns": args.max_turns,
-        "seed": args.seed,
-        # None stands for heart-to-heart
-        "world": "chit-chat" if args.world == "chit-chat" else None,
-        "simulator_temperature": args.simulator_temperature,
-        "users": digest([vars(profile) for profile in people]),
+        **policy.settings,
+        **{**user, "simulator": user_label(user["simulator"])},
+        **{key: getattr(args, key) for key in keys},
+        "world": "chit-chat" if args.world == "chit-chat" else None,  # None: heart-to-heart
+        "users": digest([vars(profile) for profile in users]),
         "held_out": held_out,
     }
-    return Setup(policy, simulator, people[: args.limit], evaluation_settings)
+    return policy, simulator, users[: args.limit], settings
 
 
 def user_label(name):
@@ -431,98 +320,65 @@ def user_label(name):
 
 
 def users_to_measure_with(args, policy, simulator_name, lang):
-    """(users, were they held out by the policy's run?). Raises BadInput. The first row that fits:
-
-    --profiles FILE               those of the file                          False
-    --world chit-chat             those of prompts/profiles/LANG_chat.jsonl  False
-    a run with files of profiles  those that it held out                     True
-    any other run                 the toy's held-out users                   True
-    no run of this project        the toy's held-out users                   False
-    """
+    """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
+    those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
+    Raises BadInput for users whom the simulator cannot play."""
     wants_chat = args.world == "chit-chat"
-    if args.profiles:
-        return users_of_file(args.profiles, simulator_name, wants_chat), False
-    if wants_chat:
-        return chat_users(simulator_name, lang), False
-    if policy.run_settings.get("profiles"):
-        return heldout_of_run(policy.home, policy.run_settings, simulator_name), True
-    is_run = bool(policy.run_settings)  # if so, it trained with the toy's other users
-    _, people = users_of_run(None, 128, simulator_name)
-    return people, is_run
-
-
-def chat_users(simulator_name, lang):
-    """The people of everyday talk whom this --simulator can play. Raises BadInput."""
-    if simulator_name in SCRIPTED:
-        raise BadInput(
-            f"--world chit-chat: the scripted user ({simulator_name}) knows no chit-chat; "
-            "choose a real --simulator, as openai:MODEL@URL"
-        )
-    file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
-    return users_of_file(file, simulator_name, wants_chat=True)
-
-
-def users_of_file(file, simulator_name, wants_chat):
-    """The users of a file. Raises BadInput for users whom the simulator cannot play and, with
-    --world chit-chat, for one who comes for a heart-to-heart talk."""
-    people = load_profiles(file)
-    refuse_foreign(simulator_name, people)
-    for profile in people:
-        if wants_chat and profile.target == "eq":
-            raise BadInput(
-                f"--world chit-chat: user {profile.id!r} of {file} comes for a "
-                "heart-to-heart talk (its target is eq), not to chat"
-            )
-    return people
-
-
-def heldout_of_run(home, run_settings, simulator_name):
-    """The users that the run in the directory `home` held out. Raises BadInput."""
-    files = profile_files(home, run_settings["profiles"])
-    _, people = users_of_run(files, run_settings["eval_size"], simulator_name)
-    refuse_other_heldout(home, people)
-    return people
+    file = args.profiles
+    if wants_chat and not file:
+        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+    if file:
+        users = load_profiles(file)
+        refuse_foreign(simulator_name, users)
+        troubled = [user.id for user in users if user.target == "eq"]
+        if wants_chat and troubled:
+            raise BadInput(f"--world chit-chat: {file}: {troubled[0]} has a trouble (target eq)")
+        return users, False
+    if policy.run.get("profiles"):
+        files = profile_files(policy.home, policy.run["profiles"])
+        _, users = users_of_run(files, policy.run["eval_size"], simulator_name)
+        refuse_other_heldout(policy.home, users)
+        return users, True
+    # a run that names no files trained with the toy's other users
+    _, users = users_of_run(None, 128, simulator_name)
+    return users, bool(policy.run)
 
 
 # --------------------------------------------------------------------------------- where results go
 
 
-class ResultFile(NamedTuple):
-    """The file that results go to."""
-
-    path: Path
-    lock: int  # no other process can lock the file until this is closed
-    finished_ids: set  # of the users whose dialogues it holds already
-
-
-def place_for_results(out, setup, usual_path=None):
-    """The ResultFile of an evaluation, which is made if it is not there. out: --out, or None.
-
-    With --out it is that file, which is refused if it holds results of other settings. Else it is
-    `usual_path` (default: `default_path`), or the next name (NAME-2, NAME-3 ...) whose file is
-    empty or holds results of the same settings. Raises BadInput, also if another process has it."""
-    # This ends, at the latest at a name that no file has yet.
-    for path in [Path(out)] if out else numbered(usual_path or default_path(setup.policy)):
-        lock = lock_file(path, "--out")
-        rows = read_results(path)[0] if path.stat().st_size else []
-        differences = ", ".join(differences_of_rows(rows, setup.evaluation_settings))
-        if not differences:
-            cut_unfinished_line(path)
-            return ResultFile(path, lock, finished_ids={row["id"] for row in rows})
+def open_results(path, settings):
+    """(lock, ids of the users whose dialogues it holds) of the result file `path`, which is made if
+    it is not there. No other process can lock it until the lock is closed. Raises BadInput if it
+    holds results of other settings, or if another process has it."""
+    lock = lock_file(path, "--out")
+    rows = read_results(path)[0] if path.stat().st_size else []
+    differences = ", ".join(differences_of_rows(rows, settings))
+    if differences:
         os.close(lock)
         results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
-        found = f"{path}: holds results of {results_of} ({differences})"
-        if out:
-            raise BadInput(f"--out {found}; choose another file, or remove it")
-        print(found)
+        raise BadInput(
+            f"{path}: holds results of {results_of} ({differences}); choose another file with "
+            "--out, or remove it"
+        )
+    cut_unfinished_line(path)
+    return lock, {row["id"] for row in rows}
 
 
 def default_path(policy):
-    """Where results of a ReadyPolicy go without --out: into the directory of its run, else to
+    """Where results of a LoadedPolicy go without --out: into the directory of its run, else to
     results/, never into a model directory."""
     if policy.home and policy.home.is_dir():
         return policy.home / "benchmark.jsonl"
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
+
+
+def newest_run():
+    """The directory of the newest finished run in runs/. Raises BadInput."""
+    runs = [path.parent for path in Path("runs").glob("*/summary.json")]
+    if not runs:
+        raise BadInput("no finished run in runs/; name a policy with --policy")
+    return str(max(runs, key=lambda path: path.stat().st_mtime))
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -535,19 +391,11 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
-    kinds = [name for name in ("before_after", "score", "compare") if getattr(args, name)]
-    if len(kinds) > 1:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
-        raise BadInput(f"{flags} cannot be combined; give one of them")
     if args.before_after:
         return run_before_after(args)
     if args.compare:
-        before, after = [files_of_side(names) for names in args.compare]
-        return run_comparison(args, before, after)
-    if args.score:
-        return run_scores(args)
-    code, _ = run_benchmark(args)
-    return code
+        return run_comparison(args, *[files_of_side(names) for names in args.compare])
+    return run_scores(args) if args.score else run_benchmark(args)[0]
 
 
 def run_before_after(args):
@@ -555,67 +403,48 @@ def run_before_after(args):
     code."""
     for name in ("step", "out"):
         if getattr(args, name) is not None:
-            raise BadInput(
-                f"--{name} cannot be combined with --before-after, which measures step 0 and the "
-                "newest step, into before.jsonl and after.jsonl of the run; leave it out"
-            )
+            raise BadInput(f"--{name} has no effect with --before-after; leave it out")
     directory = Path(args.policy or newest_run())
-    if "algo" not in read_json(directory / "config.json"):  # as in `find_policy`
+    if "algo" not in read_json(directory / "config.json"):  # as in `find_weights`
         raise BadInput(f"--before-after: {directory} is no run, so it has no step 0; name a run")
-    usual_paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
-    refuse_overwriting({"--json": args.json}, usual_paths.values())
-    files_of_sides = []
-    for step, usual_path in usual_paths.items():
-        of_side = {**vars(args), "policy": str(directory), "step": step, "json": None}
-        code, path = run_benchmark(argparse.Namespace(**of_side), usual_path)
+    paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
+    refuse_overwriting({"--json": args.json}, paths.values())
+    for step, path in paths.items():
+        of_side = dict(policy=str(directory), step=step, out=path, json=None)
+        code, ids = run_benchmark(argparse.Namespace(**{**vars(args), **of_side}))
         if code:
             return code
-        files_of_sides.append([str(path)])
-    before, after = files_of_sides
     print()
     # the tables above say already whose scores these are, and on which scale
-    return run_comparison(args, before, after, named=False)
+    return run_comparison(args, *[[str(path)] for path in paths.values()], named=False, ids=ids)
 
 
-def run_benchmark(args, usual_path=None):
-    """Hold the dialogues of the benchmark and print their tables. Returns the exit code and the
-    path of the results. usual_path: see `place_for_results`."""
-    path, ids, n_lost = run_or_continue(args, usual_path)
-    if n_lost == len(ids):
-        raise TooManyLost(f"{path}: all {len(ids)} dialogues are lost: each of them failed")
-    result = score(path, args.rule, args.anyway, ids, n_lost)
+def run_benchmark(args):
+    """Hold the dialogues that the result file lacks, and print the tables. Returns the exit code
+    and the ids of the users."""
+    policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
+    path = Path(args.out or default_path(policy))
+    # a path that cannot be written must be refused before the first dialogue
+    lock, finished_ids = open_results(path, settings)
+    try:
+        refuse_overwriting({"--json": args.json}, [path])
+        lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished_ids))
+    finally:
+        os.close(lock)
+    for profile_id, error in lost:
+        complain(f"{profile_id} is missing: {error}; run the same command again to fill it in")
+    if len(lost) == len(users):
+        raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
+    ids = {user.id for user in users}
+    result = score(path, args.rule, args.anyway, ids, len(lost))
     print_score(result)
     print(f"results: {path}; to look at them: python -m tools.report {path}")
     code = finish(args, result, result["problems"])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
-    if n_lost * 5 > len(ids):
-        print(
-            f"evaluate.py: {n_lost} of {len(ids)} dialogues are lost, so the score is of those "
-            "that are left; run the same command again when the simulator is well",
-            file=sys.stderr,
-        )
+    if len(lost) * 5 > len(users):
+        complain(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
         code = TooManyLost.exit_code
-    return code, path
-
-
-def run_or_continue(args, usual_path=None):
-    """Hold the dialogues that the result file lacks, appending each as it ends. Returns (path of
-    the file, ids of the users asked for, how many of their dialogues were lost)."""
-    setup = who_talks(args, args.policy or newest_run())
-    # a path that cannot be written must be refused before the first dialogue
-    file = place_for_results(args.out, setup, usual_path)
-    try:
-        refuse_overwriting({"--json": args.json}, [file.path])
-        lost = asyncio.run(hold_dialogues(setup, file.path, file.finished_ids))
-    finally:
-        os.close(file.lock)
-    for profile_id, error in lost:
-        print(
-            f"evaluate.py: {profile_id} is missing: {error}; run the same command again "
-            "to fill it in",
-            file=sys.stderr,
-        )
-    return file.path, {profile.id for profile in setup.users}, len(lost)
+    return code, ids
 
 
 def run_scores(args):
@@ -624,17 +453,17 @@ def run_scores(args):
     results = [score(path, args.rule, args.anyway) for path in args.score]
     for result in results:
         print_score(result)
+    print_ranks(args.score)
     problems = [problem for result in results for problem in result["problems"]]
     # --json writes the tables of one file as an object, those of several as a list
-    for_json = results[0] if len(results) == 1 else results
-    return finish(args, for_json, problems)
+    return finish(args, results[0] if len(results) == 1 else results, problems)
 
 
-def run_comparison(args, before, after, named=True):
+def run_comparison(args, before, after, named=True, ids=None):
     """Print how the result files of two sides differ, lists of paths. named: see
-    `print_comparison`. Returns the exit code."""
+    `print_comparison`; ids: see `compare`. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, before + after)
-    result = compare(before, after, rule=args.rule)
+    result = compare(before, after, args.rule, ids)
     print_comparison(result, named)
     return finish(args, result, result["problems"])
 
@@ -644,8 +473,16 @@ def finish(args, result, problems):
     if args.json:
         write_json(args.json, result)
     for problem in problems:
-        print(f"evaluate.py: {problem}", file=sys.stderr)
+        complain(problem)
     return 2 if problems else 0
+
+
+def complain(text):
+    """A line on standard error."""
+    print(f"evaluate.py: {text}", file=sys.stderr)
+
+
+# -------------------------------------------------------------------------------------------- flags
 
 
 def make_parser():
@@ -656,151 +493,63 @@ def make_parser():
         "replies at most; the score is the mean final emotion), and compare results. Without flags "
         "it measures the newest run in runs/.",
     )
-    parser.add_argument(
-        "--policy",
-        help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
-        "the newest run)",
-        metavar="POLICY",
-    )
+    add = parser.add_argument
+    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
+    add("--policy", metavar="POLICY", help=f"{text}the newest run)")
     add_policy_flags(parser)
     add_user_flags(parser)
-    parser.add_argument(
-        "--out",
-        help="result file; an evaluation that was stopped goes on in its file (default: "
-        "benchmark.jsonl in the run's directory, or a file in results/)",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--before-after",
-        help="measure a run where it started and where it ended, into before.jsonl and after.jsonl "
-        "in its directory, and compare the two",
-        action="store_true",
-    )
-    parser.add_argument(
-        "--score",
-        help="measure nothing: print the scores of these result files",
-        nargs="+",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--rule",
-        help="every: each reply is scored; sage: as in SAGE's code, the last one of a dialogue "
-        "that used all its replies is not (default: every; sage for SAGE's files)",
-        choices=["every", "sage"],
-    )
-    parser.add_argument(
-        "--anyway",
-        help="average results of different simulators or settings, which is refused otherwise",
-        action="store_true",
-    )
-    parser.add_argument(
-        "--compare",
-        help="measure nothing: compare two result files on the users that are in both; several "
-        "seeds of a side are a pattern, or names with commas between them",
-        nargs=2,
-        metavar=("BEFORE", "AFTER"),
-    )
-    parser.add_argument("--json", help="write the tables to FILE, too", metavar="FILE")
+    text = "result file; goes on if it is there (default: in the run's directory, or in results/)"
+    add("--out", metavar="FILE", help=text)
+    text = "measure a run where it started and where it ended, and compare the two"
+    one_of = parser.add_mutually_exclusive_group().add_argument
+    one_of("--before-after", action="store_true", help=text)
+    one_of("--score", nargs="+", metavar="FILE", help="measure nothing: scores of result files")
+    text = "every: each reply is scored; sage: not the last of a full number (as SAGE's code)"
+    add("--rule", choices=["every", "sage"], help=text)
+    add("--anyway", action="store_true", help="average results of different simulators, too")
+    text = "measure nothing: compare on common users; several seeds: a pattern, or A,B"
+    one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help=text)
+    add("--json", metavar="FILE", help="write the tables to FILE, too")
     return parser
 
 
 def add_policy_flags(parser):
-    """The flags that PolicyFlags is made of; tools have them too."""
-    parser.add_argument(
-        "--step",
-        help="of a run: the checkpoint of step N; 0: the policy before training (default: the "
-        "newest)",
-        type=natural,
-        metavar="N",
-    )
-    parser.add_argument(
-        "--lang",
-        help="language of the user's prompts; of a policy that is no run also of its own (default: "
-        "that of the run, else en)",
-        choices=["en", "zh"],
-    )
-    parser.add_argument(
-        "--think",
-        help="the policy thinks before it replies; not needed for a run, whose settings say so",
-        action="store_true",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        help="tokens of a reply, at most (default: as in the run; 48 for the toy, else 2048)",
-        type=positive,
-        metavar="N",
-    )
-    parser.add_argument(
-        "--context",
-        help="tokens of a dialogue, at most (default: as in the run, else what the model can read)",
-        type=positive,
-        metavar="N",
-    )
-    parser.add_argument(
-        "--template-args",
-        help="for a policy that is no run: arguments of its chat template, such as "
-        "'{\"enable_thinking\": false}'",
-        type=json_object,
-        metavar="JSON",
-    )
+    """The flags that `load_policy` needs; tools have them too."""
+    add = parser.add_argument
+    text = "of a run: the checkpoint of step N; 0: before training (default: the newest)"
+    add("--step", type=natural, metavar="N", help=text)
+    text = "language of the user's prompts; of a policy that is no run also of its own"
+    add("--lang", choices=["en", "zh"], help=f"{text} (default: the run's, or en)")
+    add("--think", action="store_true", help="it thinks before it replies (a run says so itself)")
+    text = "tokens of a reply, at most (default: the run's; 48 for the toy, else 2048)"
+    add("--max-tokens", type=positive, metavar="N", help=text)
+    text = "tokens of a dialogue, at most (default: the run's, or what the model can read)"
+    add("--context", type=positive, metavar="N", help=text)
+    text = "of a policy that is no run, such as '{\"enable_thinking\": false}'"
+    add("--template-args", type=json_object, metavar="JSON", help=text)
 
 
 def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
-    parser.add_argument(
-        "--simulator",
-        help="model that plays the users: toy, toy-weak or feelings (by rule), openai:MODEL@URL, "
-        "local:DIR (default: that of the run, else toy)",
-        metavar="NAME",
-    )
-    parser.add_argument(
-        "--profiles",
-        help="users to measure with, a JSONL file (default: those that the run held out, else the "
-        "toy's held-out users)",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--world",
-        help="heart-to-heart: users with a trouble; chit-chat: users of everyday talk, those in "
-        "prompts/profiles/ or in --profiles, whom the toy cannot play (default: heart-to-heart)",
-        choices=["heart-to-heart", "chit-chat"],
-        default="heart-to-heart",
-    )
-    parser.add_argument(
-        "--difficulty",
-        help="how much users hide, and how easily replies please them (default: that of the run, "
-        "else vanilla)",
-        choices=["vanilla", "challenging"],
-    )
-    parser.add_argument(
-        "--start",
-        help="emotion of the users at the start (default: 40; training starts at 30)",
-        type=emotion,
-        metavar="E",
-        default=INITIAL_EMOTION["benchmark"],
-    )
-    parser.add_argument(
-        "--max-turns",
-        help=f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})",
-        type=positive,
-        metavar="N",
-        default=BENCHMARK_TURNS,
-    )
-    parser.add_argument(
-        "--simulator-temperature",
-        help="sampling temperature of the model that plays the users (default: 0)",
-        metavar="T",
-        type=not_negative,
-        default=0.0,
-    )
-    parser.add_argument("--limit", help="only the first N users", type=positive, metavar="N")
-    parser.add_argument(
-        "--seed",
-        help="seed of the policy's sampling (default: 0)",
-        type=natural,
-        default=0,
-        metavar="N",
-    )
+    add = parser.add_argument
+    text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
+    add("--simulator", metavar="NAME", help=f"model that plays the users: {text}")
+    text = "users to measure with (default: those that the run held out, else the toy's)"
+    add("--profiles", metavar="FILE", help=text)
+    text = "do users have a trouble, or chat? (those of prompts/profiles/ or of --profiles)"
+    worlds = ["heart-to-heart", "chit-chat"]
+    add("--world", choices=worlds, default=worlds[0], help=text)
+    text = "how much users hide, and how easily they are pleased (default: the run's)"
+    add("--difficulty", choices=["vanilla", "challenging"], help=text)
+    start = INITIAL_EMOTION["benchmark"]
+    text = "emotion of the users at the start (default: 40; training starts at 30)"
+    add("--start", type=emotion, metavar="E", default=start, help=text)
+    text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
+    add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
+    text = "sampling temperature of the model that plays the users (default: 0)"
+    add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
+    add("--limit", type=positive, metavar="N", help="only the first N users")
+    add("--seed", type=natural, default=0, metavar="N", help="of the policy's sampling")
 
 
 if __name__ == "__main__":

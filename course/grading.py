@@ -1,14 +1,17 @@
-"""grading.py - put a student's functions into an otherwise correct project and run the tests of
-each exercise with pytest, in a process of its own that has a time limit.
+"""grading.py - put a student's functions into an otherwise correct project and run their tests with
+pytest, in a process that has a time limit.
 
-An endless loop, an exit or an error in a submission costs its own exercise and no other. This is no
-sandbox: the code runs with the rights of whoever grades.
+All exercises of a student are tried in one run. Those whose tests did not all pass there are tried
+again, each alone, with all other functions correct: so an endless loop, an exit or an error in a
+submission costs its own exercise and no other. This is no sandbox: the code runs with the rights of
+whoever grades.
 """
 
 from patches import ROOT
 from support.errors import BadInput
 
 import ast
+import contextlib
 import csv
 import functools
 import importlib.util
@@ -19,7 +22,6 @@ import tempfile
 import textwrap
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from handouts import copy_project, files_of_tests
@@ -37,11 +39,10 @@ def grade(places, chosen, limit, csv_name=None):
     with workers() as pool, open_csv(csv_name) as csv_file:
         rows = csv.writer(csv_file)
         rows.writerow(["submission", "exercise", "points", "of", "result"])
-        for place, home in homes.items():
+        grade_one = functools.partial(grade_student, chosen, limit)
+        for place, problems in zip(homes, pool.map(grade_one, homes.values())):
             print(f"\n{place}")
             earned = 0
-            grade_one = functools.partial(grade_exercise, home, limit)
-            problems = pool.map(grade_one, chosen, chosen.values())
             for (name, exercise), problem in zip(chosen.items(), problems):
                 points = 0 if problem else exercise["points"]
                 earned += points
@@ -72,6 +73,46 @@ def open_csv(name):
         raise BadInput(f"--csv {name}: cannot be written ({error.strerror})") from None
 
 
+def grade_student(chosen, limit, home):
+    """Grade the submission in the directory `home`: [of each chosen exercise "" or what is wrong,
+    in one line]."""
+    passed = passed_together(chosen, limit, home)
+    return [
+        "" if name in passed else grade_exercise(home, limit, name, exercise)
+        for name, exercise in chosen.items()
+    ]
+
+
+def passed_together(chosen, limit, home):
+    """The names of the exercises all of whose tests pass if all functions of the submission stand
+    in one project; none if that run hung or broke."""
+    changed = {}
+    for exercise in chosen.values():
+        file = exercise["file"]
+        with contextlib.suppress(OSError, SyntaxError, ValueError, BadInput):
+            theirs = (home / file).read_text(encoding="utf-8-sig")
+            ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
+            changed[file] = transplant(ours, theirs, exercise["functions"])
+    with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
+        place = Path(scratch) / "project"
+        copy_project(place, chosen, changed)
+        _, cases = run_pytest(place, 2 * limit)
+    results = {}  # {test: [did this case of it pass?]}
+    for test, problem in cases:
+        results.setdefault(test, []).append(problem is None)
+    return {
+        name
+        for name, exercise in chosen.items()
+        if exercise["file"] in changed
+        and all(all(results.get(name_of(test), [False])) for test in exercise["tests"])
+    }
+
+
+def name_of(test):
+    """A test as the report has it, FILE.NAME, of FILE.py::NAME."""
+    return test.replace(".py::", ".")
+
+
 def grade_exercise(home, limit, name, exercise):
     """Grade one exercise of the submission in the directory `home`. Returns "" or what is wrong, in
     one line."""
@@ -97,13 +138,25 @@ def try_out(name, exercise, changed, limit):
 
 def run_tests(place, limit):
     """Run the tests of the copy at `place` with pytest. Returns "" if all passed, or what went
-    wrong, in one line. A function that ends the process leaves no report, so the tests have passed
-    only if report and exit code both say so."""
+    wrong, in one line."""
+    failure, cases = run_pytest(place, limit, "-x")
+    for test, problem in cases:
+        if problem is not None:
+            name = test.partition(".")[2]
+            parts = [name[:70], about(test), reason_of(problem)[:90]]
+            return ": ".join(part for part in parts if part)
+    return failure
+
+
+def run_pytest(place, limit, *flags):
+    """Run pytest in the copy at `place`. Returns (what went wrong with the run itself, or "",
+    [(FILE.NAME of a test, its <failure>, <error> or <skipped>, or None)]). A function that ends the
+    process leaves no report, so the tests have passed only if report and exit code both say so."""
     report = place / "report.xml"
-    words = f"-m pytest -q -x -p no:cacheprovider --junitxml={report} tests"
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *flags]
     try:
         done = subprocess.run(
-            [sys.executable, *words.split()],
+            [sys.executable, *words, "tests"],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
@@ -112,17 +165,16 @@ def run_tests(place, limit):
             timeout=limit,
         )
     except subprocess.TimeoutExpired:
-        return f"no end within {limit:g} s"
+        return f"no end within {limit:g} s", []
     if not report.is_file():
-        return f"the process ended itself (exit code {done.returncode})"
+        return f"the process ended itself (exit code {done.returncode})", []
+    cases = []
     for case in xml.parse(report).iter("testcase"):
-        for problem in [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]:
-            name = case.get("name") or ""
-            file = (case.get("classname") or "").rpartition(".")[2]
-            test = f"{file}.{name.split('[')[0]}"
-            parts = [name[:70], about(test), reason_of(problem)[:90]]
-            return ": ".join(part for part in parts if part)
-    return f"the tests did not run (exit code {done.returncode})" if done.returncode else ""
+        file = (case.get("classname") or "").rpartition(".")[2]
+        test = f"{file}.{(case.get('name') or '').split('[')[0]}"
+        problems = [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]
+        cases.append((test, problems[0] if problems else None))
+    return f"the tests did not run (exit code {done.returncode})" if done.returncode else "", cases
 
 
 def about(test):
@@ -152,7 +204,7 @@ def reason_of(problem):
     return reason
 
 
-@contextmanager
+@contextlib.contextmanager
 def workers():
     """A pool with one thread per core, each of which waits for one process. After Ctrl-C no further
     process is started. Raises BadInput without pytest, because then right answers would fail."""

@@ -4,7 +4,6 @@ from support.errors import BadInput
 
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 from pathlib import Path
@@ -41,16 +40,6 @@ def cut_unfinished_line(path):
     leaves half a line, and that dialogue is held again."""
     whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
     os.truncate(path, whole_lines)
-
-
-def numbered(path):
-    """Yield NAME.jsonl itself, then NAME-2.jsonl, NAME-3.jsonl, and so on."""
-    yield path
-    for number in itertools.count(2):
-        yield path.with_name(f"{path.stem}-{number}.jsonl")
-
-
-# ------------------------------------------------------------------------------------------ reading
 
 
 def without_surrogates(text):

@@ -18,11 +18,12 @@ from support.results import (
     starting_policy_in_words,
 )
 from support.settings import made_by_rule
-from support.stats import sign_flips
+from support.stats import interval, sign_flips, spearman
 from support.terminal import fold
 
 import glob
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -57,6 +58,9 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
             "--anyway averages them all the same"
         )
     replies = [reply for row in rows for reply in row["replies"]]
+    changes = [
+        turn["change"] for row in rows for turn in row["turns"] if turn["change"] is not None
+    ]
     malformed = sum(row["ended"] == "malformed" for row in rows)
     return {
         "file": str(path),
@@ -66,6 +70,7 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         "malformed": 100 * malformed / len(rows),
         "turns": len(replies) / len(rows),
         "length": sum(map(len, replies)) / max(1, len(replies)),
+        "positive": 100 * float(np.mean(np.array(changes) > 0)) if changes else None,
         "by": {name: scores_by(name, rows, finals) for name in parts_of(rows)},
         "signs": signs([row["replies"] for row in rows]),
         "asked": len(rows) + lost,
@@ -130,6 +135,8 @@ def print_score(result):
         f"{result['turns']:.1f} replies a dialogue, {result['length']:.0f} characters a reply, "
         f"{result['malformed']:.1f} % malformed"
     )
+    if result["positive"] is not None:
+        print(f"{result['positive']:.1f} % of the replies lift the emotion")
     print(fold(signs_in_words(result["signs"])))
     if result["unusable"]:
         print(
@@ -168,12 +175,33 @@ def print_score_line(name, numbers):
     )
 
 
+def print_ranks(paths):
+    """Of result files of three policies or more, each under the same two simulators, print how far
+    the simulators rank the policies alike: Spearman's rho of their mean final emotions. Other files
+    print nothing."""
+    if len(paths) < 6:
+        return
+    means = {}  # {simulator: {policy: mean final emotion}}
+    for path in paths:
+        scored = read_scored(path)
+        first = scored.rows[0]
+        simulator = first["made_by"].get("simulator", first["simulator"])
+        policy = first["made_by"].get("policy", Path(path).name)
+        means.setdefault(simulator, {})[policy] = np.mean(scored.finals)
+    policies = sorted(set.intersection(*map(set, means.values())))
+    if len(means) == 2 and len(policies) >= 3:
+        columns = [[of_one[policy] for policy in policies] for of_one in means.values()]
+        rho, low, high, n = interval(spearman, *columns)
+        between = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
+        print(fold(f"\nranks of {n} policies, {' and '.join(means)}: rho = {rho:.2f}{between}"))
+
+
 # -------------------------------------------------------------------------------------- comparisons
 
 
-def compare(paths_before, paths_after, rule=None, draws=10_000):
+def compare(paths_before, paths_after, rule=None, ids=None, draws=10_000):
     """How do the results after differ from those before? Paired on the users that all files of both
-    sides hold; every difference is after minus before.
+    sides hold, and of these on `ids`, if any are given; every difference is after minus before.
 
     paths_before, paths_after: lists of result files, one per seed. The difference of a user is that
     of its means over seeds. The interval is the 2.5 to 97.5 percentile of a bootstrap over users,
@@ -189,7 +217,7 @@ def compare(paths_before, paths_after, rule=None, draws=10_000):
             "--compare: results of different simulators or settings "
             f"({'; '.join(sorted(conditions))}) do not compare"
         )
-    ids = common_ids(files)
+    ids = [user for user in common_ids(files) if ids is None or user in ids]
     if len(ids) < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
     scores_before = scores_of(files_before, ids)  # [seeds before, users]
@@ -274,7 +302,7 @@ def print_comparison(result, named=True):
         fold(
             f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
             f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
-            f"{result['p']:.4f}, n = {result['n']}): {which_is_better(low, high)}."
+            f"{result['p']:.4f}, n = {result['n']}): {result['sentence']}."
         )
     )
     print(fold(seeds_in_words(*result["seeds"])))
@@ -285,17 +313,8 @@ def print_comparison(result, named=True):
     print(fold(f"after: {starting_policy_in_words(result['b_by'])}"))
 
 
-def which_is_better(low, high):
-    """What the interval of a difference says, in words and without its numbers."""
-    if low <= 0 <= high:
-        return "no difference can be told"
-    return "after is better" if low > 0 else "before is better"
-
-
 def seeds_in_words(before, after):
     """On how many training runs each side of a comparison stands."""
     if before == after == 1:
         return "One training run each; other seeds vary, which the interval does not show."
-    if before == after:
-        return f"{before} seeds each."
     return f"{before} and {after} seeds."

@@ -1,9 +1,7 @@
-"""support/stats.py - intervals, tests, correlations and agreement.
+"""support/stats.py - intervals, tests and correlations.
 
 Nothing here knows what the numbers are of.
 """
-
-from itertools import combinations
 
 import numpy as np
 
@@ -101,33 +99,3 @@ def interval(statistic, *columns, draws=1000):
     if finite and n > 4:
         low, high = np.percentile(finite, [2.5, 97.5]).tolist()
     return [value, low, high, n]
-
-
-def krippendorff(units):
-    """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
-    each unit the list of its ratings; a unit with one rating is left out. None if nothing differs.
-
-    Both disagreements are means over all n ratings; their common factor 1 / n is left out."""
-    units = [unit for unit in units if len(unit) > 1]
-    ratings = [rating for unit in units for rating in unit]
-    expected = disagreements(ratings) / (len(ratings) - 1) if ratings else 0
-    observed = sum(disagreements(unit) / (len(unit) - 1) for unit in units)
-    return 1 - observed / expected if expected else None
-
-
-def disagreements(ratings):
-    """The number of ordered pairs of ratings that differ."""
-    return 2 * sum(a != b for a, b in combinations(ratings, 2))
-
-
-def holm(p_values):
-    """Holm's correction: the k'th smallest of m p-values is multiplied by m - k + 1; at most 1, and
-    never below the one before it."""
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    from_smallest = sorted(range(len(p_values)), key=p_values.__getitem__)
-    for smaller, i in enumerate(from_smallest):
-        multiplied = (len(p_values) - smaller) * p_values[i]
-        largest = max(largest, min(1.0, multiplied))
-        corrected[i] = largest
-    return corrected

@@ -23,7 +23,7 @@ from evaluate import (
     FLOOR,
     add_policy_flags,
     add_user_flags,
-    open_policy,
+    load_policy,
     who_talks,
 )
 from simulator import (
@@ -103,10 +103,10 @@ def run(args):
 
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
-    policy = open_policy(args.policy, args)
+    policy = load_policy(args.policy, args)
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
-    is_toy = policy.run_settings.get("model", args.policy) == "toy"
+    is_toy = policy.run.get("model", args.policy) == "toy"
     if is_toy:
         print(
             "It knows a few hundred words; try:\n"
@@ -210,10 +210,10 @@ INDENT = 26  # columns of the bar and the emotion in front of a line
 
 def show(args):
     """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed."""
-    setup = who_talks(args, args.policy)
-    profile = setup.users[args.seed % len(setup.users)]
+    policy, simulator, users, settings = who_talks(args, args.policy)
+    profile = users[args.seed % len(users)]
     user = ShownUser(
-        setup.simulator,
+        simulator,
         profile,
         args.start,
         name=f"show {profile.id}",
@@ -221,13 +221,13 @@ def show(args):
         raw=args.raw,
     )
     seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
-    agent = ShownAgent(setup.policy.make_agent(seed), user)
-    print(f"{setup.policy.label}\n\n{profile.player}\n")
+    agent = ShownAgent(policy.make_agent(seed), user)
+    print(f"{policy.label}\n\n{profile.player}\n")
     episode = asyncio.run(talk(agent, user, args.max_turns))
-    scale = scale_of_settings(setup.evaluation_settings)
+    scale = scale_of_settings(settings)
     print(f"ended by {episode.ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
-    by_rule = made_by_rule(setup.evaluation_settings["simulator"])
+    by_rule = made_by_rule(settings["simulator"])
     if by_rule:
         print(fold(by_rule))
     return 0

@@ -2,15 +2,12 @@
 
     python -m tools.validity results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
     python -m tools.validity results/after.jsonl --paraphrase --limit 200
-    python -m tools.validity results/one/*.jsonl results/two/*.jsonl     (of two simulators)
 
 A judge fills in two questionnaires about each dialogue: BLRI (Barrett-Lennard relationship
 inventory, 0 to 100) about the user's record of its thoughts, and utterance quality (1 to 5) about
 the dialogue. r is the correlation of their scores with the final emotion, over the dialogues of
 each file and, for three files or more, over files. --paraphrase adds a second question: by how much
-does the user's change of emotion differ when the same reply is put in other words? For files of two
-simulators the tool asks no judge; it prints the correlation of ranks over policies, and over the
-dialogues of each policy.
+does the user's change of emotion differ when the same reply is put in other words?
 
 A high r is no proof: BLRI reads the analysis from which the emotion was made. The items are written
 for this project in the subscales of the originals, so scores do not compare with SAGE's. SAGE does
@@ -24,7 +21,6 @@ from support.errors import BadInput
 import asyncio
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +32,6 @@ from tools.dialogues import (
     make_cases,
     need_model,
     reply_slots,
-    users_of,
 )
 from tools.hearing import Reply, add_user_flags, changes_felt
 from tools.judge import Judge, add_judge_flags, load_question, print_plan
@@ -118,35 +113,21 @@ READING_OF_CORRELATIONS = (
     "r: Pearson's correlation; from, to: its 95 % interval. BLRI reads the analysis that made the "
     "emotion: its high correlation is nearly built in"
 )
-# What SAGE found, to compare with.
-READING_OF_RANKS = (
-    "r: Spearman's correlation of ranks; from, to: its 95 % interval. SAGE's policies are ranked "
-    "alike by four users; single dialogues are not (r 0.2 to 0.5)"
-)
 
 
 async def validity(args):
-    """Of files of two simulators the ranks; else the questionnaires, and with --paraphrase other
-    words. Returns the exit code."""
+    """Ask the questionnaires and, with --paraphrase, for other words. Returns the exit code."""
     check_files(args, least=1)
-    is_ranking = len(users_of(args.files)) > 1
-    check_flags(args, is_ranking)
-    if is_ranking:
-        return rank_policies(args)
+    check_flags(args)
     if not args.difficulty:
         args.difficulty = ["vanilla"]  # of the user who hears replies, with --paraphrase
     return await ask_questionnaires(args)
 
 
-def check_flags(args, is_ranking):
+def check_flags(args):
     """Raise BadInput for flags that do not go together, or would do nothing, and where a model is
-    needed and not named. is_ranking: are the files of several simulators?"""
+    needed and not named."""
     names_a_user = bool(args.difficulty or args.simulator)
-    if is_ranking and (args.paraphrase or args.judge or names_a_user or args.limit):
-        raise BadInput(
-            "the files are of several simulators: their ranks are compared and no model is asked; "
-            "leave out --paraphrase, --judge, --difficulty, --simulator and --limit"
-        )
     if (names_a_user or args.limit) and not args.paraphrase:
         raise BadInput(
             "--difficulty, --simulator and --limit have no effect without --paraphrase; add it, or "
@@ -156,19 +137,7 @@ def check_flags(args, is_ranking):
         raise BadInput("--difficulty: this tool takes one difficulty; name one")
     if args.paraphrase:
         need_model("simulator", args)
-    if not is_ranking:
-        need_model("judge", args)
-
-
-def rank_policies(args):
-    """Compare the ranks of the policies and of their dialogues under two simulators. Returns the
-    exit code."""
-    if args.plan:
-        print_plan(Judge(args), [])  # nobody is asked
-        return 0
-    ranks = compare_ranks(args.files)
-    write_outputs(args, "validity", {"ranks": ranks})
-    return 0
+    need_model("judge", args)
 
 
 async def ask_questionnaires(args):
@@ -313,58 +282,6 @@ async def compare_words(args, answers):
         "sign: how often both change it in the same direction",
     )
     return rows
-
-
-# -------------------------------------- third question: do two simulated users rank policies alike?
-
-
-def compare_ranks(files):
-    """The same policies under two simulators: are policies ranked alike, and their dialogues?
-    Returns {row: [r, from, to, n]}, and shows it. Raises BadInput."""
-    finals = final_emotions(files)
-    complaint = (
-        f"the files are of these simulators: {', '.join(finals)}; needed are two, with at least "
-        "one policy measured under both"
-    )
-    if len(finals) != 2:
-        raise BadInput(complaint)
-    one, two = finals.values()  # each {policy: {profile: final emotion}}
-    policies = sorted(set(one) & set(two))
-    if not policies:
-        raise BadInput(complaint)
-    rows = {}
-    if len(policies) > 1:
-        means_one, means_two = mean_emotions(one, policies), mean_emotions(two, policies)
-        rows["over policies"] = stats.interval(stats.spearman, means_one, means_two)
-    for policy in policies:
-        profiles = sorted(set(one[policy]) & set(two[policy]))
-        emotions_one = [one[policy][profile] for profile in profiles]
-        emotions_two = [two[policy][profile] for profile in profiles]
-        rows[policy] = stats.interval(stats.spearman, emotions_one, emotions_two)
-    show_table(
-        f"ranks, {' against '.join(finals)}", ["r", "from", "to", "n"], rows, READING_OF_RANKS
-    )
-    return rows
-
-
-def mean_emotions(finals, policies):
-    """[mean final emotion of each policy]. finals: {policy: {profile: final emotion}}."""
-    return [np.mean(list(finals[policy].values())) for policy in policies]
-
-
-def final_emotions(files):
-    """{simulator: {policy: {profile: final emotion}}} of result files. Raises BadInput for a
-    run's log."""
-    finals = {}
-    for path in files:
-        dialogues = load_dialogues(path)
-        first = dialogues[0]
-        if first.split:
-            raise BadInput(f"{path} is the log of a run; name result files of evaluate.py")
-        policy = first.policy or Path(path).name
-        of_simulator = finals.setdefault(first.played_by, {})
-        of_simulator[policy] = {dialogue.profile_id: dialogue.final for dialogue in dialogues}
-    return finals
 
 
 def main(argv=None):

@@ -111,9 +111,7 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     assert measure(*command, "--json", run / "after.jsonl") == 2
 
 
-@pytest.mark.parametrize(
-    "flags", ["--step 0", "--out x.jsonl", "--score x.jsonl", "--compare a b", "--policy toy"]
-)
+@pytest.mark.parametrize("flags", ["--step 0", "--out x.jsonl", "--policy toy"])
 def test_what_before_after_cannot_be_combined_with(flags, capsys):
     assert measure("--before-after", *flags.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1

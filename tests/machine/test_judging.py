@@ -99,22 +99,6 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
     assert moved["moved"][3] == 16 and moved["moved"][0] < 4  # the scripted judge keeps the kind
 
 
-def test_two_simulators_are_ranked_and_not_refused(tmp_path):
-    """Three policies under two users, ranked alike, their dialogues the other way round."""
-    rows = [json.loads(line) for line in open(sage(tmp_path, 5), encoding="utf-8")]
-    for name, scores, sign in (("a", (10, 30, 80), 1), ("b", (60, 65, 70), -1)):
-        folder = tmp_path / f"{name}_based_simulator"
-        folder.mkdir()
-        for policy, score in zip("pqr", scores):
-            scored = [{**row, "emo_point": score + sign * i**3 / 20} for i, row in enumerate(rows)]
-            write(folder / f"{policy}.jsonl", scored)
-    files = sorted(tmp_path.glob("*_simulator/*.jsonl"))
-    code, result = run("validity", *files)
-    assert code == 0 and result["ranks"]["over policies"][0] == pytest.approx(1)
-    assert result["ranks"]["p.jsonl"][0] == pytest.approx(-1) and len(result["ranks"]) == 4
-    assert call("validity", files[0], files[-1]) == 2  # no policy is under both
-
-
 # --------------------------------------------------------------------------- strategies, coordinate
 
 

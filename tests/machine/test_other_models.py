@@ -125,9 +125,7 @@ def test_the_templates_own_switch_is_part_of_the_run(tiny_tokenizer, tmp_path, c
     assert "--template-args cannot change" in refuse(
         capfd, "--resume", out, "--template-args", '{"enable_thinking": false}'
     )
-    assert evaluate.open_policy(str(out)).policy_settings["template_args"] == {
-        "enable_thinking": True
-    }
+    assert evaluate.load_policy(str(out)).settings["template_args"] == {"enable_thinking": True}
     # off: an opening that later turns do not see
     assert go(model, tmp_path / "off", "--steps", 1) == 0
     assert metrics(tmp_path / "off")[0]["logp_gap"] < 1e-5

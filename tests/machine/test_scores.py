@@ -100,6 +100,36 @@ def test_a_single_user_has_no_standard_error(tmp_path, capsys):
     assert alone and all(numbers[1] == "-" for numbers in alone)
 
 
+def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
+    """By hand: 1, 2, 3 and 1, 3, 2 have rho = 1 - 6 (0 + 1 + 1) / (3 (9 - 1)) = 0.5."""
+    for user, finals in (("a", (10, 30, 80)), ("b", (60, 70, 65))):
+        folder = tmp_path / f"{user}_based_simulator"
+        folder.mkdir()
+        for policy, final in zip("pqr", finals):
+            write(folder / f"{policy}.jsonl", *[sage_line(i, [final]) for i in range(3)])
+    files = [str(path) for path in sorted(tmp_path.glob("*_simulator/*.jsonl"))]
+    assert evaluate.main(["--score", *files]) == 0
+    assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    assert evaluate.main(["--score", *files[:5]]) == 0
+    assert "rho" not in capsys.readouterr().out
+
+
+def test_the_released_sample():
+    """Three of SAGE's own dialogues: scores, shares and what they are parted by."""
+    path = Path(evaluate.__file__).parent.parent / "shared" / "data" / "sage_results_sample.jsonl"
+    if not path.exists():
+        pytest.skip("the sample of the released files is not there")
+    found = score(path)
+    assert found["n"] == 3 and found["rule"] == "sage" and found["score"] == pytest.approx(20 / 3)
+    assert found["failure"] == pytest.approx(200 / 3) and found["success"] == 0
+    assert found["by"]["intention"]["listen"]["score"] == 15 and found["turns"] == pytest.approx(
+        22 / 3
+    )
+    assert found["positive"] == pytest.approx(100 / 7) and found["malformed"] == 0
+
+
 def test_both_rules(tmp_path):
     """SAGE holds ten replies and scores nine. Ours can be scored so too; SAGE's own only so."""
     full, early = (

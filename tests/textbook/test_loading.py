@@ -128,7 +128,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
     monkeypatch.setattr(loading, "load_weights", load)
     assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
-    policy = evaluate.open_policy(str(tiny_dir))
+    policy = evaluate.load_policy(str(tiny_dir))
     assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
 
 

@@ -1,17 +1,11 @@
 """Intervals, correlations, reliability and agreement, by hand."""
 
-from support.stats import (
-    holm,
-    interval,
-    krippendorff,
-    mean_interval,
-    pearson,
-    reliability,
-    spearman,
-)
+from support.stats import interval, mean_interval, pearson, reliability, spearman
 
 import numpy as np
 import pytest
+
+from tools.blind import holm, krippendorff
 
 
 def test_the_interval_over_seeds_by_hand():
