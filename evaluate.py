@@ -173,9 +173,8 @@ def load_policy(name, args=None):
         return LoadedPolicy(label, settings, run, home, lambda seed: ServerAgent(server, settings))
     settings["context"] = args.context or run.get("context")
     settings["template_args"] = run.get("template_args", args.template_args) or None
-    if (
-        weights == "toy"
-    ):  # the policy that toy runs start from: one that thinks and one that does not
+    # what toy runs start from: one policy that thinks and one that does not
+    if weights == "toy":
         weights = world.base_policy(settings["think"])
         label = label if run else f"toy, {world.mode_of(settings['think'])}"
     make_agent = agents_in_process(weights, settings, is_toy)
