@@ -86,13 +86,14 @@ def grade_student(chosen, limit, home):
 def passed_together(chosen, limit, home):
     """The names of the exercises all of whose tests pass if all functions of the submission stand
     in one project; none if that run hung or broke."""
-    changed = {}
-    for exercise in chosen.values():
+    changed, taken = {}, []  # {file: text}, the exercises whose functions are there
+    for name, exercise in chosen.items():
         file = exercise["file"]
         with contextlib.suppress(OSError, SyntaxError, ValueError, BadInput):
             theirs = (home / file).read_text(encoding="utf-8-sig")
             ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
             changed[file] = transplant(ours, theirs, exercise["functions"])
+            taken.append(name)
     with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
         place = Path(scratch) / "project"
         copy_project(place, chosen, changed)
@@ -102,9 +103,8 @@ def passed_together(chosen, limit, home):
         results.setdefault(test, []).append(problem is None)
     return {
         name
-        for name, exercise in chosen.items()
-        if exercise["file"] in changed
-        and all(all(results.get(name_of(test), [False])) for test in exercise["tests"])
+        for name in taken
+        if all(all(results.get(name_of(test), [False])) for test in chosen[name]["tests"])
     }
 
 

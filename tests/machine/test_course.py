@@ -12,7 +12,7 @@ import course
 import labs
 from conftest import ROOT
 from exercises import ALL, FUNCTIONS, source
-from grading import about
+from grading import about, name_of
 from matrix import wrong_answers
 from surgery import find
 
@@ -30,7 +30,7 @@ def test_the_list_fits_the_project():
         for test in e["tests"]:
             file, function = test.split("::")
             what = " ".join(ast.get_docstring(find(trees[file], function)).split())
-            told = about(test.replace(".py::", "."))
+            told = about(name_of(test))
             assert len(told) > 20 and what.startswith(told.removesuffix(" ...")), test
     assert all(find(ast.parse(source(file)), function) for _, file, function in FUNCTIONS)
 

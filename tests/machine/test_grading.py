@@ -50,6 +50,19 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     assert row["result"].endswith(": AssertionError: Tensor-likes are not close!")
 
 
+@pytest.mark.slow
+def test_a_function_that_is_not_there_earns_nothing(tmp_path):
+    """In the run of all exercises our own function stands in its place, and would pass."""
+    place, table = tmp_path / "anna", tmp_path / "grades.csv"
+    place.mkdir()
+    text = source("grpo.py").replace("def group_advantages(", "def another_name(")
+    (place / "grpo.py").write_text(text, encoding="utf-8")
+    course.main(["grade", str(place), "--only", "groups,turns", "--csv", str(table)])
+    rows = rows_of(table)
+    assert "group_advantages is not there" in rows["anna", "groups"]["result"]
+    assert rows["anna", "total"]["points"] == str(ALL["turns"]["points"])
+
+
 @pytest.mark.soak
 def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path):
     """An endless loop, two ways to end the process, a syntax error, a missing file, one that is no
