@@ -30,11 +30,10 @@ from support.results import describe, differences_of_rows, read_results, startin
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.scores import compare, files_of_side, print_comparison, print_ranks, print_score, score
 from support.servers import ServerModel, digest
-from support.settings import split_name
+from support.settings import split_name, vllm_is_there
 
 import argparse
 import asyncio
-import importlib.util
 import os
 import re
 import sys
@@ -127,11 +126,19 @@ def row_of(profile, episode, user, settings):
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
     analysis = read_analysis(turn["analysis"])
-    planning = {"activity": analysis["activity"], "TargetCompletion": analysis["target_completion"]}
-    planning |= {"content": analysis["content"], "analyse": analysis["analysis"]}
-    planning["change"] = turn["change"]
-    said = {"role": "user", "content": turn["user"], "thinking": thought}
-    return {**said, "emotion-point": turn["emotion"], "planning": planning}
+    return {
+        "role": "user",
+        "content": turn["user"],
+        "thinking": thought,
+        "emotion-point": turn["emotion"],
+        "planning": {
+            "activity": analysis["activity"],
+            "TargetCompletion": analysis["target_completion"],
+            "content": analysis["content"],
+            "analyse": analysis["analysis"],
+            "change": turn["change"],
+        },
+    }
 
 
 # ---------------------------------------------------------------------------- who is to be measured
@@ -143,7 +150,7 @@ class LoadedPolicy:
 
     label: str  # what results call it
     settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    run: dict  # the settings of the run that made it; {} if it is no run of this project
+    run_settings: dict  # of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
     make_agent: Callable  # seed -> Agent
 
@@ -156,36 +163,40 @@ def load_policy(name, args=None):
     args = args or make_parser().parse_args([])
     kind, model_name, url = split_name(name)
     is_server = kind == "openai"
-    of_server = (f"openai:{model_name}", None, {}, None)
-    label, weights, run, home = of_server if is_server else find_weights(name, args.step)
-    is_toy = run.get("model", weights) == "toy"
-    if args.think and not run.get("think", True):
+    if is_server:
+        label, weights, run_settings, home = f"openai:{model_name}", None, {}, None
+    else:
+        label, weights, run_settings, home = find_weights(name, args.step)
+    is_toy = run_settings.get("model", weights) == "toy"
+    if args.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
     settings = {
-        "think": run.get("think", args.think),
-        "policy_lang": run.get("lang", args.lang or "en"),
-        "temperature": run.get("temperature", 1.0),
-        "max_tokens": args.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
+        "think": run_settings.get("think", args.think),
+        "policy_lang": run_settings.get("lang", args.lang or "en"),
+        "temperature": run_settings.get("temperature", 1.0),
+        "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
     }
     if is_server:
         server = ServerModel(model_name, url, settings["temperature"])
         # The seed does nothing: a server draws its own random numbers.
-        return LoadedPolicy(label, settings, run, home, lambda seed: ServerAgent(server, settings))
-    settings["context"] = args.context or run.get("context")
-    settings["template_args"] = run.get("template_args", args.template_args) or None
+        return LoadedPolicy(
+            label, settings, run_settings, home, lambda seed: ServerAgent(server, settings)
+        )
+    settings["context"] = args.context or run_settings.get("context")
+    settings["template_args"] = run_settings.get("template_args", args.template_args) or None
     # what toy runs start from: one policy that thinks and one that does not
     if weights == "toy":
         weights = world.base_policy(settings["think"])
-        label = label if run else f"toy, {world.mode_of(settings['think'])}"
+        label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
     make_agent = agents_in_process(weights, settings, is_toy)
-    if not run and not is_toy:
+    if not run_settings and not is_toy:
         print(
             f"{label} is no run of this project; assumed: {world.mode_of(settings['think'])} "
             f"(--think), prompts in {settings['policy_lang']} (--lang), temperature "
             f"{settings['temperature']:g}, at most {settings['max_tokens']} tokens a reply "
             f"(--max-tokens), {settings['context']} a dialogue (--context)"
         )
-    return LoadedPolicy(label, settings, run, home, make_agent)
+    return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
 def find_weights(name, step):
@@ -195,9 +206,9 @@ def find_weights(name, step):
     from support.loading import looks_like_a_path
 
     directory = Path(name)
-    run = read_json(directory / "config.json")
-    if "algo" in run:  # else it is no run: a model's config.json does not have this key
-        return checkpoint_of_run(directory, run, step)
+    run_settings = read_json(directory / "config.json")
+    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
+        return checkpoint_of_run(directory, run_settings, step)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
@@ -207,20 +218,23 @@ def find_weights(name, step):
     return name, name, {}, None
 
 
-def checkpoint_of_run(directory, run, step):
-    """As `find_weights`, for the `directory` of a run with the settings `run`. step: of the
+def checkpoint_of_run(directory, run_settings, step):
+    """As `find_weights`, for the `directory` of a run with these settings. step: of the
     checkpoint, None for the newest."""
     by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(directory)}
     if step == 0 and 0 not in by_step:
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        return f"{directory}/checkpoint-000000", run["model"], run, directory
+        return f"{directory}/checkpoint-000000", run_settings["model"], run_settings, directory
     if step is None:
         step = max(by_step, default=None)
     if step not in by_step:
         there = ", ".join(map(str, by_step)) or "none"
-        raise BadInput(f"policy {directory}: no checkpoint of this step; there are: {there}")
-    return str(by_step[step]), by_step[step], run, directory
+        raise BadInput(
+            f"policy {directory}: no checkpoint of this step; there are: {there}; --step 0 measures "
+            "where it started"
+        )
+    return str(by_step[step]), by_step[step], run_settings, directory
 
 
 def agents_in_process(weights, settings, is_toy):
@@ -238,22 +252,22 @@ def agents_in_process(weights, settings, is_toy):
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else system_prompt(settings)
     shape = (settings["think"], settings["template_args"], stop_ids(weights))
-    if torch.cuda.is_available() and importlib.util.find_spec("vllm") and not is_toy:
+    if torch.cuda.is_available() and vllm_is_there() and not is_toy:
         from transformers import AutoConfig
 
         directory = directory_of(weights)
         longest = AutoConfig.from_pretrained(directory).max_position_embeddings
         settings["context"] = settings["context"] or longest
         chat = ChatFormat(load_tokenizer(directory), system, *shape)
-        limits = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
-        engine = VllmEngine(directory, chat.stop_id, settings["temperature"], **limits)
+        room = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
+        engine = VllmEngine(directory, chat.stop_id, settings["temperature"], **room)
     else:
         model, tokenizer = load_to_sample(weights, prefix="policy ")
         settings["context"] = settings["context"] or model.config.max_position_embeddings
         chat = ChatFormat(tokenizer, system, *shape)
         engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
-    limits = {key: settings[key] for key in ("think", "max_tokens", "context")}
-    return lambda seed: Agent(engine, chat, seed=seed, **limits)
+    of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
+    return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
 
 
 def system_prompt(settings):
@@ -279,16 +293,19 @@ class ServerAgent:
             text = await self.server.chat(self.messages, self.settings["max_tokens"])
         except PromptRefused as error:  # which would be counted as an answer of the user
             raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
-        thinks = self.settings["think"]
-        thought, visible, *wrong = split_thought(text) if thinks else take_thoughts(text)
+        if self.settings["think"]:
+            thought, visible, malformed = split_thought(text)
+        else:
+            thought, visible = take_thoughts(text)
+            malformed = False
         self.messages.append({"role": "assistant", "content": visible})  # without the thought
-        return Reply(text, visible, thought, malformed=any(wrong))
+        return Reply(text, visible, thought, malformed)
 
 
 # -------------------------------------------------------------------------------- who talks to whom
 
 # What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it.
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}  # make_simulator's order
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
 
 
 def who_talks(args, name):
@@ -296,9 +313,13 @@ def who_talks(args, name):
     flags and, where they do not say it, by the policy's run. --lang is the language of the users;
     for a policy that is a run it changes their prompts, but not the policy's."""
     policy = load_policy(name, args)
-    user = {key: getattr(args, key) or policy.run.get(key, USUAL_USER[key]) for key in USUAL_USER}
+    user = {
+        key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
+        for key in USUAL_USER
+    }
     users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
-    simulator = make_simulator(*user.values(), temperature=args.simulator_temperature)
+    names = user["simulator"], user["lang"], user["difficulty"]
+    simulator = make_simulator(*names, temperature=args.simulator_temperature)
     keys = ("start", "max_turns", "seed", "simulator_temperature")
     settings = {
         "policy": policy.label,
@@ -333,14 +354,14 @@ def users_to_measure_with(args, policy, simulator_name, lang):
         if wants_chat and troubled:
             raise BadInput(f"--world chit-chat: {file}: {troubled[0]} has a trouble (target eq)")
         return users, False
-    if policy.run.get("profiles"):
-        files = profile_files(policy.home, policy.run["profiles"])
-        _, users = users_of_run(files, policy.run["eval_size"], simulator_name)
+    if policy.run_settings.get("profiles"):
+        files = profile_files(policy.home, policy.run_settings["profiles"])
+        _, users = users_of_run(files, policy.run_settings["eval_size"], simulator_name)
         refuse_other_heldout(policy.home, users)
         return users, True
     # a run that names no files trained with the toy's other users
     _, users = users_of_run(None, 128, simulator_name)
-    return users, bool(policy.run)
+    return users, bool(policy.run_settings)
 
 
 # --------------------------------------------------------------------------------- where results go
@@ -452,7 +473,7 @@ def run_scores(args):
     results = [score(path, args.rule, args.anyway) for path in args.score]
     for result in results:
         print_score(result)
-    print_ranks(args.score)
+    print_ranks(results)
     problems = [problem for result in results for problem in result["problems"]]
     # --json writes the tables of one file as an object, those of several as a list
     return finish(args, results[0] if len(results) == 1 else results, problems)

@@ -17,10 +17,11 @@ import json
 import random
 import re
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 import simulator
+from policy import Reply
+from rlver import converse
 from toy import world
 from toy.feelings import feel
 from toy.words import ACTS
@@ -112,14 +113,22 @@ async def final_emotions(profiles, replies):
     finals = []
     for profile in profiles:
         user = simulator.User(model, profile, simulator.INITIAL_EMOTION["training"])
-        line, goodbye = await user.open(), False
-        for reply in replies:
-            await user.feel(line if reply is None else reply)
-            line, goodbye = await user.answer()
-            if goodbye:
-                break
-        finals.append(user.emotion)
+        episode = await converse(FixedAgent(replies), user, await user.open(), len(replies))
+        finals.append(episode.emotion)
     return finals
+
+
+class FixedAgent:
+    """An agent that says these replies in turn, whatever it hears. None: the user's own line."""
+
+    def __init__(self, replies):
+        self.replies = iter(replies)
+        self.segments = []
+
+    async def reply(self, line):
+        """As policy.Agent.reply."""
+        text = next(self.replies) or line
+        return Reply(text, text, "", False)
 
 
 # ------------------------------------------------------------------------------ what is kept of runs
@@ -175,19 +184,6 @@ def mean_gain(lines, draws=10_000):
         of_users = rng.integers(users, size=(seeds, users))
         means.append(gains[drawn[:, None], of_users].mean())
     return [float(gains.mean()), *np.percentile(means, [2.5, 97.5]).tolist()]
-
-
-def draw_terms(terms, path):
-    """A picture of the terms of the formula over the training steps. terms: as `terms_by_step` has
-    them."""
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    for name, values in terms.items():
-        if name != "silence":
-            axes.plot(range(1, len(values) + 1), values, label=name)
-    axes.set(xlabel="step", ylabel="mean over the replies of a step", ylim=(-1.05, 1.05))
-    axes.legend(ncols=3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 # What needs no run, by the names of the lines in runs.jsonl.

@@ -464,8 +464,11 @@ def table_small(measured):
     for name, line in measured.items():
         if line["part"] == "small":
             rows.append([name.removeprefix("small-").replace("-", " "), *cells_of(line)])
-    if not rows:
+    if not rows or "feelings-constants" not in measured:
         return ""
+    gain, low, high = small.mean_gain(seeds_of(measured, "small-grpo"))
+    mean = f"{gain:+.1f} ({low:.1f} to {high:.1f})"
+    rows.append(["grpo, mean and 95 % interval", "", "", mean, *[""] * 4])
     for name, score in measured["feelings-constants"]["finals"].items():
         rows.append([name, "", f"{score:.1f}", *[""] * 5])
     head = ["", "before", "after", "gain", "perplexity under the start", "distinct word pairs"]

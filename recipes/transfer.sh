@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does it carry over? The toy's policy is trained with each of three users and met by each of them: by the strict
 # one (toy), by one that can be hacked (toy-weak), by one with learned feelings (feelings, which needs
-# requirements-smollm2.txt). A table of three by three, three seeds each; half an hour on two cores.
+# requirements-smollm2.txt). A table of three by three, three seeds each.
 #   bash recipes/transfer.sh                              into runs/transfer
 #   bash recipes/transfer.sh runs/short 8 --steps 2       directory, users to measure with, flags of rlver.py
 # The same command goes on where it was stopped.

@@ -65,6 +65,8 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
     return {
         "file": str(path),
         "by_whom": describe(rows[0]["made_by"]),
+        "policy": rows[0]["made_by"].get("policy", Path(path).name),
+        "simulator": rows[0]["made_by"].get("simulator", rows[0]["simulator"]),
         "rule": scored.rule,
         **score_summary(finals),
         "malformed": 100 * malformed / len(rows),
@@ -175,25 +177,19 @@ def print_score_line(name, numbers):
     )
 
 
-def print_ranks(paths):
-    """Of result files of three policies or more, each under the same two simulators, print how far
-    the simulators rank the policies alike: Spearman's rho of their mean final emotions. Other files
-    print nothing."""
-    if len(paths) < 6:
-        return
-    means = {}  # {simulator: {policy: mean final emotion}}
-    for path in paths:
-        scored = read_scored(path)
-        first = scored.rows[0]
-        simulator = first["made_by"].get("simulator", first["simulator"])
-        policy = first["made_by"].get("policy", Path(path).name)
-        means.setdefault(simulator, {})[policy] = np.mean(scored.finals)
-    policies = sorted(set.intersection(*map(set, means.values())))
-    if len(means) == 2 and len(policies) >= 3:
-        columns = [[of_one[policy] for policy in policies] for of_one in means.values()]
+def print_ranks(results):
+    """Of files of three policies or more, each under the same two simulators, print how far the
+    simulators rank the policies alike: Spearman's rho of their scores. Other files print nothing.
+    results: of `score`."""
+    scores = {}  # {simulator: {policy: score}}
+    for result in results:
+        scores.setdefault(result["simulator"], {})[result["policy"]] = result["score"]
+    policies = sorted(set.intersection(*map(set, scores.values())))
+    if len(scores) == 2 and len(policies) >= 3:
+        columns = [[of_one[policy] for policy in policies] for of_one in scores.values()]
         rho, low, high, n = interval(spearman, *columns)
         between = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
-        print(fold(f"\nranks of {n} policies, {' and '.join(means)}: rho = {rho:.2f}{between}"))
+        print(fold(f"\nranks of {n} policies, {' and '.join(scores)}: rho = {rho:.2f}{between}"))
 
 
 # -------------------------------------------------------------------------------------- comparisons

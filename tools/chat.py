@@ -106,7 +106,7 @@ def chat(args):
     policy = load_policy(args.policy, args)
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
     print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
-    is_toy = policy.run.get("model", args.policy) == "toy"
+    is_toy = policy.run_settings.get("model", args.policy) == "toy"
     if is_toy:
         print(
             "It knows a few hundred words; try:\n"

@@ -123,6 +123,7 @@ def tone(text):
     # as the classifier's own training texts were prepared
     prepared = " ".join(re.sub(r"([^\w\s])", r" \1 ", text).lower().split())
     warm = cold = 0.0
+    # an emoji may have more characters: the first is its sign, the second how it is drawn
     for label, score in zip(*model.predict(prepared, k=len(emoji))):
         warm += score * (emoji[label][0] in WARM)
         cold += score * (emoji[label][0] in COLD)

@@ -67,7 +67,11 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     """A number in a table is one that was measured: `python benchmarks/tables.py --write`."""
     measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
-    assert set(measured) <= {job.name for job in tables.jobs()}
+    jobs = {job.name for job in tables.jobs()}
+    assert set(measured) <= jobs
+    # of the small model's long runs two are not made yet, and the page says so
+    missing = jobs - set(measured)
+    assert missing <= {"small-ppo-0", "small-grpo-0-long"}
     shown = set()
     for path in tables.documents():
         text = path.read_text(encoding="utf-8")

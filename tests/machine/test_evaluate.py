@@ -97,7 +97,10 @@ def test_a_policy_behind_a_server(tmp_path):
 def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     """Three commands with long paths stood at the end of a run, too long to be copied."""
     # --compare would part this name at its comma
-    run = train(tiny_dir, tmp_path / "run, 1", "--eval-size", 2, "--max-turns", 1)
+    run = train(tiny_dir, tmp_path / "run, 1", "--eval-size", 3, "--max-turns", 1)
+    # a third user that the files hold is not compared with --limit 2
+    assert measure("--policy", run, "--before-after", "--max-turns", 1) == 0
+    capsys.readouterr()
     command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
     assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -109,6 +112,16 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     assert measure(*command) == 0  # nothing is held twice
     assert held == [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
     assert measure(*command, "--json", run / "after.jsonl") == 2
+
+
+@pytest.mark.parametrize(
+    "flags", ["--before-after --score x", "--before-after --compare a b", "--score a --compare b c"]
+)
+def test_one_thing_is_asked_at_a_time(flags, capsys):
+    """`--score A --compare B C` compared, and said nothing of A."""
+    with pytest.raises(SystemExit, match="2"):
+        measure(*flags.split())
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("flags", ["--step 0", "--out x.jsonl", "--policy toy"])
