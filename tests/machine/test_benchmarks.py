@@ -82,6 +82,17 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     assert shown == set(tables.TABLES)
 
 
+def test_the_readme_shows_a_measured_dialogue():
+    """The first held-out user of seed 0, before and after, word for word."""
+    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
+    readme = " ".join((tables.ROOT / "README.md").read_text(encoding="utf-8").split())
+    for when, dialogues in zip(("before", "after"), measured["small-grpo-0"]["dialogues"]):
+        emotion = 30
+        for reply, felt in dialogues[0][1::2]:
+            assert f"{when} [{felt - emotion:+d}] {' '.join(reply.split())}" in readme
+            emotion = felt
+
+
 def test_each_job_is_made_once(tmp_path, monkeypatch):
     """A job whose line is there is not made again; one that fails leaves no line. What one raises
     in its thread is raised."""
