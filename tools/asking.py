@@ -74,7 +74,9 @@ class Judge(Simulator):
         """One question about an example before anything is paid for: can this judge keep the form?
         Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
         names = re.findall(r"\{\{(\w+)\}\}", question.template)
-        values = dict.fromkeys(names, as_json(self.example().dialogue))
+        dialogue = self.example().dialogue
+        values = dict.fromkeys(names, as_json(dialogue[-1]["text"]))
+        values["dialogue"] = as_json(dialogue)
         await self.pass_check(question.template, values, question.schema)
 
     async def ask_row(self, question, case, repeat):
