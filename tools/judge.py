@@ -184,10 +184,11 @@ async def score_files(args, judge):
     if UNREVERSED in tables[path]:
         result["correlations"] = correlations_of(means)
         title = "correlation with the final emotion (Pearson's r)"
-        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers))
+        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers) + READING_OF_R)
     return result
 
 
+READING_OF_R = "BLRI reads the analysis that made the emotion: its high r is nearly built in"
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
 COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
 READING = (
@@ -285,14 +286,12 @@ async def place_files(args, judge):
         shown.append(f"M{number}\n{as_json(answer['found'])}\n{shares}")
         reasons += answers
 
-    place = {"x": range(-100, 101), "y": range(-100, 101)}  # in hundredths
-    places = {f"M{number}": place for number in range(1, len(shown) + 1)}
-    schema = {"comparison": str, "code": str, "places": places}
+    schema = place_schema(len(shown))
     case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(shown)})
     answers = await ask(judge, "place", schema, [case], repeated=True)
     found = [answer["found"]["places"] for answer in answers if answer["found"]]
     rows = {}
-    for name, path in zip(places, args.files):
+    for name, path in zip(schema["places"], args.files):
         x = [place[name]["x"] / 100 for place in found]
         y = [place[name]["y"] / 100 for place in found]
         counts = strategies_of(tagged[path])
@@ -325,6 +324,13 @@ def outcome_cases(path):
     return make_cases(path, "reasons", slots_of, ": no dialogue ends at 100, or at 10 and below")
 
 
+def place_schema(files):
+    """Of an answer with the places of so many files, in hundredths."""
+    place = {"x": range(-100, 101), "y": range(-100, 101)}
+    places = {f"M{number}": place for number in range(1, files + 1)}
+    return {"comparison": str, "code": str, "places": places}
+
+
 def shares_in_words(tagged):
     """How often each of the 24 strategies is used in tagged dialogues: "A-1 12 %, A-2 0 %, ..."."""
     used = []
@@ -347,13 +353,14 @@ def draw(result, picture):
         for path, (x, _, y, *_) in result["placed"].items():
             axis.scatter(x, y, label=path)
     else:
-        axis = figure.add_subplot(projection="polar", ylim=(1, 5))
+        axis = figure.add_subplot(projection="polar")
         angles = np.linspace(0, 2 * np.pi, len(CAPABILITIES), endpoint=False)
         axis.set_xticks(angles, CAPABILITIES)
-        for path, means in result["means"].items():
-            radii = [mean([*means[item].values()]) or np.nan for item in CAPABILITIES]
-            axis.fill(angles, radii, alpha=0.3, label=path)
-    figure.legend(loc="lower left")
+        for path, table in result["tables"].items():
+            means = [table[item][0] for item in CAPABILITIES]
+            axis.fill(angles, np.array(means, float), alpha=0.3, label=path)
+        axis.set_ylim(1, 5)
+    figure.legend(loc="upper left")
     figure.savefig(picture)
 
 
@@ -366,13 +373,17 @@ async def ask_question(args):
     check_files(args, least=2 if is_coordinate else 1, out=args.picture)
     if args.picture and args.question not in ("capabilities", "coordinate"):
         raise BadInput("--picture: only capabilities and coordinate have one")
+    if args.picture and not args.picture.endswith((".png", ".svg", ".pdf")):
+        raise BadInput(
+            f"--picture {args.picture}: a name that ends in .png, .svg or .pdf is needed"
+        )
     need_model("judge", args)
     args.repeats = args.repeats or (3 if is_coordinate else 1)
     work = place_files if is_coordinate else score_files
     result = await work(args, Judge(args))
+    write_outputs(args, f"judge {args.question}", result)
     if args.picture:
         draw(result, args.picture)
-    write_outputs(args, f"judge {args.question}", result)
     return 0
 
 
