@@ -41,6 +41,8 @@ class Model:
             answer = self.answer(prompt)
         elif "<hidden_theme>" in prompt:  # of somebody whom no script plays
             answer = coded(prompt, feeling(1))
+        else:
+            answer = {}
         if answer is None:
             difficulty = "challenging" if "reason" in schema else "vanilla"
             user = world.ScriptedModel(difficulty)

@@ -3,7 +3,9 @@
     python -m tools.judge capabilities results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
     python -m tools.judge coordinate results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
 
-    capabilities  five rubrics of the assistant, from 1 to 5, for each dialogue (RLVER 3.3)
+    capabilities  of the assistant, from 1 to 5, for each dialogue (RLVER 3.3): empathic depth (ED),
+                  core insight (CI), solution crafting (SC), dialogue guidance (DG) and style
+                  adaptability (SA)
     needs         how much of its attitude, thoughts and hidden need each line of the user shows,
                   from 0 to 10; the judge does not see the replies (RLVER 3.4)
     blri          Barrett-Lennard relationship inventory, from 0 to 100, filled in from the user's
@@ -25,8 +27,6 @@ from support.errors import BadInput
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -45,18 +45,9 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
-from tools.strategies import CODES, strategies_of, tag_files
+from tools.strategies import CODES, replies_of, strategies_of, tag_files
 
 # ----------------------------------------------------------------------------------------- questions
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """What a judge scores; the scale stands in the schema."""
-
-    slots_of: Callable  # what it is asked about, for `make_cases`: the dialogue, its record, lines
-    schema: dict  # of an answer
-    found: Callable = itemgetter("scores")  # found(answer) -> {item: score}
 
 
 def line_slots(dialogue):
@@ -77,24 +68,17 @@ def record_slots(dialogue):
     return [{"record": as_json(rounds)}] if rounds else []
 
 
-# What an analysis holds: {our key: SAGE's}.
-ANALYSIS_KEYS = {
-    "content": "content",
-    "target_completion": "TargetCompletion",
-    "activity": "activity",
-    "analysis": "analyse",
-}
-
-
 def analysis_of(turn):
-    """What the user thought and felt about a turn's reply, {key of ANALYSIS_KEYS: text}. None if
-    the file does not hold it, or it was written by an earlier version."""
-    analysis = turn["analysis"]
+    """What the user thought and felt about a turn's reply, {key: text}. None if the file does not
+    hold it, or it was written by an earlier version."""
+    found = turn["analysis"]
     try:
-        if isinstance(analysis, dict):  # of a SAGE file
-            return {key: analysis[name] for key, name in ANALYSIS_KEYS.items()}
-        answer = read_analysis(analysis or "")
-        return {key: answer[key] for key in ANALYSIS_KEYS}
+        if isinstance(found, dict):  # of a SAGE file, which has other names for two of the keys
+            found = {**found, "target_completion": found["TargetCompletion"]}
+            found["analysis"] = found["analyse"]
+        else:
+            found = read_analysis(found or "")
+        return {key: found[key] for key in ("content", "target_completion", "activity", "analysis")}
     except (Unreadable, KeyError):
         return None
 
@@ -114,174 +98,128 @@ def questionnaire(grades, reversed_items, low, high):
     ]
 
 
-def statements(slots_of, low, high, reversed_items, scales):
-    """The Scoring of a `questionnaire`. scales: {name: (its first statement, its last)}; the last
-    one has all.
+def statements(low, high, reversed_items, **scales):
+    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: how many
+    statements each has, one after the other.
 
-    Under UNREVERSED stands the mean of all items as if none were reversed: SAGE words some items
+    Under UNREVERSED stands the mean of all as if none were reversed: SAGE words some statements
     negatively, and does not say that it reverses them."""
 
-    def means(answer):
+    def found(answer):
         grades = answer["grades"].values()
         scores = questionnaire(grades, reversed_items, low, high)
-        found = {}
-        for name, (first, last) in scales.items():
-            found[name] = float(np.mean(scores[first - 1 : last]))
-        found[UNREVERSED] = float(np.mean(questionnaire(grades, (), low, high)))
-        return found
+        means, first = {}, 0
+        for name, size in scales.items():
+            means[name.replace("_", " ")] = mean(scores[first : first + size])
+            first += size
+        means["overall"] = mean(scores)
+        means[UNREVERSED] = mean(questionnaire(grades, (), low, high))
+        return means
 
-    *_, (first, last) = scales.values()
-    grades = {str(i): GRADES for i in range(first, last + 1)}
-    return Scoring(slots_of, {"thoughts": str, "code": str, "grades": grades}, means)
+    grades = {str(i): GRADES for i in range(1, sum(scales.values()) + 1)}
+    return {"thoughts": str, "code": str, "grades": grades}, found
 
 
-# The five capabilities (RLVER E.3), by the names that they have in files.
-CAPABILITIES = {
-    "ED": "empathic depth",
-    "CI": "core insight",
-    "SC": "solution crafting",
-    "DG": "dialogue guidance",
-    "SA": "style adaptability",
-}
+CAPABILITIES = ("ED", "CI", "SC", "DG", "SA")
 TOO_SHORT = ("DG", "SA")  # their score means nothing for a dialogue of fewer than three replies
-
-QUESTIONS = {  # by the names of their prompts
-    "capabilities": Scoring(
-        dialogue_slots,
-        {
-            "reasons": dict.fromkeys(CAPABILITIES, str),
-            "code": str,
-            "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
-        },
-    ),
-    "needs": Scoring(
-        line_slots,
-        {
-            "reasons": str,
-            "code": str,
-            "scores": dict.fromkeys(("attitude", "thoughts", "needs", "overall"), range(11)),
-        },
-    ),
-    "blri": statements(
-        record_slots,
-        low=0,
-        high=100,
-        reversed_items=(12,),
-        scales={
-            "empathic understanding": (1, 4),
-            "level of regard": (5, 8),
-            "congruence": (9, 10),
-            "unconditionality": (11, 12),
-            "overall": (1, 12),
-        },
-    ),
-    "utterance": statements(
-        dialogue_slots,
-        low=1,
-        high=5,
-        reversed_items=(4, 6),
-        scales={
-            "natural flow": (1, 6),
-            "attentiveness": (7, 10),
-            "depth of connection": (11, 15),
-            "overall": (1, 15),
-        },
-    ),
+CAPABILITIES_SCHEMA = {
+    "reasons": dict.fromkeys(CAPABILITIES, str),
+    "code": str,
+    "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
+}
+NEEDS = ("attitude", "thoughts", "needs", "overall")
+NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(NEEDS, range(11))}
+BLRI = statements(
+    low=0,
+    high=100,
+    reversed_items=(12,),
+    empathic_understanding=4,
+    level_of_regard=4,
+    congruence=2,
+    unconditionality=2,
+)
+UTTERANCE = statements(
+    low=1,
+    high=5,
+    reversed_items=(4, 6),
+    natural_flow=6,
+    attentiveness=4,
+    depth_of_connection=5,
+)
+# {name of the prompt: (what it is asked about, for `make_cases`: a dialogue, each line of the user,
+# its record; schema, in which the scale stands; found(answer) -> {item: score})}
+QUESTIONS = {
+    "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
+    "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
+    "blri": (record_slots, *BLRI),  # SAGE 3
+    "utterance": (dialogue_slots, *UTTERANCE),  # SAGE 3
 }
 
 
 # -------------------------------------------------------------------------------------------- scores
 
-COLUMNS = ["mean", "stderr", "spread", "missing", "n", "short"]
-READING = (
-    "mean: over dialogues; stderr: its standard error; spread: standard deviation over repeats; "
-    "missing: share of answers that could not be read; n: dialogues; short: dialogues left out, "
-    "of fewer than three replies"
-)
-
 
 async def score_files(args, judge):
     """Ask one of QUESTIONS about each of `args.files`, and print the means. Returns what --json
-    has: {"answers", "tables": {file: {item: of `score_item`}}, "paired" of two files,
+    has: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two files,
     "correlations" of a questionnaire}."""
-    scoring = QUESTIONS[args.question]
+    name = args.question
+    slots_of, schema, found = QUESTIONS[name]
     cases = []
     for path in args.files:
-        cases += make_cases(path, args.question, scoring.slots_of)
-    question = load_question(
-        args.question, args.lang, cases[0].slots, scoring.schema, found=scoring.found
-    )
+        cases += make_cases(path, name, slots_of)
+    question = load_question(name, args.lang, cases[0].slots, schema, found=found)
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
-    tables = {}
+    means, tables = {}, {}
     for path in args.files:
-        tables[path] = score_table([answer for answer in answers if answer["file"] == path])
-        rows = {}
-        for item, score in tables[path].items():
-            rows[row_name(item)] = [score[column] for column in COLUMNS]
-        show_table(f"{question.name}, {path}", COLUMNS, rows, made_by(answers) + READING)
-    result = {"answers": answers, "tables": tables}
-    if len(tables) == 2:
-        result["paired"] = paired_differences(*tables.values())
-        show_intervals("the second FILE minus the first, paired over dialogues", result["paired"])
+        of_file = [answer for answer in answers if answer["file"] == path]
+        means[path], tables[path] = score_file(of_file)
+        show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
+    result = {"answers": answers, "means": means, "tables": tables}
+    if len(means) == 2:
+        result["paired"] = paired_differences(*means.values())
+        title = "the second FILE minus the first, paired over dialogues"
+        show_table(title, COLUMNS[:4], result["paired"], made_by(answers))
     if UNREVERSED in tables[path]:
-        result["correlations"] = correlations_of(tables)
-        show_intervals("Pearson's r with the final emotion", result["correlations"])
-    if args.picture:
-        draw_radar(args.picture, tables)
+        result["correlations"] = correlations_of(means)
+        title = "correlation with the final emotion (Pearson's r)"
+        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers) + READING_OF_R)
     return result
 
 
-def row_name(item):
-    """How an item is called on the terminal."""
-    return f"{item}, {CAPABILITIES[item]}" if item in CAPABILITIES else item
+READING_OF_R = "BLRI reads the analysis that made the emotion: its high r is nearly built in"
+FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
+COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
+READING = (
+    "value: mean over n dialogues; from, to: the 95 % interval; spread: standard deviation over "
+    "repeats; missing: share of answers that could not be read. Guidance and adaptability leave "
+    "out dialogues of fewer than three replies"
+)
 
 
-def show_intervals(title, rows):
-    """Print {row: [value, low, high, n]}."""
-    rows = {row_name(item): cells for item, cells in rows.items()}
-    show_table(title, ["value", "from", "to", "n"], rows, "from, to: the 95 % interval over n")
-
-
-def score_table(answers):
-    """{item: of `score_item`} of the answers about one file, and of the final emotion. An answer is
+def score_file(answers):
+    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An item's
+    mean of a dialogue is over all questions about it and all repeats: it counts once. An answer is
     a row of `Judge.ask_all`: of it are read "id" and "part" (which question about which dialogue),
     "replies" and "final" (of the dialogue), and "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
-    table = {}
-    for item in [*readable[0]["found"], "final emotion"]:
-        least = 3 if item in TOO_SHORT else 0  # replies
-        scores = defaultdict(list)  # {(dialogue, part): [score, one a repeat]}
+    means, rows = {}, {}
+    for item in [*readable[0]["found"], FINAL]:
+        by_dialogue = defaultdict(list)
+        by_question = defaultdict(list)  # {(dialogue, part): [score, one a repeat]}
         for answer in readable:
-            if answer["replies"] >= least:
+            if answer["replies"] >= 3 or item not in TOO_SHORT:
                 score = answer["found"].get(item, answer["final"])
-                scores[answer["id"], answer["part"]].append(score)
-        short = {answer["id"] for answer in answers if answer["replies"] < least}
-        table[item] = {**score_item(scores), "missing": missing, "short": len(short)}
-    return table
-
-
-def score_item(scores):
-    """What the dialogues of a file got for one item. scores: {(dialogue, part): [score, one a
-    repeat]}. Returns
-
-    {"mean": over dialogues, None if none is left; "stderr": its standard error; "spread": standard
-    deviation over the repeats of a question, averaged; "n": dialogues; "means": {dialogue: its mean
-    over all questions about it and all repeats, so that it counts once}}"""
-    by_dialogue = defaultdict(list)
-    for (dialogue, _), repeats in scores.items():
-        by_dialogue[dialogue] += repeats
-    means = {dialogue: float(np.mean(values)) for dialogue, values in by_dialogue.items()}
-    spreads = [std(repeats) for repeats in scores.values() if len(repeats) > 1]
-    values = list(means.values())
-    return {
-        "mean": mean(values),
-        "stderr": std(values) / len(values) ** 0.5 if len(values) > 1 else None,
-        "spread": mean(spreads),
-        "n": len(values),
-        "means": means,
-    }
+                by_dialogue[answer["id"]].append(score)
+                by_question[answer["id"], answer["part"]].append(score)
+        means[item] = {dialogue: mean(scores) for dialogue, scores in by_dialogue.items()}
+        spreads = [std(scores) for scores in by_question.values() if len(scores) > 1]
+        values = list(means[item].values())
+        _, low, high, n = stats.interval(np.mean, values)
+        rows[item] = [mean(values), low, high, n, mean(spreads), missing]
+    return means, rows
 
 
 def mean(values):
@@ -295,29 +233,28 @@ def std(values):
 
 
 def paired_differences(before, after):
-    """{item: [mean, low, high, n]} of the second `score_table` less the first, over the dialogues
+    """{item: [mean, low, high, n]} of the second file's means less the first's, over the dialogues
     that are in both."""
     rows = {}
-    for item in before:
-        old, new = before[item]["means"], after[item]["means"]
+    for item, old in before.items():
+        new = after[item]
         differences = [new[dialogue] - old[dialogue] for dialogue in old if dialogue in new]
         rows[item] = stats.interval(np.mean, differences)
     return rows
 
 
-def correlations_of(tables):
-    """Pearson's r of the overall scores with the final emotion: {row: [r, low, high, n]}. tables:
-    {file: its `score_table`}. There are rows for each file, over its dialogues, and, of three files
+def correlations_of(means):
+    """Pearson's r of the overall scores with the final emotion: {row: [r, low, high, n]}. means:
+    {file: of `score_file`}. There are rows for each file, over its dialogues, and, of three files
     or more, rows over the files' means."""
     rows = {}
     for item in ("overall", UNREVERSED):
-        for path, table in tables.items():
-            columns = [table[name]["means"].values() for name in (item, "final emotion")]
-            rows[f"{item}, {path}"] = stats.interval(stats.pearson, *map(list, columns))
-        if len(tables) > 2:
-            pairs = [
-                (table[item]["mean"], table["final emotion"]["mean"]) for table in tables.values()
-            ]
+        pairs = []  # of each file [its mean score, its mean final emotion]
+        for path, means_of in means.items():
+            columns = [list(means_of[name].values()) for name in (item, FINAL)]
+            rows[f"{item}, {path}"] = stats.interval(stats.pearson, *columns)
+            pairs.append([mean(column) for column in columns])
+        if len(pairs) > 2:
             rows[f"{item}, over files"] = stats.interval(stats.pearson, *zip(*pairs))
     return rows
 
@@ -339,42 +276,35 @@ async def place_files(args, judge):
     """Ask for the reasons of success and failure of each file, of them for a character, and, in one
     prompt, for the places of all. Returns what --json has: {"placed": {file: PLANE}, "answers"}."""
     tags, tagged = await tag_files(args, judge)
+    reasons, shown = [], []  # shown: what the judge is shown of each file
+    for number, path in enumerate(args.files, 1):
+        answers = await ask(judge, "reasons", REASONS, outcome_cases(path))
+        notes = [answer["found"] for answer in answers if answer["found"]]
+        case = Case({"file": path}, {"reasons": as_json(notes)})
+        (answer,) = await ask(judge, "character", CHARACTER, [case])
+        shares = shares_in_words(tagged[path])
+        shown.append(f"M{number}\n{as_json(answer['found'])}\n{shares}")
+        reasons += answers
 
-    async def ask(name, schema, cases, repeated=False):
-        question = load_question(name, args.lang, cases[0].slots, schema, repeated=repeated)
-        return await judge.ask_all(question, cases)
-
-    cases = []
-    for path in args.files:
-        cases += outcome_cases(path)
-    reasons = await ask("reasons", REASONS, cases)
-
-    cases = []
-    for path in args.files:
-        notes = [row["found"] for row in reasons if row["file"] == path and row["found"]]
-        cases.append(Case({"file": path}, {"reasons": as_json(notes)}))
-    characters = await ask("character", CHARACTER, cases)
-
-    shown = {}  # {"M1" for the first file: what the judge is shown of it}
-    for number, row in enumerate(characters, 1):
-        shares = shares_in_words(tagged[row["file"]])
-        shown[f"M{number}"] = f"{as_json(row['found'])}\n{shares}"
-    models = "\n\n".join(f"{name}\n{text}" for name, text in shown.items())
-    case = Case({"file": " ".join(args.files)}, {"models": models})
-    answers = await ask("place", place_schema(shown), [case], repeated=True)
-
-    places = [answer["found"]["places"] for answer in answers if answer["found"]]
+    schema = place_schema(len(shown))
+    case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(shown)})
+    answers = await ask(judge, "place", schema, [case], repeated=True)
+    found = [answer["found"]["places"] for answer in answers if answer["found"]]
     rows = {}
-    for name, path in zip(shown, args.files):
-        x = [place[name]["x"] / 100 for place in places]
-        y = [place[name]["y"] / 100 for place in places]
+    for name, path in zip(schema["places"], args.files):
+        x = [place[name]["x"] / 100 for place in found]
+        y = [place[name]["y"] / 100 for place in found]
         counts = strategies_of(tagged[path])
         rows[path] = [mean(x), std(x), mean(y), std(y), counts["variety"], counts["support"]]
-    counted = f"{len(places)} of {len(answers)} answers read. "
+    counted = f"{len(found)} of {len(answers)} answers read. "
     show_table("coordinate", PLANE, rows, made_by(answers) + counted + READING_OF_PLANE)
-    if args.picture:
-        draw_plane(args.picture, rows)
     return {"placed": rows, "answers": {"strategies": tags, "reasons": reasons, "place": answers}}
+
+
+async def ask(judge, name, schema, cases, repeated=False):
+    """The judge's answers to the question `name` about these cases."""
+    question = load_question(name, judge.lang, cases[0].slots, schema, repeated=repeated)
+    return await judge.ask_all(question, cases)
 
 
 def outcome_cases(path):
@@ -394,47 +324,43 @@ def outcome_cases(path):
     return make_cases(path, "reasons", slots_of, ": no dialogue ends at 100, or at 10 and below")
 
 
+def place_schema(files):
+    """Of an answer with the places of so many files, in hundredths."""
+    place = {"x": range(-100, 101), "y": range(-100, 101)}
+    places = {f"M{number}": place for number in range(1, files + 1)}
+    return {"comparison": str, "code": str, "places": places}
+
+
 def shares_in_words(tagged):
     """How often each of the 24 strategies is used in tagged dialogues: "A-1 12 %, A-2 0 %, ..."."""
     used = []
-    for dialogue in tagged:
-        for codes, _ in dialogue["replies"]:
-            used += codes or ()
+    for codes, _ in replies_of(tagged):
+        used += codes or ()
     n = max(1, len(used))
     return ", ".join(f"{code} {100 * used.count(code) / n:.0f} %" for code in CODES)
-
-
-def place_schema(names):
-    """Of an answer that places all files, called `names`, in whole hundredths."""
-    place = {"x": range(-100, 101), "y": range(-100, 101)}
-    return {"comparison": str, "code": str, "places": dict.fromkeys(names, place)}
 
 
 # ------------------------------------------------------------------------------------------ pictures
 
 
-def draw_radar(picture, tables):
-    """Write the mean of each capability of each file as a picture (RLVER 3.3)."""
-    angles = np.linspace(0, 2 * np.pi, len(CAPABILITIES), endpoint=False)
+def draw(result, picture):
+    """Write the mean of each capability of each file as a picture (RLVER 3.3), or the files' places
+    (SAGE 4.2). result: of `score_files` or `place_files`."""
     figure = Figure()
-    axis = figure.add_subplot(projection="polar")
-    for path, table in tables.items():
-        means = [table[item]["mean"] for item in CAPABILITIES]
-        axis.fill(angles, np.array(means, float), alpha=0.3, label=path)
-    axis.set_xticks(angles, CAPABILITIES.values())
-    axis.set_ylim(1, 5)
-    axis.legend()
-    figure.savefig(picture)
-
-
-def draw_plane(picture, rows):
-    """Write the places of the files as a picture. rows: of `place_files`."""
-    figure = Figure()
-    axis = figure.add_subplot(xlim=(-1, 1), ylim=(-1, 1))
-    axis.set(xlabel="structured to creative", ylabel="solution to empathy")
-    for path, (x, _, y, *_) in rows.items():
-        axis.scatter(x, y, label=path)
-    axis.legend()
+    if "placed" in result:
+        axis = figure.add_subplot(xlim=(-1, 1), ylim=(-1, 1))
+        axis.set(xlabel="structured to creative", ylabel="solution to empathy")
+        for path, (x, _, y, *_) in result["placed"].items():
+            axis.scatter(x, y, label=path)
+    else:
+        axis = figure.add_subplot(projection="polar")
+        angles = np.linspace(0, 2 * np.pi, len(CAPABILITIES), endpoint=False)
+        axis.set_xticks(angles, CAPABILITIES)
+        for path, table in result["tables"].items():
+            means = [table[item][0] for item in CAPABILITIES]
+            axis.fill(angles, np.array(means, float), alpha=0.3, label=path)
+        axis.set_ylim(1, 5)
+    figure.legend(loc="upper left")
     figure.savefig(picture)
 
 
@@ -447,11 +373,17 @@ async def ask_question(args):
     check_files(args, least=2 if is_coordinate else 1, out=args.picture)
     if args.picture and args.question not in ("capabilities", "coordinate"):
         raise BadInput("--picture: only capabilities and coordinate have one")
+    if args.picture and not args.picture.endswith((".png", ".svg", ".pdf")):
+        raise BadInput(
+            f"--picture {args.picture}: a name that ends in .png, .svg or .pdf is needed"
+        )
     need_model("judge", args)
     args.repeats = args.repeats or (3 if is_coordinate else 1)
     work = place_files if is_coordinate else score_files
     result = await work(args, Judge(args))
     write_outputs(args, f"judge {args.question}", result)
+    if args.picture:
+        draw(result, args.picture)
     return 0
 
 
