@@ -21,6 +21,7 @@ What is not done nine minutes after the start is said to be so. It needs 20 GB f
 
 import argparse
 import asyncio
+import functools
 import json
 import subprocess
 import sys
@@ -43,7 +44,7 @@ from ppo import ppo_update
 from toy import world
 
 # dense bf16, in 10^12 a second, from the makers' data sheets
-PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165, "3090": 71}
+PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165}
 # hidden size, that of the MLP, layers, heads, heads of keys, vocabulary, tied embeddings
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
@@ -53,24 +54,10 @@ SHAPES = {
 LINES = [("0.5B", 0), ("1.5B", 0), ("1.5B", 16), ("7B", 16)]  # (size, rank of adapters)
 LENGTHS = (1024, 4096, 8192)
 TOKENS = 16384
-END_TO_END = [
-    "--algo",
-    "ppo",
-    "--lora-rank",
-    "16",
-    "--steps",
-    "3",
-    "--batch-size",
-    "16",
-    "--max-turns",
-    "3",
-    "--max-tokens",
-    "64",
-    "--eval-size",
-    "4",
-    "--warmup",
-    "1",
-]
+END_TO_END = (
+    "--algo ppo --lora-rank 16 --steps 3 --batch-size 16 --max-turns 3 --max-tokens 64 "
+    "--eval-size 4 --warmup 1"
+)
 
 
 def config_of(hidden, mlp, layers, heads, key_heads, vocabulary, tied):
@@ -189,20 +176,14 @@ def update_speeds(models, rank, length, tokens):
     cfg = resolve_settings({"algo": "ppo"})
     models.fresh, models.gap_limits, models.ratio_limit = False, None, 1e9
 
-    def update_grpo():
-        grpo_update(models, batches, cfg)
-
-    def update_ppo():
-        ppo_update(models, batches, cfg)
-
     operations = 4 if rank else 6  # per parameter and token
     peak = peak_flops()
     speeds = []
-    for algo, work, size in (
-        ("GRPO", update_grpo, policy_size),
-        ("PPO", update_ppo, policy_size + critic_size),
+    for algo, update, size in (
+        ("GRPO", grpo_update, policy_size),
+        ("PPO", ppo_update, policy_size + critic_size),
     ):
-        speed = tokens / seconds_of(work)
+        speed = tokens / seconds_of(functools.partial(update, models, batches, cfg))
         mfu = peak and speed * operations * size / peak
         speeds.append({"algo": algo, "length": length, "tokens": speed, "mfu": mfu})
     return speeds
@@ -276,7 +257,7 @@ def steps(place, out):
     import rlver
 
     RunDir.save = lambda self, *_: None
-    return rlver.main(["--model", str(place), *END_TO_END, "--out", str(out)])
+    return rlver.main(["--model", str(place), *END_TO_END.split(), "--out", str(out)])
 
 
 def main():

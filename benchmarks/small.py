@@ -17,6 +17,7 @@ import json
 import random
 import re
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import simulator
@@ -170,6 +171,17 @@ def terms_by_step(dialogues):
             for name, value in re.findall(r"(\w+) ([+-]\d\.\d\d)", turn["analysis"] or ""):
                 found.setdefault(name, {}).setdefault(dialogue["step"], []).append(float(value))
     return {name: [np.mean(steps[step]) for step in sorted(steps)] for name, steps in found.items()}
+
+
+def draw_terms(line, path):
+    """The picture of the terms of the formula over the training steps of a run's line."""
+    figure, axes = plt.subplots(figsize=(8, 4))
+    for name, values in line["terms"].items():
+        if name != "silence":
+            axes.plot(range(1, len(values) + 1), values, label=name)
+    axes.set(xlabel="training step", ylabel="mean over the replies", ylim=(-0.05, 1.35))
+    axes.legend(ncols=3)
+    figure.savefig(path)
 
 
 def mean_gain(lines, draws=10_000):

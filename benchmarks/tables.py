@@ -534,12 +534,14 @@ def with_measured(text, measured):
 
 
 def write_documents(measured):
-    """Write all tables."""
+    """Write all tables, and the picture of the long run."""
     for path in documents():
         text = path.read_text(encoding="utf-8")
         new_text = with_measured(text, measured)
         if new_text != text:
             path.write_text(new_text, encoding="utf-8")
+    if "small-grpo-0-long" in measured:
+        small.draw_terms(measured["small-grpo-0-long"], ROOT / "docs" / "terms.png")
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -1,7 +1,6 @@
 """trl.py - the same training by TRL's GRPOTrainer and here.
 
     python benchmarks/trl.py             a table (half an hour)
-    python benchmarks/trl.py --json      the same as JSON
 
 The same toy policy, users, dialogues (`rlver.rollout`), batch, groups, optimizer steps and learning
 rates, direct mode. Each side is a process, TRL's with a Python of its own; they take turns, a cycle
@@ -310,22 +309,12 @@ def median_ratio(theirs, ours, key):
 
 def table(result):
     """As in BENCHMARKS.md."""
-    columns, theirs = (
-        [
-            [
-                "",
-                "seconds a cycle",
-                "of which sampling",
-                "dialogues/s",
-                "times faster",
-                "in processor time",
-                f"seconds until {GOAL}",
-                "times sooner",
-                "held-out scores, every 5 steps",
-            ]
-        ],
-        result["TRL"],
+    theirs = result["TRL"]
+    head = (
+        f"|seconds a cycle|of which sampling|dialogues/s|times faster|in processor time|"
+        f"seconds until {GOAL}|times sooner|held-out scores, every 5 steps"
     )
+    columns = [head.split("|")]
     for side, cycles in result.items():
         seconds = median(cycles, "seconds")
         numbers = [
@@ -339,20 +328,19 @@ def table(result):
         ]
         scores = ", ".join(f"{cycle['score']:.0f}" for cycle in cycles if "score" in cycle)
         columns.append([side, *(f"{number:.2f}" for number in numbers), scores])
-    head, *rows = (f"| {' | '.join(row)} |" for row in zip(*columns))
-    return "\n".join([head, "|---" * len(columns) + "|", *rows])
+    first, *rows = (f"| {' | '.join(row)} |" for row in zip(*columns))
+    return "\n".join([first, "|---" * len(columns) + "|", *rows])
 
 
 def main():
     parser = argparse.ArgumentParser(
         description="The toy's training by TRL's GRPOTrainer and here."
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args()
+    parser.parse_args()
     if not PYTHON.exists():
         parser.exit(2, f"trl.py: {MISSING}\n")
     result = compare(seed=0, steps=resolve_settings({}).steps)
-    print(json.dumps(result, indent=2) if args.json else table(result))
+    print(table(result))
 
 
 if __name__ == "__main__":
