@@ -8,11 +8,10 @@ import json
 import random
 
 import simulator
-import tools.judge
 from answering import coded, feeling
 from simulator import CHECK_REPLIES, toy_profiles
+from tools.asking import ScriptedJudge, filled
 from tools.dialogues import load_dialogues
-from tools.judge import ScriptedJudge, filled
 from toy import world
 from toy.words import NEEDS
 
@@ -42,6 +41,8 @@ class Model:
             answer = self.answer(prompt)
         elif "<hidden_theme>" in prompt:  # of somebody whom no script plays
             answer = coded(prompt, feeling(1))
+        else:
+            answer = {}
         if answer is None:
             difficulty = "challenging" if "reason" in schema else "vanilla"
             user = world.ScriptedModel(difficulty)
@@ -60,10 +61,9 @@ class Model:
 def fresh(tmp_path, monkeypatch):
     """The test in its own directory, with files read anew, and Models instead of servers."""
     monkeypatch.chdir(tmp_path)
-    for module in (simulator, tools.judge):
-        monkeypatch.setattr(
-            module, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
-        )
+    monkeypatch.setattr(
+        simulator, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
+    )
     load_dialogues.cache_clear()
 
 

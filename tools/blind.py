@@ -27,8 +27,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.dialogues import load_dialogues, messages_of
-from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
+from tools.dialogues import (
+    add_files,
+    check_files,
+    load_dialogues,
+    messages_of,
+    show_table,
+    tool_parser,
+    write_outputs,
+)
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 KEY_PREFIX = "pair (key: "  # in the header's first cell, before the name of the key and a ")"

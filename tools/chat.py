@@ -3,7 +3,7 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
 
     python -m tools.chat runs/NAME                                 you are the one who has troubles
     python -m tools.chat --as-policy                               you reply to user number 0
-    python -m tools.chat runs/NAME --show --seed 7 --pause         watch it talk with user number 7
+    python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
 from support.errors import BadInput
@@ -16,7 +16,6 @@ import asyncio
 import secrets
 import sys
 import textwrap
-from dataclasses import dataclass
 
 from evaluate import (
     BENCHMARK,
@@ -40,11 +39,6 @@ from toy import world
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    return make_parser().run(run, argv)
-
-
-def make_parser():
-    """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
         description="Talk to a policy, watch it talk with a simulated user, or talk with the user "
@@ -68,17 +62,9 @@ def make_parser():
         help="do not talk yourself: watch the policy talk with user number --seed",
         action="store_true",
     )
-    parser.add_argument(
-        "--pause", help="with --show: wait for Enter after each line", action="store_true"
-    )
-    parser.add_argument(
-        "--raw",
-        help="with --show: print each analysis as the model wrote it, too",
-        action="store_true",
-    )
     add_policy_flags(parser)
     add_user_flags(parser)
-    return parser
+    return parser.run(run, argv)
 
 
 def run(args):
@@ -87,15 +73,7 @@ def run(args):
         raise BadInput("name a POLICY, or --as-policy to be the policy yourself")
     if args.as_policy:
         return as_policy(args)
-    if args.show:
-        return show(args)
-    without_effect = [f"--{name}" for name in ("pause", "raw") if getattr(args, name)]
-    if without_effect:
-        raise BadInput(
-            f"{' and '.join(without_effect)} has no effect without --show; add --show, or leave it "
-            "out"
-        )
-    return chat(args)
+    return show(args) if args.show else chat(args)
 
 
 # --------------------------------------------------------------------------------------- talk to it
@@ -173,7 +151,7 @@ def as_policy(args):
     people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout")
     refuse_foreign(name, people)
     profile = people[args.seed % len(people)]
-    user = ShownUser(simulator, profile, args.start, pause=args.pause, raw=args.raw)
+    user = ShownUser(simulator, profile, args.start)
     print(f"\n{profile.player}\n")
     print(f"You are their friend: {args.max_turns} replies. An empty line, exit or quit ends it.")
     if name.startswith("toy"):
@@ -212,14 +190,7 @@ def show(args):
     """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed."""
     policy, simulator, users, settings = who_talks(args, args.policy)
     profile = users[args.seed % len(users)]
-    user = ShownUser(
-        simulator,
-        profile,
-        args.start,
-        name=f"show {profile.id}",
-        pause=args.pause,
-        raw=args.raw,
-    )
+    user = ShownUser(simulator, profile, args.start, name=f"show {profile.id}")
     seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
     agent = ShownAgent(policy.make_agent(seed), user)
     print(f"{policy.label}\n\n{profile.player}\n")
@@ -244,12 +215,8 @@ async def talk(agent, user, max_turns):
     return await converse(agent, user, first_line, max_turns, floor=FLOOR)
 
 
-@dataclass
 class ShownUser(User):
     """A user who is watched: each step of its prompt chain is printed as it happens."""
-
-    pause: bool = False  # whether each line waits for Enter
-    raw: bool = False  # whether each analysis is shown as the model wrote it, too
 
     def show(self, text, hidden=""):
         """Print a line with the user's emotion as a bar before it, and above it what the other side
@@ -257,8 +224,6 @@ class ShownUser(User):
         for line in hidden.splitlines():
             print(dimmed(line))
         print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  {text}")
-        if self.pause:
-            ask_line("")
 
     async def answer(self):
         """As simulator.User.answer."""
@@ -267,21 +232,13 @@ class ShownUser(User):
         return line, goodbye
 
     async def feel(self, reply):
-        """As simulator.User.feel."""
+        """As simulator.User.feel. What the answer says of the reply and of the feeling is shown."""
         analysis, change = await super().feel(reply)
-        self.show(f"({change:+d})", analysis_in_plain(analysis, change, self.raw))
+        answer = read_analysis(analysis)
+        sentences = " ".join(answer[key] for key in ("content", "activity", "analysis"))
+        text = fold(f"felt: {sentences} ({change:+d})", WIDTH - INDENT)
+        self.show(f"({change:+d})", textwrap.indent(text, " " * INDENT))
         return analysis, change
-
-
-def analysis_in_plain(analysis, change, raw):
-    """An answer of f_emo for people to read: what it says of the reply and of the feeling, and the
-    change. raw: the answer itself stands above."""
-    answer = read_analysis(analysis)
-    sentences = " ".join(answer[key] for key in ("content", "activity", "analysis"))
-    text = fold(f"felt: {sentences} ({change:+d})", WIDTH - INDENT)
-    if raw:
-        text = f"{analysis}\n{text}"
-    return textwrap.indent(text, " " * INDENT)
 
 
 class ShownAgent:

@@ -1,26 +1,26 @@
-"""tools/dialogues.py - recorded dialogues as the tools see them, and what a judge is asked about
-them.
+"""tools/dialogues.py - what the tools share: recorded dialogues as they see them, what a judge is
+asked about them, and the flags, files and tables of a tool.
 
 `load_dialogues` reads a result file or a run's dialogues.jsonl, and leaves out all that a judge
 must not see: thoughts, and replies that were malformed and so were never sent. `make_cases` makes
-of each dialogue the values that stand in a prompt's placeholders.
+of each dialogue the values that stand in a prompt's placeholders. A tool makes its parser with
+`tool_parser`, prints its numbers with `show_table`, and ends with `write_outputs`.
 """
 
 from support.errors import BadInput
-from support.files import read_json
+from support.files import read_json, refuse_overwriting, write_json
+from support.flags import Parser
 from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files
-from support.settings import split_name
+from support.terminal import fold
 
-import contextlib
+import argparse
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import simulator
-from simulator import Unreadable, as_json, read_analysis
-from tools.replay import people_of
+from simulator import Profile, as_json, load_profiles, toy_profiles
 
 # -------------------------------------------------------------------------------- reading the files
 
@@ -40,12 +40,15 @@ class Dialogue:
     task: str  # the hidden need, in words
     intention: str  # the same as one of support/results.py, INTENTIONS
     kind: str  # of that intention: rational, emotional or other
-    played_by: str  # the model of the simulated user
-    policy: str | None  # as a result file names it
+    played_by: str  # who played the user, as --simulator names it
     step: int | None  # of training; None in a result file
-    split: str  # "train" or "heldout" in a run's log, "" in a result file
-    profile: simulator.Profile | None  # of the user; None where only the result file has the person
+    split: str | None  # "train" or "heldout" in a run's log, None in a result file
+    profile: Profile | None  # of the user; None where only the result file has the person
     raw: dict | None  # the line of a result file as it stands there, with the person's fields
+
+
+# What is kept of a dialogue of `recorded_dialogues` as it is.
+KEPT = "id profile_id first_line start task intention kind step split raw".split()
 
 
 @cache
@@ -57,41 +60,36 @@ def load_dialogues(path):
     dialogues = []
     for number, recorded in enumerate(recorded_dialogues(path), 1):
         profile = people.get(recorded["profile_id"])
-        if profile is None and "task" not in recorded:  # a line of a log, which names its user only
-            name = recorded["profile_id"]
-            raise BadInput(f"{path}: user {name!r} is not among the run's profiles")
-        played_by = simulator_name(recorded, config)
-        dialogues.append(make_dialogue(recorded, number, profile, played_by))
+        if "task" not in recorded:  # a line of a log, which names its user only
+            if profile is None:
+                name = recorded["profile_id"]
+                raise BadInput(f"{path}: user {name!r} is not among the run's profiles")
+            recorded["id"] = f"{profile.id}, line {number}"
+            recorded["task"] = profile.task
+            recorded["intention"], recorded["kind"] = intention_of(profile.task, profile.need)
+        settings = {**config, **recorded.get("made_by", {})}  # a result file has its own
+        dialogue = Dialogue(
+            **{key: recorded.get(key) for key in KEPT},
+            turns=visible_turns(recorded),
+            final=round(100 * recorded["reward"]),
+            played_by=settings.get("simulator", ""),
+            profile=profile,
+        )
+        dialogues.append(dialogue)
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return dialogues
 
 
-def make_dialogue(recorded, number, profile, played_by):
-    """The Dialogue of one of `recorded_dialogues`, which stands in line `number` of its file. A
-    result file says what its user needs; for a log the `profile` does."""
-    if "task" in recorded:
-        task, intention, kind = recorded["task"], recorded["intention"], recorded["kind"]
-    else:
-        task = profile.task
-        intention, kind = intention_of(profile.task, profile.need)
-    return Dialogue(
-        id=recorded.get("id", f"{recorded['profile_id']}, line {number}"),
-        profile_id=recorded["profile_id"],
-        first_line=recorded["first_line"],
-        turns=visible_turns(recorded),
-        start=recorded["start"],
-        final=round(100 * recorded["reward"]),
-        task=task,
-        intention=intention,
-        kind=kind,
-        played_by=played_by,
-        policy=recorded.get("made_by", {}).get("policy"),
-        step=recorded.get("step"),
-        split=recorded.get("split", ""),
-        profile=profile,
-        raw=recorded.get("raw"),
-    )
+def people_of(paths):
+    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
+    dialogue may be with."""
+    people = [profile for path in paths for profile in load_profiles(path)]
+    if people:
+        return people
+    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
+    # however many are made, so making 1000 finds those of any usual run.
+    return toy_profiles("heldout", 1000) + toy_profiles("train")
 
 
 def visible_turns(recorded):
@@ -105,65 +103,13 @@ def visible_turns(recorded):
     return turns
 
 
-# What an analysis holds: {our key: SAGE's}.
-ANALYSIS_KEYS = {
-    "content": "content",
-    "target_completion": "TargetCompletion",
-    "activity": "activity",
-    "analysis": "analyse",
-}
-
-
-def analysis_of(turn):
-    """What the user thought and felt about a turn's reply, {key of ANALYSIS_KEYS: text}. None if
-    the file does not hold it, or it was written by an earlier version."""
-    analysis = turn["analysis"]
-    with contextlib.suppress(Unreadable, KeyError):
-        if isinstance(analysis, dict):  # of a SAGE file
-            return {key: analysis[name] for key, name in ANALYSIS_KEYS.items()}
-        answer = read_analysis(analysis or "")
-        return {key: answer[key] for key in ANALYSIS_KEYS}
-    return None
-
-
-def simulator_name(recorded, config):
-    """The model that played the user: as a result file says it, or the log's config.json."""
-    name = recorded.get("made_by", {}).get("simulator") or recorded.get("simulator")
-    kind, model, _ = split_name(name or config.get("simulator", "?"))
-    return model or kind
-
-
 def messages_of(dialogue, turns=None):
     """[{"speaker", "text"}] of a Dialogue, or of its first `turns` turns. It ends with the line
     that the user said after the last of them, if there is one."""
     messages = [("user", dialogue.first_line)]
     for turn in dialogue.turns[:turns]:
-        messages.append(("assistant", turn["reply"]))
-        messages.append(("user", turn["user"]))
+        messages += [("assistant", turn["reply"]), ("user", turn["user"])]
     return [{"speaker": speaker, "text": text} for speaker, text in messages if text]
-
-
-# -------------------------------------------------------------------------------------- whole files
-
-
-def users_of(files):
-    """The names of the simulators that played the users of these files."""
-    return {load_dialogues(path)[0].played_by for path in files}
-
-
-def are_of_toy(files):
-    """Are all users of these files the toy's?"""
-    return users_of(files) <= {"toy", "toy-weak"}
-
-
-def need_model(flag, args):
-    """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
-    scripted one. A plan asks nobody, so it needs none."""
-    if not (getattr(args, flag) or args.plan or are_of_toy(args.files)):
-        raise BadInput(
-            f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
-            "which understands the toy's files only"
-        )
 
 
 # ---------------------------------------------------------------------- what a judge is asked about
@@ -185,31 +131,19 @@ def make_cases(path, name, slots_of, hint=""):
     Which of them it is, counted from 0, is the "part" of a Case."""
     cases = []
     for dialogue in load_dialogues(path):
+        about = {"file": path, "id": dialogue.id}
+        about |= {"replies": len(dialogue.turns), "final": dialogue.final}
         for part, slots in enumerate(slots_of(dialogue)):
-            about = {
-                "file": path,
-                "id": dialogue.id,
-                "part": part,
-                "replies": len(dialogue.turns),
-                "final": dialogue.final,
-            }
-            cases.append(Case(about, slots))
+            cases.append(Case({**about, "part": part}, slots))
     if not cases:
         raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about{hint}")
     return cases
 
 
-def cases_of_files(files, cases_of):
-    """The Cases of all files. cases_of(path) -> those of one."""
-    return [case for path in files for case in cases_of(path)]
-
-
 def dialogue_slots(dialogue):
     """For `make_cases`: a dialogue as a whole. One whose first reply was malformed has no reply,
     and there is nothing to ask."""
-    if not dialogue.turns:
-        return []
-    return [{"dialogue": as_json(messages_of(dialogue))}]
+    return [{"dialogue": as_json(messages_of(dialogue))}] if dialogue.turns else []
 
 
 def reply_slots(dialogue):
@@ -217,11 +151,89 @@ def reply_slots(dialogue):
     slots = []
     for i, turn in enumerate(dialogue.turns):
         past = messages_of(dialogue, i)
-        slots.append(
-            {
-                "dialogue": as_json(past),
-                "reply": as_json(turn["reply"]),
-                "line": as_json(past[-1]["text"]),
-            }
-        )
+        said = {"dialogue": past, "reply": turn["reply"], "line": past[-1]["text"]}
+        slots.append({name: as_json(value) for name, value in said.items()})
     return slots
+
+
+# ---------------------------------------------------------------------------------- flags and files
+
+
+def tool_parser(tool, about):
+    """A parser for `python -m tools.TOOL` with the flags of every tool. about: its docstring."""
+    parser = Parser(
+        prog=f"python -m tools.{tool}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the tables and all that they were made of to FILE"
+    )
+    return parser
+
+
+def add_files(parser):
+    """The files that a tool reads."""
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="a result file of evaluate.py or of SAGE, or a run's dialogues.jsonl",
+    )
+
+
+def check_files(args, least, inputs=(), out=None):
+    """Take each of `args.files` once, and refuse fewer than `least`. Refuse outputs (--json, and
+    `out`, the other file that a tool writes) that would overwrite one of the files, one of the
+    further `inputs`, or each other. Raises BadInput."""
+    args.files = list(dict.fromkeys(args.files))
+    refuse_overwriting({"--json": args.json, "output": out}, [*args.files, *inputs])
+    if len(args.files) < least:
+        files = "one FILE" if least == 1 else f"{least} FILEs"
+        raise BadInput(f"at least {files} must be named: results of evaluate.py, or a run's log")
+
+
+def are_of_toy(files):
+    """Are all users of these files the toy's?"""
+    return {load_dialogues(path)[0].played_by for path in files} <= {"toy", "toy-weak"}
+
+
+def need_model(flag, args):
+    """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
+    scripted one."""
+    if not (getattr(args, flag) or are_of_toy(args.files)):
+        raise BadInput(
+            f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
+            "which understands the toy's files only"
+        )
+
+
+def write_outputs(args, tool, result):
+    """What --json asks for. result: what goes into the file."""
+    if args.json:
+        write_json(args.json, {"command": tool, **result})
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+MIN_WIDTH = 7  # characters of a column: a table of six columns fits into 80
+
+
+def show_table(title, columns, rows, reading):
+    """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
+    name_width = max([len(str(name)) for name in rows], default=0) + 1
+    print(f"\n{title}")
+    for name, cells in {"": columns, **rows}.items():
+        line = f"{name!s:{name_width}}"
+        for value, column in zip(cells, columns):
+            line += f"  {cell(value):>{max(MIN_WIDTH, len(column))}}"
+        print(line)
+    for line in reading.split("\n"):
+        print(fold(line))
+
+
+def cell(value):
+    """A value as a table has it."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

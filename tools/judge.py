@@ -1,321 +1,401 @@
-"""tools/judge.py - asking a judge; what several tools share, and no tool itself.
+"""tools/judge.py - what does a judge, a language model, say of recorded dialogues?
 
-A judge is asked as the simulated user is: a prompt is rendered from a file (prompts/en/judge,
-prompts/zh/judge), any model answers with one JSON object, reasons first, then the code of this
-prompt, then what decides, and `simulator.read_answer` reads it. An answer that cannot be read is
-asked for again, and then it is missing and counted: it is never scored 0 or the middle, which a
-judge might have said. A judge sees no thoughts. docs/judging.md says what the numbers are not.
+    python -m tools.judge capabilities results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
+    python -m tools.judge coordinate results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
 
-tools/dialogues.py says what a judge is asked about, and tools/scores.py takes the means of what it
-said.
+    capabilities  of the assistant, from 1 to 5, for each dialogue (RLVER 3.3): empathic depth (ED),
+                  core insight (CI), solution crafting (SC), dialogue guidance (DG) and style
+                  adaptability (SA)
+    needs         how much of its attitude, thoughts and hidden need each line of the user shows,
+                  from 0 to 10; the judge does not see the replies (RLVER 3.4)
+    blri          Barrett-Lennard relationship inventory, from 0 to 100, filled in from the user's
+                  record of its thoughts (SAGE 3)
+    utterance     how good the replies are as utterances in a talk, from 1 to 5 (SAGE 3)
+    coordinate    where policies stand, from structured (x = -1) to creative (1) and from solution
+                  (y = -1) to empathy (1): all files in one prompt, three times (SAGE 4.2)
+
+The tables have means over dialogues, of the final emotion too; of two files also the second less
+the first, paired over dialogues; of blri and utterance also the correlation with the final emotion.
+--picture draws the capabilities of the files, or their places.
+
+No score is quality: judge and user are both models. docs/judging.md says what each number is not.
 """
 
-from support.errors import BadInput, SimulatorFailed
-from support.flags import natural, not_negative, positive
-from support.servers import CallLog, ServerModel, digest
-from support.settings import split_name
+from support import stats
+from support.errors import BadInput
 
 import asyncio
-import contextlib
-import json
-import random
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import sys
+from collections import Counter, defaultdict
+from operator import itemgetter
 
-from tqdm import tqdm
+import numpy as np
+from matplotlib.figure import Figure
 
-import simulator
-from engine import load_local
-from simulator import Simulator, as_json, fill
-from tools.dialogues import cases_of_files, need_model
-from tools.scores import SCRIPTED_JUDGE, score_files, show_scores
-from tools.tables import check_files
-from toy.words import ACTS, NEEDS
-from toy.world import act_of, code_in, split_sentences, tags_of
+from simulator import Unreadable, as_json, read_analysis
+from tools.asking import Judge, add_judge_flags, load_question, made_by
+from tools.dialogues import (
+    Case,
+    add_files,
+    check_files,
+    dialogue_slots,
+    make_cases,
+    need_model,
+    show_table,
+    tool_parser,
+    write_outputs,
+)
+from tools.strategies import CODES, replies_of, strategies_of, tag_files
 
-# For the estimate of --plan.
-TOKENS_OF_AN_ANSWER = 300
-LETTERS_OF_A_TOKEN = 4
-
-# ---------------------------------------------------------------------------------------- questions
-
-
-def without_code(answer):
-    """An answer as it is kept where no other function says how."""
-    return {key: value for key, value in answer.items() if key != "code"}
+# ----------------------------------------------------------------------------------------- questions
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a judge is asked: a prompt, and the schema of its answer."""
-
-    name: str  # of the prompt's file, prompts/*/judge/NAME.txt
-    template: str  # the prompt's text, with its placeholders
-    schema: dict  # see simulator.py
-    found: Callable = without_code  # found(answer) -> {item: value}
-    repeated: bool = True  # is it asked --repeats times? only where answers have a mean
-
-
-def load_question(name, lang, placeholders, schema, **more):
-    """The Question `name`, its prompt in the language `lang`; more: its other fields. Raises
-    BadInput if the file, or one of the `placeholders` in it, is missing."""
-    template = simulator.load_prompt(name, lang, "judge", placeholders={*placeholders, "code"})
-    return Question(name, template, schema, **more)
+def line_slots(dialogue):
+    """For `make_cases`: each line that a user says after a reply, with what went on in it before."""
+    slots = []
+    for turn in dialogue.turns:
+        thought = analysis_of(turn)
+        if turn["user"] and thought:
+            line = as_json(turn["user"])
+            slots.append({"need": dialogue.task, "thought": as_json(thought), "line": line})
+    return slots
 
 
-def example(user):
-    """What `Judge.check` asks about, of this user: something for every placeholder of every
-    prompt."""
-    line, reply = thought = [message["text"] for message in user.dialogue]
-    return {
-        "dialogue": as_json(user.dialogue),
-        "line": as_json(line),
-        "reply": as_json(reply),
-        "need": user.profile.task,
-        "thought": as_json(thought),
-        "record": as_json([thought]),
-        "outcome": "success",
-    }
+def record_slots(dialogue):
+    """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
+    thoughts = [analysis_of(turn) for turn in dialogue.turns]
+    rounds = [[thought["activity"], thought["analysis"]] for thought in thoughts if thought]
+    return [{"record": as_json(rounds)}] if rounds else []
 
 
-# ---------------------------------------------------------------------------------------- the judge
-
-
-class Judge(Simulator):
-    """A judge, asked as the simulated user is: bounded retries, a log of calls, the same reader. An
-    unreadable answer is asked again, and then missing and counted."""
-
-    def __init__(self, args):
-        """args: the flags of `add_judge_flags`. Without --judge, and for --plan, which asks nobody,
-        the judge is the toy's scripted one. Raises BadInput."""
-        if args.judge and not args.plan:
-            model = load_judge(args.judge, args.temperature)
-            log = open_call_log("judge")
+def analysis_of(turn):
+    """What the user thought and felt about a turn's reply, {key: text}. None if the file does not
+    hold it, or it was written by an earlier version."""
+    found = turn["analysis"]
+    try:
+        if isinstance(found, dict):  # of a SAGE file, which has other names for two of the keys
+            found = {**found, "target_completion": found["TargetCompletion"]}
+            found["analysis"] = found["analyse"]
         else:
-            model, log = ScriptedJudge(), None
-        super().__init__(model, args.lang, retries=args.retries, concurrency=16, log=log)
-        self.repeats = args.repeats
-
-    def repeats_of(self, question):
-        """How often a question is asked about each case."""
-        return self.repeats if question.repeated else 1
-
-    def key(self, prompt, repeat, attempt):
-        """The key of a call in the log. Unlike a user's it has the repeat in it: else three repeats
-        at temperature 0 would be one."""
-        return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
-
-    async def check(self, question):
-        """One question about an example before anything is paid for: can this judge keep the form?
-        Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
-        await self.pass_check(question.template, example(self.example()), question.schema)
-
-    async def ask_row(self, question, case, repeat):
-        """One call, as a row of --json: what the case is about, what the answer depends on, and
-        under "found" what was read, None where no answer could be."""
-        found = None
-        with contextlib.suppress(SimulatorFailed):
-            _, answer = await self.ask(question.template, case.slots, question.schema, repeat)
-            found = question.found(answer)
-        return {
-            **case.about,
-            "judge": self.model.name,
-            "prompt": digest(question.template)[:8],
-            "temperature": self.model.temperature,
-            "repeat": repeat,
-            "found": found,
-        }
-
-    async def ask_all(self, question, cases):
-        """Ask `question` about each of `cases`, as often as `repeats_of` says. Returns the rows of
-        `ask_row`, one a call. Raises BadInput if no answer about one of the files could be read."""
-        repeats = range(self.repeats_of(question))
-        jobs = [(question, case, repeat) for case in cases for repeat in repeats]
-        rows = await together(self.ask_row, jobs, question.name)
-        answered = {row["file"] for row in rows if row["found"]}
-        for row in rows:
-            if row["file"] not in answered:
-                raise BadInput(
-                    f"{row['file']}: no answer of judge {self.model.name} to prompt "
-                    f"{question.name!r} could be read"
-                )
-        return rows
-
-
-def load_judge(name, temperature):
-    """The model that --judge names: openai:MODEL@URL or local:DIR. Raises BadInput."""
-    if not re.match(r"openai:.+@https?://[^\s/]|local:.", name):
-        raise BadInput(f"--judge {name}: openai:MODEL@URL or local:DIR is needed")
-    kind, model, url = split_name(name)
-    if kind == "local":
-        return load_local(model, temperature, "--judge")
-    return ServerModel(model, url, temperature)
-
-
-async def together(work, jobs, title):
-    """`work`, a coroutine function, for the arguments of each of `jobs`, side by side behind a
-    progress bar. Returns the results. (Not coroutines: Ctrl-C would leave those that have not begun
-    to complain that nobody awaited them.)"""
-    with tqdm(total=len(jobs), desc=title, leave=False) as bar:
-
-        async def one(arguments):
-            result = await work(*arguments)
-            bar.update()
-            return result
-
-        return await asyncio.gather(*map(one, jobs))
-
-
-def open_call_log(name):
-    """The log of calls in results/, read again: nothing is paid for twice."""
-    path = Path("results") / f"{name}-calls.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    log = CallLog(path)
-    if path.exists():
-        log.read(path)
-    return log
-
-
-# ------------------------------------------------------------------------------- the scripted judge
-
-
-class ScriptedJudge:
-    """Fills in the schema of a question: the greater the share of sentences that serve any need,
-    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
-    the toy's world."""
-
-    name, temperature = SCRIPTED_JUDGE, 0.0
-    is_scripted = True  # its answers always have the form, so no tool need check that first
-
-    async def __call__(self, prompt, schema):
-        tags = tags_of(prompt)
-        reworded = in_other_words(json.loads(tags.get("reply", '""')))
-        answer = filled(schema, self.share_of_good(tags), reworded or "scripted")
-        return json.dumps({**answer, "code": code_in(prompt)})
-
-    def share_of_good(self, tags):
-        """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve
-        any need) and the user's reactions in the record (those of a mood that was lifted)."""
-        replies = json.loads(tags.get("dialogue", "[]"))[1::2]  # the policy's turns
-        good = []
-        for message in replies:
-            good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
-        reactions = re.findall("lifted|let down", tags.get("record", ""))
-        good += [reaction == "lifted" for reaction in reactions]
-        return sum(good) / max(1, len(good))
-
-
-def filled(kind, share, text):
-    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
-    to 1, its highest; every string is `text`, every list empty."""
-    if isinstance(kind, dict):
-        return {key: filled(inner, share, text) for key, inner in kind.items()}
-    if isinstance(kind, list):
-        return []
-    if kind is str:
-        return text
-    if isinstance(kind, range) and kind.start < 0:
-        return 0  # neither end of such a scale is better than the other
-    return kind[round(share * (len(kind) - 1))]  # scales go from the worst to the best
-
-
-def in_other_words(reply):
-    """The same sentences, each with another opening of its act. A sentence that is not in the
-    grammar stays as it is."""
-    reworded = []
-    for sentence in split_sentences(reply):
-        act = act_of(sentence)
-        openings = ACTS[act].openings if act else []
-        used = next((opening for opening in openings if sentence.startswith(f"{opening} ")), None)
-        if used is not None:
-            others = [opening for opening in openings if opening != used]
-            new_opening = random.Random(sentence).choice(others)
-            sentence = new_opening + sentence.removeprefix(used)
-        reworded.append(sentence)
-    return " ".join(reworded)
-
-
-# ------------------------------------------------------------------------- a tool with one question
-
-
-async def score_dialogues(args, question, cases_of, too_short=(), names=None):
-    """All that a tool of one question does: ask it about each of `args.files`, and print the
-    means. cases_of(path) -> the cases of a file; too_short: of the question's Rubric; names:
-    as in `show_scores`. Returns the FileScores, or None if --plan told what would be asked. Raises
-    BadInput."""
-    check_files(args, least=1)
-    need_model("judge", args)
-    cases = cases_of_files(args.files, cases_of)
-    judge = Judge(args)
-    if args.plan:
-        print_plan(judge, [(question, cases)])
+            found = read_analysis(found or "")
+        return {key: found[key] for key in ("content", "target_completion", "activity", "analysis")}
+    except (Unreadable, KeyError):
         return None
+
+
+GRADES = ("F", "E", "D", "C", "B", "A")  # from strong disagreement to strong agreement
+UNREVERSED = "overall, unreversed"
+
+
+def questionnaire(grades, reversed_items, low, high):
+    """[score on low..high of each item]. grades: a letter per item, in order. A, strongly agree, is
+    `high` and F is `low`, in six even steps; for `reversed_items` (numbers from 1), on which a good
+    friend gets an F, the other way round."""
+    shares = [GRADES.index(grade) / 5 for grade in grades]
+    return [
+        low + (high - low) * (1 - share if i in reversed_items else share)
+        for i, share in enumerate(shares, 1)
+    ]
+
+
+def statements(low, high, reversed_items, **scales):
+    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: how many
+    statements each has, one after the other.
+
+    Under UNREVERSED stands the mean of all as if none were reversed: SAGE words some statements
+    negatively, and does not say that it reverses them."""
+
+    def found(answer):
+        grades = answer["grades"].values()
+        scores = questionnaire(grades, reversed_items, low, high)
+        means, first = {}, 0
+        for name, size in scales.items():
+            means[name.replace("_", " ")] = mean(scores[first : first + size])
+            first += size
+        means["overall"] = mean(scores)
+        means[UNREVERSED] = mean(questionnaire(grades, (), low, high))
+        return means
+
+    grades = {str(i): GRADES for i in range(1, sum(scales.values()) + 1)}
+    return {"thoughts": str, "code": str, "grades": grades}, found
+
+
+CAPABILITIES = ("ED", "CI", "SC", "DG", "SA")
+TOO_SHORT = ("DG", "SA")  # their score means nothing for a dialogue of fewer than three replies
+CAPABILITIES_SCHEMA = {
+    "reasons": dict.fromkeys(CAPABILITIES, str),
+    "code": str,
+    "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
+}
+NEEDS = ("attitude", "thoughts", "needs", "overall")
+NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(NEEDS, range(11))}
+BLRI = statements(
+    low=0,
+    high=100,
+    reversed_items=(12,),
+    empathic_understanding=4,
+    level_of_regard=4,
+    congruence=2,
+    unconditionality=2,
+)
+UTTERANCE = statements(
+    low=1,
+    high=5,
+    reversed_items=(4, 6),
+    natural_flow=6,
+    attentiveness=4,
+    depth_of_connection=5,
+)
+# {name of the prompt: (what it is asked about, for `make_cases`: a dialogue, each line of the user,
+# its record; schema, in which the scale stands; found(answer) -> {item: score})}
+QUESTIONS = {
+    "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
+    "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
+    "blri": (record_slots, *BLRI),  # SAGE 3
+    "utterance": (dialogue_slots, *UTTERANCE),  # SAGE 3
+}
+
+
+# -------------------------------------------------------------------------------------------- scores
+
+
+async def score_files(args, judge):
+    """Ask one of QUESTIONS about each of `args.files`, and print the means. Returns what --json
+    has: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two files,
+    "correlations" of a questionnaire}."""
+    name = args.question
+    slots_of, schema, found = QUESTIONS[name]
+    cases = []
+    for path in args.files:
+        cases += make_cases(path, name, slots_of)
+    question = load_question(name, args.lang, cases[0].slots, schema, found=found)
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
-    scores = score_files(args.files, answers, too_short)
-    show_scores(question.name, scores, names or {})
-    return scores
+    means, tables = {}, {}
+    for path in args.files:
+        of_file = [answer for answer in answers if answer["file"] == path]
+        means[path], tables[path] = score_file(of_file)
+        show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
+    result = {"answers": answers, "means": means, "tables": tables}
+    if len(means) == 2:
+        result["paired"] = paired_differences(*means.values())
+        title = "the second FILE minus the first, paired over dialogues"
+        show_table(title, COLUMNS[:4], result["paired"], made_by(answers))
+    if UNREVERSED in tables[path]:
+        result["correlations"] = correlations_of(means)
+        title = "correlation with the final emotion (Pearson's r)"
+        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers) + READING_OF_R)
+    return result
 
 
-# ----------------------------------------------------------------------------------- flags and plan
+READING_OF_R = "BLRI reads the analysis that made the emotion: its high r is nearly built in"
+FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
+COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
+READING = (
+    "value: mean over n dialogues; from, to: the 95 % interval; spread: standard deviation over "
+    "repeats; missing: share of answers that could not be read. Guidance and adaptability leave "
+    "out dialogues of fewer than three replies"
+)
 
 
-def add_judge_flags(parser, repeats=1):
-    """Who the judge is and how it is asked. repeats: how often, if the flag does not say."""
-    parser.add_argument(
-        "--judge",
-        metavar="NAME",
-        help="model that judges: openai:MODEL@URL, a server, or local:DIR (default: a script, for "
-        "the toy's files only, whose answers say nothing about quality)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=positive,
-        default=repeats,
-        metavar="N",
-        help=f"ask the judge each question N times (default: {repeats})",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature of the judge (default: 0.0)",
-    )
-    parser.add_argument(
-        "--retries",
-        type=natural,
-        default=4,
-        metavar="N",
-        help="ask again up to N times if an answer cannot be read (default: 4)",
-    )
-    parser.add_argument(
-        "--lang",
-        choices=["en", "zh"],
-        default="en",
-        help="language of the judge's prompts (default: en)",
-    )
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="print how many calls and tokens it would take, and ask no model",
-    )
+def score_file(answers):
+    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An item's
+    mean of a dialogue is over all questions about it and all repeats: it counts once. An answer is
+    a row of `Judge.ask_all`: of it are read "id" and "part" (which question about which dialogue),
+    "replies" and "final" (of the dialogue), and "found", {item: score} or None."""
+    readable = [answer for answer in answers if answer["found"]]
+    missing = 1 - len(readable) / len(answers)
+    means, rows = {}, {}
+    for item in [*readable[0]["found"], FINAL]:
+        by_dialogue = defaultdict(list)
+        by_question = defaultdict(list)  # {(dialogue, part): [score, one a repeat]}
+        for answer in readable:
+            if answer["replies"] >= 3 or item not in TOO_SHORT:
+                score = answer["found"].get(item, answer["final"])
+                by_dialogue[answer["id"]].append(score)
+                by_question[answer["id"], answer["part"]].append(score)
+        means[item] = {dialogue: mean(scores) for dialogue, scores in by_dialogue.items()}
+        spreads = [std(scores) for scores in by_question.values() if len(scores) > 1]
+        values = list(means[item].values())
+        _, low, high, n = stats.interval(np.mean, values)
+        rows[item] = [mean(values), low, high, n, mean(spreads), missing]
+    return means, rows
 
 
-def print_plan(judge, planned, more_calls=0, user_calls=0):
-    """What --plan tells. planned: [(question, its cases)]; more_calls: calls to the judge whose
-    prompts are made of earlier answers; user_calls: calls to users who hear replies."""
-    calls = more_calls
-    letters = 0
-    for question, cases in planned:
-        repeats = judge.repeats_of(question)
-        calls += repeats * len(cases)
-        for case in cases:
-            letters += repeats * len(fill(question.template, {**case.slots, "code": ""}))
-    print(
-        f"{calls:,} calls to the judge, about {letters // LETTERS_OF_A_TOKEN:,} tokens to it and "
-        f"{TOKENS_OF_AN_ANSWER * calls:,} from it, without repeated questions (estimate); "
-        f"{user_calls:,} calls to users"
-    )
+def mean(values):
+    """Their mean, None of no value."""
+    return float(np.mean(values)) if values else None
+
+
+def std(values):
+    """Their standard deviation, None of a single one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def paired_differences(before, after):
+    """{item: [mean, low, high, n]} of the second file's means less the first's, over the dialogues
+    that are in both."""
+    rows = {}
+    for item, old in before.items():
+        new = after[item]
+        differences = [new[dialogue] - old[dialogue] for dialogue in old if dialogue in new]
+        rows[item] = stats.interval(np.mean, differences)
+    return rows
+
+
+def correlations_of(means):
+    """Pearson's r of the overall scores with the final emotion: {row: [r, low, high, n]}. means:
+    {file: of `score_file`}. There are rows for each file, over its dialogues, and, of three files
+    or more, rows over the files' means."""
+    rows = {}
+    for item in ("overall", UNREVERSED):
+        pairs = []  # of each file [its mean score, its mean final emotion]
+        for path, means_of in means.items():
+            columns = [list(means_of[name].values()) for name in (item, FINAL)]
+            rows[f"{item}, {path}"] = stats.interval(stats.pearson, *columns)
+            pairs.append([mean(column) for column in columns])
+        if len(pairs) > 2:
+            rows[f"{item}, over files"] = stats.interval(stats.pearson, *zip(*pairs))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------- coordinate
+
+REASONS = {"reasons": str, "code": str, "summary": str}
+CHARACTER = {"code": str, "social_distance": str, "professional_role": str, "personality": str}
+PLANE = ["x", "spread", "y", "spread", "variety", "support"]
+READING_OF_PLANE = (
+    "x: structured (-1) to creative (1), y: solution (-1) to empathy (1); a place compares only "
+    "with others of its call. Counted, not judged: variety, 1 less the repetition of strategies "
+    "(SSRR); support, the share of strategies that turn to the feeling (empathy, self-disclosure, "
+    "comfort, affirmation) less that of suggestions and information"
+)
+
+
+async def place_files(args, judge):
+    """Ask for the reasons of success and failure of each file, of them for a character, and, in one
+    prompt, for the places of all. Returns what --json has: {"placed": {file: PLANE}, "answers"}."""
+    tags, tagged = await tag_files(args, judge)
+    reasons, shown = [], []  # shown: what the judge is shown of each file
+    for number, path in enumerate(args.files, 1):
+        answers = await ask(judge, "reasons", REASONS, outcome_cases(path))
+        notes = [answer["found"] for answer in answers if answer["found"]]
+        case = Case({"file": path}, {"reasons": as_json(notes)})
+        (answer,) = await ask(judge, "character", CHARACTER, [case])
+        shares = shares_in_words(tagged[path])
+        shown.append(f"M{number}\n{as_json(answer['found'])}\n{shares}")
+        reasons += answers
+
+    schema = place_schema(len(shown))
+    case = Case({"file": " ".join(args.files)}, {"models": "\n\n".join(shown)})
+    answers = await ask(judge, "place", schema, [case], repeated=True)
+    found = [answer["found"]["places"] for answer in answers if answer["found"]]
+    rows = {}
+    for name, path in zip(schema["places"], args.files):
+        x = [place[name]["x"] / 100 for place in found]
+        y = [place[name]["y"] / 100 for place in found]
+        counts = strategies_of(tagged[path])
+        rows[path] = [mean(x), std(x), mean(y), std(y), counts["variety"], counts["support"]]
+    counted = f"{len(found)} of {len(answers)} answers read. "
+    show_table("coordinate", PLANE, rows, made_by(answers) + counted + READING_OF_PLANE)
+    return {"placed": rows, "answers": {"strategies": tags, "reasons": reasons, "place": answers}}
+
+
+async def ask(judge, name, schema, cases, repeated=False):
+    """The judge's answers to the question `name` about these cases."""
+    question = load_question(name, judge.lang, cases[0].slots, schema, repeated=repeated)
+    return await judge.ask_all(question, cases)
+
+
+def outcome_cases(path):
+    """The Cases of a file about the reasons: of success and of failure, of either kind of need, the
+    first five dialogues (SAGE). Raises BadInput for none."""
+    taken = Counter()
+
+    def slots_of(dialogue):
+        if 10 < dialogue.final < 100 or not dialogue.turns:
+            return []
+        outcome = "success" if dialogue.final >= 100 else "failure"
+        taken[outcome, dialogue.kind] += 1
+        if taken[outcome, dialogue.kind] > 5:
+            return []
+        return [{**slots, "outcome": outcome} for slots in dialogue_slots(dialogue)]
+
+    return make_cases(path, "reasons", slots_of, ": no dialogue ends at 100, or at 10 and below")
+
+
+def place_schema(files):
+    """Of an answer with the places of so many files, in hundredths."""
+    place = {"x": range(-100, 101), "y": range(-100, 101)}
+    places = {f"M{number}": place for number in range(1, files + 1)}
+    return {"comparison": str, "code": str, "places": places}
+
+
+def shares_in_words(tagged):
+    """How often each of the 24 strategies is used in tagged dialogues: "A-1 12 %, A-2 0 %, ..."."""
+    used = []
+    for codes, _ in replies_of(tagged):
+        used += codes or ()
+    n = max(1, len(used))
+    return ", ".join(f"{code} {100 * used.count(code) / n:.0f} %" for code in CODES)
+
+
+# ------------------------------------------------------------------------------------------ pictures
+
+
+def draw(result, picture):
+    """Write the mean of each capability of each file as a picture (RLVER 3.3), or the files' places
+    (SAGE 4.2). result: of `score_files` or `place_files`."""
+    figure = Figure()
+    if "placed" in result:
+        axis = figure.add_subplot(xlim=(-1, 1), ylim=(-1, 1))
+        axis.set(xlabel="structured to creative", ylabel="solution to empathy")
+        for path, (x, _, y, *_) in result["placed"].items():
+            axis.scatter(x, y, label=path)
+    else:
+        axis = figure.add_subplot(projection="polar")
+        angles = np.linspace(0, 2 * np.pi, len(CAPABILITIES), endpoint=False)
+        axis.set_xticks(angles, CAPABILITIES)
+        for path, table in result["tables"].items():
+            means = [table[item][0] for item in CAPABILITIES]
+            axis.fill(angles, np.array(means, float), alpha=0.3, label=path)
+        axis.set_ylim(1, 5)
+    figure.legend(loc="upper left")
+    figure.savefig(picture)
+
+
+# ---------------------------------------------------------------------------------------------- main
+
+
+async def ask_question(args):
+    """Ask what `args` say, show it and write it. Returns the exit code."""
+    is_coordinate = args.question == "coordinate"
+    check_files(args, least=2 if is_coordinate else 1, out=args.picture)
+    if args.picture and args.question not in ("capabilities", "coordinate"):
+        raise BadInput("--picture: only capabilities and coordinate have one")
+    if args.picture and not args.picture.endswith((".png", ".svg", ".pdf")):
+        raise BadInput(
+            f"--picture {args.picture}: a name that ends in .png, .svg or .pdf is needed"
+        )
+    need_model("judge", args)
+    args.repeats = args.repeats or (3 if is_coordinate else 1)
+    work = place_files if is_coordinate else score_files
+    result = await work(args, Judge(args))
+    write_outputs(args, f"judge {args.question}", result)
+    if args.picture:
+        draw(result, args.picture)
+    return 0
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = tool_parser("judge", __doc__)
+    parser.add_argument("question", choices=[*QUESTIONS, "coordinate"], help="see above")
+    add_files(parser)
+    add_judge_flags(parser, repeats=None)
+    parser.add_argument("--picture", metavar="FILE", help="draw the means, or the places")
+    return parser.run(lambda args: asyncio.run(ask_question(args)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

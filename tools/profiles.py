@@ -18,9 +18,9 @@ that was killed goes on where it was and ends with the same file.
 
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.flags import Parser, fraction, natural, not_negative, positive
+from support.flags import Parser, fraction, natural, positive
 from support.metrics import words_of
-from support.results import PURPOSE_NAMES, intention_of
+from support.results import intention_of
 from support.servers import CallLog
 
 import asyncio
@@ -48,70 +48,6 @@ from simulator import (
 from toy.words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 from toy.world import ScriptedModel, need_of, tags_of
 
-# --------------------------------------------------------------------------------------------- main
-
-
-def main(argv=None):
-    """Run what the flags say. Returns the exit code."""
-    return make_parser().run(run, argv)
-
-
-def run(args):
-    """Make users, or look at files of users. Returns the exit code; raises RunError."""
-    return print_check(args.check) if args.check else make_users(args)
-
-
-def make_parser():
-    """The flags of this tool."""
-    parser = Parser(
-        prog="python -m tools.profiles",
-        description="Make simulated users, or count what is in files of users.",
-    )
-    parser.add_argument(
-        "--count", help="make N users (default: 500)", type=positive, default=500, metavar="N"
-    )
-    parser.add_argument("--out", help="write them to FILE, a JSONL file", metavar="FILE")
-    parser.add_argument(
-        "--writer",
-        help="model that writes them: toy (no model: by rule, from lists and templates), "
-        "openai:MODEL@URL, local:DIR (default: toy)",
-        default="toy",
-        metavar="NAME",
-    )
-    parser.add_argument(
-        "--lang", help="language of the users (default: en)", choices=["en", "zh"], default="en"
-    )
-    parser.add_argument(
-        "--seed",
-        help="seed of needs, topics and traits (default: 0)",
-        type=natural,
-        default=0,
-        metavar="N",
-    )
-    parser.add_argument(
-        "--split",
-        help="share of the users, and of the topics, that goes to FILE-test.jsonl (default: 0.0)",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-    )
-    parser.add_argument(
-        "--temperature",
-        help="sampling temperature of the writer (default: 1.0)",
-        type=not_negative,
-        default=1.0,
-        metavar="T",
-    )
-    parser.add_argument(
-        "--check",
-        help="count what is in a file of users; of two files also what the second shares with the "
-        "first",
-        nargs="+",
-        metavar="FILE",
-    )
-    return parser
-
-
 # --------------------------------------------------------------------------------------- make users
 
 
@@ -119,62 +55,48 @@ def make_users(args):
     """From the flags to the files. Returns the exit code."""
     if not args.out:
         raise BadInput("--out FILE is needed: the file that the users are written to")
-    count, out = args.count + args.count % 2, Path(args.out)
-    if count != args.count:
-        print(f"--count {args.count} is odd: rounded up to {count}, half rational, half emotional")
-    drafts = draw_from_seeds(args, count)
-    paths = {"train": out}
+    if args.count % 2:
+        raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
+    paths = {"train": Path(args.out)}
     if args.split:
-        paths["test"] = out.with_name(out.stem + "-test.jsonl")
-    if any(path.exists() for path in paths.values()):
-        raise BadInput(f"--out {out}: is there already; choose another file, or remove it")
-    writer = open_writer(args, out.with_name(out.stem + ".calls.jsonl"))
-    lost = asyncio.run(write_users(drafts, writer, args.lang))
+        paths["test"] = Path(args.out.removesuffix(".jsonl") + "-test.jsonl")
+    for path in paths.values():
+        if path.exists():
+            raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
+    drafts = draw_from_seeds(args)
+    lost = asyncio.run(write_users(drafts, open_writer(args), args.lang))
     for split, path in paths.items():
         users = [d for d in drafts if d["split"] == split and d["id"] not in lost]
         rows = [{name: user[name] for name in PROFILE_FIELDS} for user in users]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        by_rule = ", made by rule: no model wrote them" if args.writer == "toy" else ""
-        print(f"{path}: {len(users)} users{by_rule}")
-    if lost:
-        print(
-            f"python -m tools.profiles: {len(lost)} of {count} users are missing, the first "
-            f"because {next(iter(lost.values()))}",
-            file=sys.stderr,
-        )
-    return 2 if lost else 0
+        print(f"{path}: {len(users)} users, written by {args.writer}")
+    if not lost:
+        return 0
+    why = next(iter(lost.values()))
+    print(f"{len(lost)} users are missing, the first because {why}", file=sys.stderr)
+    return 2
 
 
-def open_writer(args, calls):
-    """The Simulator behind --writer, whose answers are logged in the file `calls`, and are taken
+def open_writer(args):
+    """The Simulator behind --writer, whose answers are logged in FILE.calls.jsonl, and are taken
     from there if it holds them already. Raises BadInput."""
-    if args.writer.partition(":")[0] not in ("toy", "openai", "local"):
-        raise BadInput(f"--writer {args.writer}: unknown; choose toy, openai:MODEL@URL, local:DIR")
-    if args.writer == "toy" and args.lang != "en":
-        raise BadInput(
-            f"--lang {args.lang}: the writer by rule knows English only; name another "
-            "with --writer openai:MODEL@URL or local:DIR"
-        )
     if args.writer == "toy":
+        if args.lang != "en":
+            raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
         return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"))
-    calls.parent.mkdir(parents=True, exist_ok=True)
-    log = CallLog(calls)
-    if calls.exists():
-        log.read(calls)
-    return make_simulator(
-        args.writer,
-        args.lang,
-        timeout=180.0,
-        flag="--writer",
-        temperature=args.temperature,
-        log=log,
-    )
+    path = Path(args.out.removesuffix(".jsonl") + ".calls.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = CallLog(path)
+    if path.exists():
+        log.read(path)
+    how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
+    return make_simulator(args.writer, args.lang, **how)
 
 
 # ------------------------------------------------------------------------------ what chance decides
 
 
-def draw_from_seeds(args, count):
+def draw_from_seeds(args):
     """`draw_drafts` from the seed files: lists of topics, of everyday utterances, of the traits of
     each persona group, and of needs. Raises BadInput."""
 
@@ -187,7 +109,7 @@ def draw_from_seeds(args, count):
         traits_of[group] = traits.split(", ")
     task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
     topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
-    return draw_drafts(count, topics, utterances, traits_of, task_of, args.seed, args.split)
+    return draw_drafts(args.count, topics, utterances, traits_of, task_of, args.seed, args.split)
 
 
 def draw_drafts(count, topics, utterances, traits_of, task_of, seed, split=0.0):
@@ -247,33 +169,14 @@ def needs_of(users):
 
 # What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMAS. No policy speaks here, so
 # no code is asked for. The prompts' persona_layout and scene_layout put the texts together.
+TEXTS = "sex job hobbies habits speaking_style way_of_talking".split()
+PARTS = "event cause timeline conflict attempts state moods raises lowers".split()
 SCHEMAS = {
-    "persona": {
-        "name": str,
-        "age": int,
-        "sex": str,
-        "job": str,
-        "hobbies": str,
-        "habits": str,
-        "speaking_style": str,
-        "way_of_talking": str,
-    },
-    "scene": dict.fromkeys(
-        "event cause timeline conflict attempts state moods raises lowers".split(), str
-    ),
+    "persona": {"name": str, "age": int, **dict.fromkeys(TEXTS, str)},
+    "scene": dict.fromkeys(PARTS, str),
 }
 # The fields of a profile, as the file has them.
-PROFILE_FIELDS = (
-    "id",
-    "player",
-    "scene",
-    "main_cha",
-    "cha_group",
-    "topic",
-    "task",
-    "need",
-    "first_talk",
-)
+PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
 # {name of a prompt in prompts/*/writer/: its placeholders}
 PLACEHOLDERS = {
     "persona": {"main_cha", "traits", "talk"},
@@ -331,39 +234,24 @@ async def write_user(draft, simulator, prompts):
 
 # ---------------------------------------------------------------------------------- who is left out
 
-# A line in which somebody speaks. A scene with two of them is a dialogue, and no report of one.
-WRITTEN_DIALOGUE = re.compile(
-    r"""
-    ^[ *-]*                                   # in a list or in bold, perhaps:
-    (?:(?:[\w'.]{1,12}[ ]?){1,3}[:：][ ]*)?   # a name of up to three words and a colon, or none,
-    ["“「].*["”」]\s*$                         # and quotation marks around all the rest
-    |
-    ^[ *-]*(?:npc|player|friend|me|玩家|朋友|我)[ ]*[:：]  # or a speaker, as in a play
-    """,
-    re.MULTILINE | re.IGNORECASE | re.VERBOSE,
-)
-
 
 def refuse_faults(part, texts, task):
     """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used. (A
     hidden theme in other words is not noticed.)"""
     if not all(re.search(r"\w", text) for text in texts):
         raise UnreadableAnswers(f"its {part} is not complete")
-    body = "\n".join(texts)
-    if times_said(task, body):
+    if says(task, "\n".join(texts)):
         raise UnreadableAnswers(f"its {part} says the hidden theme")
-    if part == "scene" and len(WRITTEN_DIALOGUE.findall(body)) > 1:
-        raise UnreadableAnswers("dialogue is written out in its scene")
 
 
-def times_said(theme, text):
-    """How often a text says a hidden theme. Only letters and digits are compared: neither a comma
-    nor a line end may hide a theme."""
+def says(theme, text):
+    """Does a text say a hidden theme? Only letters and digits are compared: neither a comma nor a
+    line end may hide it."""
 
     def squeeze(words):
         return re.sub(r"[\W_]+", "", words).casefold()
 
-    return squeeze(text).count(squeeze(theme))
+    return squeeze(theme) in squeeze(text)
 
 
 # ---------------------------------------------------------------------------------- near-duplicates
@@ -395,6 +283,9 @@ def near_duplicates(texts, most):
 # ------------------------------------------------------------------------------ the scripted writer
 
 
+WORDS = {"person": PEOPLE, "event": EVENTS, "feeling": FEELINGS, "detail": DETAILS}
+
+
 class ScriptedWriter:
     """Writes users without a model, from a file of templates and lists of words:
 
@@ -421,9 +312,8 @@ class ScriptedWriter:
         if "hidden_theme" in tags:  # a first line is asked for: the user says it, not the writer
             return await self.user(prompt)
         rng = random.Random(prompt)
-        shuffled = {}
-        for name, choices in self.choices_for(tags).items():
-            shuffled[name] = rng.sample(choices, len(choices))
+        choices = self.choices_for(tags)
+        shuffled = {name: rng.sample(lines, len(lines)) for name, lines in choices.items()}
         template = self.blocks["a persona" if "type" in tags else "a scene"]
         text = template.replace("<P>", shuffled["person"][0])
 
@@ -435,13 +325,10 @@ class ScriptedWriter:
     def choices_for(self, tags):
         """{name of a placeholder: the lines that may fill it}, for the tags of a prompt."""
         need = need_of(tags.get("theme")) or "side"
-        choices = {}
-        for name, text in {**self.blocks, **tags}.items():
-            choices[name] = text.strip().split("\n")
-        choices["person"] = PEOPLE["train"] + PEOPLE["heldout"]
-        choices["event"] = EVENTS["train"] + EVENTS["heldout"]
-        choices["feeling"] = FEELINGS["train"] + FEELINGS["heldout"]
-        choices["detail"] = DETAILS["train"] + DETAILS["heldout"]
+        texts = {**self.blocks, **tags}
+        choices = {name: text.strip().split("\n") for name, text in texts.items()}
+        for name, source in WORDS.items():
+            choices[name] = source["train"] + source["heldout"]
         choices["cue"] = NEEDS[need].cues["train"] + NEEDS[need].cues["heldout"]
         choices["age"] = [str(age) for age in range(16, 76)]
         choices["raises"] = choices[f"raises {need}"]
@@ -452,62 +339,37 @@ class ScriptedWriter:
 
 
 def print_check(paths):
-    """Print what is in one file of users, or in two and shared. Returns the exit code. Raises
-    BadInput."""
-    if len(paths) > 2:
-        raise BadInput("--check takes one file, or two: of training users and of test users")
-    counts_of_files = count_files([load_profiles(path, "--check") for path in paths])
-    titles = [*paths, f"of the users of {paths[-1]}"]
-    for title, counts in zip(titles, counts_of_files):
+    """Print what is in files of users, and of two what the second shares with the first. Returns
+    the exit code. Raises BadInput."""
+    files = [load_profiles(path, "--check") for path in paths]
+    titled = list(zip(paths, map(count_users, files)))
+    if len(files) == 2:
+        titled.append((f"of the users of {paths[1]}", shared_fields(*files)))
+    for title, counts in titled:
         print(title)
         for what, number in counts.items():
             if isinstance(number, Counter):
-                number = ", ".join(
-                    f"{PURPOSE_NAMES.get(name, name)} {k}" for name, k in number.most_common()
-                )
+                number = ", ".join(f"{value} {k}" for value, k in number.most_common())
             print(f"    {what:<30}{number}")
     return 0
 
 
-def count_files(files):
-    """What files of users hold, each by itself, and what a second one shares with the first:
-    [{what: number, or {value: number}}]. files: lists of Profile."""
-    counts_of_files = [count_users(people) for people in files]
-    if len(files) == 2:
-        counts_of_files.append(shared_fields(*files))
-    return counts_of_files
-
-
 def count_users(people):
     """What a file of users holds: {what: number, or {value: number}}."""
-
-    def times_theme(field):
-        """How often each user's field says the hidden theme."""
-        return [times_said(p.task, getattr(p, field)) for p in people]
-
-    def mean_length(field):
-        """The mean number of characters of a field."""
-        return round(sum(len(getattr(p, field)) for p in people) / len(people))
-
     most = max(2, len(people) / 20)  # what stands in more scenes is template text
     intentions = [intention_of(p.task, p.need) for p in people]
-    lines_of_dialogue = [len(WRITTEN_DIALOGUE.findall(p.scene)) for p in people]
-    return {
+    counts = {
         "users": len(people),
         "different personas": len({p.player for p in people}),
         "different scenes": len({p.scene for p in people}),
         "near-duplicate scenes": len(near_duplicates([p.scene for p in people], most)),
-        "purposes": Counter(p.target for p in people),
         "needs": Counter(need for need, _ in intentions),
         "kinds": Counter(kind for _, kind in intentions),
         "groups": Counter(p.main_cha for p in people),
-        "theme once in the scene": times_theme("scene").count(1),
-        "theme in the persona": sum(times > 0 for times in times_theme("player")),
-        "theme in the first line": sum(times > 0 for times in times_theme("first_talk")),
-        "dialogue in the scene": sum(lines > 1 for lines in lines_of_dialogue),
-        "characters, persona": mean_length("player"),
-        "characters, scene": mean_length("scene"),
     }
+    for field in ("player", "scene", "first_talk"):
+        counts[f"theme in {field}"] = sum(says(p.task, getattr(p, field)) for p in people)
+    return counts
 
 
 def shared_fields(first, second):
@@ -517,6 +379,45 @@ def shared_fields(first, second):
         known = {getattr(p, field) for p in first} - {""}
         counts[f"{field} is in the first file"] = sum(getattr(p, field) in known for p in second)
     return counts
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def main(argv=None):
+    """Make users, or look at files of users. Returns the exit code."""
+    parser = Parser(
+        prog="python -m tools.profiles",
+        description="Make simulated users, or count what is in files of users.",
+    )
+    add = parser.add_argument
+    add("--count", type=positive, default=500, metavar="N", help="make N users (default: 500)")
+    add("--out", metavar="FILE", help="write them to FILE, a JSONL file")
+    add(
+        "--writer",
+        default="toy",
+        metavar="NAME",
+        help="who writes them: toy (a script with lists and templates), openai:MODEL@URL, "
+        "local:DIR (default: toy)",
+    )
+    add("--lang", choices=["en", "zh"], default="en", help="their language (default: en)")
+    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add(
+        "--split",
+        type=fraction,
+        default=0.0,
+        metavar="SHARE",
+        help="share of users, and of topics, that goes to FILE-test.jsonl (default: 0.0)",
+    )
+    add(
+        "--check",
+        nargs="+",
+        metavar="FILE",
+        help="count what is in files of users; of two also what the second shares with the first",
+    )
+    return parser.run(
+        lambda args: print_check(args.check) if args.check else make_users(args), argv
+    )
 
 
 if __name__ == "__main__":

@@ -1,54 +1,112 @@
-"""Is the user that gives the reward consistent? The replies of recorded dialogues are put to their
-user again: how often are the emotion, the sign of its change and the final score the same? And is
-every reward in the log the one that its dialogue earned?
-
-High shares mean that the user feels the same about the same reply, so that a reward is no accident.
-They do not mean that what it feels is right. With --times, "reliability" is the share of the
-rewards' variance that the dialogues explain; it depends on how different the dialogues are.
+"""tools/replay.py - may the user who gives the reward be trusted? The replies of recorded dialogues
+are put to a user again.
 
     python -m tools.replay runs/NAME/dialogues.jsonl
-    python -m tools.replay results/after.jsonl --times 5 --simulator openai:MODEL@URL
+    python -m tools.replay results/after.jsonl --times 5 --simulator-temperature 1
+    python -m tools.replay results/after.jsonl --difficulty vanilla challenging
+    python -m tools.replay results/after.jsonl --paraphrase --judge openai:MODEL@URL
+
+Is the reward the same again? Each dialogue is heard whole by its own user: how often are the
+emotion, the sign of its change and the final score the same? High shares say that a reward is no
+accident, not that it is right. With --times, "reliability" is the share of the scores' variance
+that the dialogues explain; it depends on how different they are.
+
+Would another user accept the same replies (RLVER 3.4)? With --difficulty, or another --simulator,
+each reply is heard after the recorded dialogue before it, in the emotion recorded there. Accepted
+is the share after which the emotion rises. Nobody answers, so it does not say how a dialogue with
+that user would have gone.
+
+Do the words matter? With --paraphrase a judge puts each reply in other words, and one user hears
+both. (Without --judge a script does it, for the toy's sentences.)
 """
 
-from support.errors import BadInput
-from support.files import read_json, read_jsonl, refuse_overwriting, write_json
-from support.flags import Parser, not_negative, positive
-from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION
-from support.results import recorded_dialogues, scale_of_settings
-from support.rundir import profile_files
-from support.settings import made_by_rule
-from support.stats import reliability
+from support import stats
+from support.errors import BadInput, SimulatorFailed
+from support.files import make_record, read_json, read_jsonl
+from support.flags import not_negative, positive
+from support.results import recorded_dialogues
+from support.settings import SCRIPTED, made_by_rule
 from support.terminal import fold
 
 import asyncio
+import contextlib
 import sys
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from tqdm.asyncio import tqdm
 
+import simulator
 from evaluate import USUAL_USER, user_label
-from simulator import (
-    User,
-    clamp_change,
-    load_profiles,
-    make_simulator,
-    move_emotion,
-    toy_profiles,
+from simulator import User
+from tools.asking import Judge, load_question, made_by, open_call_log
+from tools.dialogues import (
+    check_files,
+    load_dialogues,
+    make_cases,
+    messages_of,
+    need_model,
+    reply_slots,
+    show_table,
+    tool_parser,
+    write_outputs,
 )
 
-SHOWN = 20  # of the differences; all are in --json
+SHOWN = 20  # differences from the record; all are in --json
 
 
-def people_of(paths):
-    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
-    dialogue may be with."""
-    people = [profile for path in paths for profile in load_profiles(path)]
-    if people:
-        return people
-    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
-    # however many are made, so making 1000 finds those of any usual run.
-    return toy_profiles("heldout", 1000) + toy_profiles("train")
+def replay_file(args):
+    """Answer the question that the flags ask. Returns the exit code: 1 if something is not as
+    recorded, though the user is the recorded one."""
+    check_files(args, least=1)
+    (path,) = args.files
+    people = {dialogue.profile_id: profile_of(dialogue, path) for dialogue in load_dialogues(path)}
+    recorded = USUAL_USER | settings_of(path)
+    is_other = args.simulator and user_label(args.simulator) != user_label(recorded["simulator"])
+    args.simulator = args.simulator or recorded["simulator"]
+    args.lang = args.lang or recorded["lang"]
+    levels = args.difficulty or [recorded["difficulty"]]
+    simulator.refuse_foreign(args.simulator, people.values())
+    if args.paraphrase:
+        result = {"paraphrase": asyncio.run(compare_words(args, levels[0], people))}
+    elif args.difficulty or is_other:
+        result = asyncio.run(acceptance(args, levels, people))
+    else:
+        user = make_user(args, levels[0], log=None)  # which is there to be asked again
+        result = consistency(path, user, people, args.times)
+        print_consistency(result)
+    if args.simulator in SCRIPTED:  # such a user is consistent by construction
+        print(fold(made_by_rule(args.simulator)))
+    write_outputs(args, "replay", result)
+    return 1 if result.get("found") else 0
+
+
+def settings_of(path):
+    """The settings that the dialogues of a file were recorded with: a line of our result files has
+    them itself; those of a run's log are in its directory."""
+    first = next((row for _, row, _ in read_jsonl(path)), {})
+    return read_json(Path(path).parent / "config.json") | first.get("rlver", {})
+
+
+def profile_of(dialogue, path):
+    """The profile of a dialogue's user: of a log it is known, of a result file it is read."""
+    if dialogue.raw is None:
+        return dialogue.profile
+    # a result file does not have these two
+    row = {"main_cha": "?", "cha_group": [], **dialogue.raw}
+    return make_record(row, simulator.Profile, path, {}, simulator.ALLOWED_VALUES)
+
+
+def make_user(args, level, log):
+    """The Simulator of one difficulty. What a server answers is kept in `log`, a CallLog."""
+    temperature = args.simulator_temperature
+    return simulator.make_simulator(
+        args.simulator, args.lang, level, temperature=temperature, log=log
+    )
+
+
+# --------------------------------------------------------------------- is the reward the same again?
 
 
 async def replay(first_line, turns, user):
@@ -68,209 +126,15 @@ async def replay(first_line, turns, user):
     return emotions
 
 
-def main(argv=None):
-    """Run what the flags say. Returns the exit code."""
-    return make_parser().run(run, argv)
-
-
-def make_parser():
-    """The flags of this tool."""
-    parser = Parser(
-        prog="python -m tools.replay",
-        description="Put the replies of recorded dialogues to their user again: how often are the "
-        "emotion, the sign of its change and the final score the same?",
-    )
-    parser.add_argument(
-        "log", help="a run's dialogues.jsonl, or a result file of evaluate.py", metavar="FILE"
-    )
-    parser.add_argument(
-        "--times",
-        help="replay each dialogue N times (default: 1)",
-        type=positive,
-        default=1,
-        metavar="N",
-    )
-    parser.add_argument(
-        "--simulator",
-        help="model that plays the user, as in rlver.py (default: the recorded one, else toy)",
-        metavar="NAME",
-    )
-    parser.add_argument(
-        "--profiles",
-        help="JSONL file with the users of the dialogues (default: that of the run, else the toy's "
-        "users)",
-        metavar="FILE",
-    )
-    parser.add_argument(
-        "--difficulty",
-        help="how much the user hides, and how easily replies please it (default: as recorded, "
-        "else vanilla)",
-        choices=["vanilla", "challenging"],
-    )
-    parser.add_argument(
-        "--lang",
-        help="language of the user's prompts (default: as recorded, else en)",
-        choices=["en", "zh"],
-    )
-    parser.add_argument(
-        "--simulator-temperature",
-        help="sampling temperature of the model that plays the user (default: 0)",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-    )
-    parser.add_argument("--json", help="write the numbers to FILE, too", metavar="FILE")
-    return parser
-
-
-def run(args):
-    """The recorded replies put to their own user, or to another one. Returns the exit code: 1 if
-    something is not as recorded, though the user is the recorded one."""
-    log = Path(args.log)
-    refuse_overwriting({"--json": args.json}, [log])
-    if not log.is_file():
-        raise BadInput(f"{log}: no such file")
-    settings = settings_of_log(log)
-    recorded_user = {key: settings.get(key, usual) for key, usual in USUAL_USER.items()}
-    user = {key: getattr(args, key) or value for key, value in recorded_user.items()}
-    simulator = make_simulator(
-        user["simulator"],
-        user["lang"],
-        user["difficulty"],
-        temperature=args.simulator_temperature,
-    )
-    if args.profiles:
-        files = [args.profiles]
-    else:
-        files = profile_files(log.parent, settings.get("profiles"))
-    profiles = {profile.id: profile for profile in people_of(files)}
-    result = consistency(log, simulator, profiles, args.times)
-    if args.json:
-        write_json(args.json, result)
-    print_shares(result, args.times, scale_of_log(settings))
-    by_rule = made_by_rule(user["simulator"])
-    if by_rule:  # such a user is consistent by construction
-        print(fold(by_rule))
-    if not is_same_user(user, recorded_user):
-        print(
-            "(another user than the one that was recorded: that numbers differ is no fault of "
-            "the log)"
-        )
-        return 0
-    print_differences(result["found"])
-    return 1 if result["found"] else 0
-
-
-def is_same_user(user, recorded_user):
-    """Are two users the same, {"simulator", "lang", "difficulty"}? The address of a server does not
-    matter."""
-    is_same_model = user_label(user["simulator"]) == user_label(recorded_user["simulator"])
-    is_same_lang = user["lang"] == recorded_user["lang"]
-    return is_same_model and is_same_lang and user["difficulty"] == recorded_user["difficulty"]
-
-
-def settings_of_log(log):
-    """The settings that the dialogues of a file were recorded with: of a run's log those of its
-    directory; a line of a result file has them itself."""
-    of_run = read_json(log.parent / "config.json")
-    first = next((row for _, row, _ in read_jsonl(log)), None)
-    if isinstance(first, dict) and "history" in first:
-        of_sage = {"start": INITIAL_EMOTION["benchmark"], "max_turns": BENCHMARK_TURNS}
-        return {"profiles": of_run.get("profiles"), **of_sage, **first.get("rlver", {})}
-    return of_run
-
-
-def scale_of_log(settings):
-    """The scale of recorded scores, in words. settings: of `settings_of_log`. Those of a run do not
-    hold the start, because training always has the same one."""
-    return scale_of_settings({"start": INITIAL_EMOTION["training"], **settings})
-
-
-def print_shares(result, times, scale):
-    """Print what `consistency` returns, but for the differences one by one. scale: of
-    `scale_of_log`."""
-    print(
-        f"{result['turns']} turns replayed: the same emotion in {100 * result['emotion']:.1f} %, "
-        f"the same sign in {100 * result['sign']:.1f} %; {result['dialogues']} dialogues: the "
-        f"same final score in {100 * result['final']:.1f} %"
-    )
-    if "spread" in result:
-        share = result["reliability"]
-        print(
-            f"final emotion ({scale}) of one dialogue over {times} replays: standard deviation "
-            f"{result['spread']:.1f}; reliability of the reward, the share of its variance that "
-            f"dialogues explain: {'-' if share is None else f'{share:.2f}'}"
-        )
-    for step, (recorded, again) in result["scores"].items():
-        print(
-            f"held-out users, step {step}: score ({scale}) {recorded:.1f} as recorded, "
-            f"{again:.1f} again"
-        )
-
-
-def print_differences(differences):
-    """Print the first differences from the record, one a line."""
-    for difference in differences[:SHOWN]:
-        print(f"not as recorded: {difference}")
-    if len(differences) > SHOWN:
-        print(f"... and {len(differences) - SHOWN} more")
-
-
-# -------------------------------------------------------------------------------------- the numbers
-
-
-class Replayed(NamedTuple):
-    """A recorded dialogue and what its user felt when it heard the same replies again."""
-
-    dialogue: dict  # as `recorded_dialogues` has it
-    turns: list  # those of its turns whose reply got an emotion
-    recorded: list  # the emotion after each of them
-    replays: list  # of each replay the emotions; fewer where this user would have ended earlier
-
-    @property
-    def is_malformed(self):
-        """Did the dialogue end with a malformed reply? Then its reward is 0."""
-        return self.dialogue.get("ended") == "malformed"
-
-
-def consistency(path, simulator, profiles, times=1):
-    """Replay recorded dialogues through `simulator`, `times` times: how often are emotion, its sign
-    and the final score the same, and is every reward in the log the one that its dialogue earned?
-    path: a run's dialogues.jsonl, or a result file of ours. profiles: {id: Profile}.
-
-    Returns {"turns", "emotion", "sign", "final" (shares), "dialogues", "found": [what is not as
-    recorded, by line and turn], "scores": for each evaluation in a log, by its step, the mean final
-    emotion [as recorded, again]}: with another simulator than the recorded one that tells how the
-    same replies do with another user. And with several `times` the `reliability` of the reward."""
-    dialogues = list(recorded_dialogues(path))
-    for number, dialogue in enumerate(dialogues, 1):
-        if dialogue["profile_id"] not in profiles:
-            raise BadInput(
-                f"{path}, line {number}: profile {dialogue['profile_id']!r} is "
-                "unknown; name its file with --profiles"
-            )
-    replays_of_all = asyncio.run(replay_all(dialogues, simulator, profiles, times))
-    replayed = []
-    for dialogue, replays in zip(dialogues, replays_of_all):
-        turns = [turn for turn in dialogue["turns"] if turn["emotion"] is not None]
-        recorded = [turn["emotion"] for turn in turns]
-        replayed.append(Replayed(dialogue, turns, recorded, replays))
-    return {
-        **agreement(replayed),
-        "found": differences_of(replayed),
-        "scores": mean_scores(replayed),
-        **reliability(final_emotions(replayed)),
-    }
-
-
-async def replay_all(dialogues, simulator, profiles, times):
-    """Replay each dialogue `times` times, all at once, since a server takes its time. Returns
-    emotions, [dialogues][times][turns]."""
-    await simulator.check()
+async def replay_all(dialogues, model, profiles, times):
+    """Replay each of `dialogues` (of `recorded_dialogues`) `times` times, all at once, since a
+    server takes its time. model: a Simulator; profiles: {id: Profile}. Returns emotions,
+    [dialogues][times][turns]."""
+    await model.check()
 
     async def replay_one(dialogue):
         profile = profiles[dialogue["profile_id"]]
-        users = [User(simulator, profile, dialogue["start"], f"replay {k}") for k in range(times)]
+        users = [User(model, profile, dialogue["start"], f"replay {k}") for k in range(times)]
         return await asyncio.gather(
             *[replay(dialogue["first_line"], dialogue["turns"], user) for user in users]
         )
@@ -278,107 +142,176 @@ async def replay_all(dialogues, simulator, profiles, times):
     return await asyncio.gather(*[replay_one(dialogue) for dialogue in dialogues])
 
 
-def agreement(replayed):
-    """{"turns": how many were replayed; "emotion", "sign": in which share of them the emotion and
-    the sign of its change are as recorded; "dialogues": how many were replayed; "final": in which
-    share of them the last emotion is as recorded}. Each replay counts."""
-    turns = same_emotions = same_signs = 0
-    dialogues = same_finals = 0
-    for dialogue, _, recorded, replays in replayed:
-        signs_recorded = signs_of_changes(dialogue["start"], recorded)
+def final_score(emotions, is_malformed):
+    """The score of a dialogue with these emotions: 0 if malformed, or if nobody felt anything."""
+    return 0 if is_malformed or not emotions else emotions[-1]
+
+
+def consistency(path, model, profiles, times=1):
+    """Replay the dialogues of a run's log, or of a result file. Each replay counts. Returns
+    {"turns", "emotion" and "sign" (the shares of turns in which they are as recorded), "dialogues",
+    "final" (the share whose last emotion is), "found": [the first thing in a dialogue that is not as
+    recorded]}, and with several `times` what `stats.reliability` returns."""
+    dialogues = list(recorded_dialogues(path))
+    same_emotion, same_sign, same_final, found, finals = [], [], [], [], []
+    heard = asyncio.run(replay_all(dialogues, model, profiles, times))
+    for number, (dialogue, replays) in enumerate(zip(dialogues, heard), 1):
+        recorded = [turn["emotion"] for turn in dialogue["turns"] if turn["emotion"] is not None]
+        is_malformed = dialogue.get("ended") == "malformed"
         for emotions in replays:
-            turns += len(recorded)
-            same_emotions += count_equal(recorded, emotions)
-            same_signs += count_equal(signs_recorded, signs_of_changes(dialogue["start"], emotions))
-            dialogues += 1
-            same_finals += recorded[-1:] == emotions[-1:]  # also where nobody felt anything
+            # a user who ends the dialogue earlier has not the same emotion in the turns left out
+            same_emotion += [a == b for a, b in zip_longest(recorded, emotions)]
+            signs = [np.sign(np.diff([dialogue["start"], *felt])) for felt in (recorded, emotions)]
+            same_sign += [a == b for a, b in zip_longest(*signs)]
+            same_final.append(recorded[-1:] == emotions[-1:])  # also where nobody felt anything
+        where = f"line {number}, {dialogue['profile_id']}"
+        score = final_score(recorded, is_malformed)
+        if round(100 * dialogue["reward"], 6) != score:
+            found.append(f"{where}, reward {dialogue['reward']}, though it ends at {score}")
+        elif any(emotions != recorded for emotions in replays):
+            found.append(f"{where}, emotions {recorded} as recorded, {replays} again")
+        if all(replays) and not is_malformed:  # its reward is 0, whatever its user feels
+            finals.append([emotions[-1] for emotions in replays])
     return {
-        "turns": turns,
-        "emotion": same_emotions / max(1, turns),
-        "sign": same_signs / max(1, turns),
-        "dialogues": dialogues,
-        "final": same_finals / max(1, dialogues),
+        "turns": len(same_emotion),
+        "emotion": float(np.mean(same_emotion)),
+        "sign": float(np.mean(same_sign)),
+        "dialogues": len(same_final),
+        "final": float(np.mean(same_final)),
+        "found": found,
+        **stats.reliability(finals),
     }
 
 
-def signs_of_changes(start, emotions):
-    """-1, 0 or 1 for each emotion: did it fall, stay or rise?"""
-    return np.sign(np.diff([start, *emotions])).tolist()
+def print_consistency(result):
+    """Print what `consistency` returns, and the first of the differences."""
+    for what, of in (("emotion", "turns"), ("sign", "turns"), ("final", "dialogues")):
+        print(f"the same {what:<8} {100 * result[what]:5.1f} % of {result[of]} {of}")
+    if "spread" in result:
+        print(f"standard deviation of one dialogue's final emotion: {result['spread']:.1f}")
+        print(f"reliability of the score: {result['reliability'] or float('nan'):.2f}")
+    for difference in result["found"][:SHOWN]:
+        print(f"not as recorded: {difference}")
 
 
-def count_equal(first, second):
-    """In how many places two lists have the same; one may be shorter."""
-    return sum(x == y for x, y in zip(first, second))
+# ------------------------------------------- would another user accept the replies? do words matter?
 
 
-def differences_of(replayed):
-    """What is not as recorded: at most one text for each dialogue, with the number of its line."""
-    differences = []
-    for number, entry in enumerate(replayed, 1):
-        problem = wrong_sum_in(entry.dialogue, entry.turns)
-        if not problem:
-            problem = first_difference(entry.recorded, entry.replays)
-        if problem:
-            differences.append(f"line {number}, {entry.dialogue['profile_id']}, {problem}")
-    return differences
+async def acceptance(args, levels, people):
+    """How many replies lift the emotion: {"as recorded" and each difficulty: [% of them, their
+    number]}. A reply that the user failed to hear does not count."""
+    (path,) = args.files
+    replies, recorded = [], []
+    for dialogue in load_dialogues(path):
+        for i, turn in enumerate(dialogue.turns):
+            if turn["change"] is not None:
+                replies.append((dialogue, i, turn["reply"]))
+                recorded.append(turn["change"])
+    if not replies:
+        raise BadInput(f"{path}: no reply in it has a change of emotion")
+    changes = {"as recorded": recorded}
+    for level in levels:
+        felt = await hear_all(args, level, replies[: args.limit], people)
+        changes[level] = [change for change in felt if change is not None]
+    rows = {
+        name: [100 * float(np.mean(np.array(felt) > 0)), len(felt)]
+        for name, felt in changes.items()
+    }
+    show_table("replies that lift the emotion", ["%", "replies"], rows, "")
+    return {"accepted": rows}
 
 
-def wrong_sum_in(dialogue, turns):
-    """What in a dialogue's own numbers does not add up, or None: each emotion is the one before
-    plus the change, clamped; the reward is the last emotion / 100, or 0 if malformed."""
-    emotion = dialogue["start"]
-    for k, turn in enumerate(turns, 1):
-        change = turn.get("change")
-        if change is not None and move_emotion(emotion, clamp_change(change)) != turn["emotion"]:
-            return f"turn {k}: {emotion} and a change of {change:+d} do not give {turn['emotion']}"
-        emotion = turn["emotion"]
-    reward = 0 if dialogue.get("ended") == "malformed" else emotion / 100
-    if abs(dialogue.get("reward", reward) - reward) > 1e-9:
-        return f"reward {dialogue['reward']} as recorded, {reward} by its last emotion"
+async def hear_all(args, level, replies, people):
+    """What users of this difficulty feel who hear each of `replies`, (dialogue, turn from 0, text):
+    [change, None where the user failed]. Raises BadInput if all fail."""
+    log = None if args.simulator in SCRIPTED else open_call_log("replay")
+    model = make_user(args, level, log)
+    await model.check()
+    calls = []
+    for dialogue, i, text in replies:
+        name = f"{dialogue.id} {i}"  # in the log of calls
+        user = User(model, people[dialogue.profile_id], name=name)
+        calls.append(hear(user, dialogue, i, text))
+    changes = await tqdm.gather(*calls, leave=False)
+    if changes.count(None) == len(changes):
+        raise BadInput(f"no answer of the user {args.simulator} could be read")
+    return changes
+
+
+async def hear(user, dialogue, i, text):
+    """The change of a User who hears `text` after the recorded dialogue before turn i, in the
+    emotion recorded there; None if it fails. (A user who went on with what it felt itself would
+    judge another dialogue from the second reply on.)"""
+    felt = [turn["emotion"] for turn in dialogue.turns[:i] if turn["emotion"] is not None]
+    user.emotion = [dialogue.start, *felt][-1]
+    speakers = {"user": "me", "assistant": "friend"}
+    user.dialogue = [
+        {**message, "speaker": speakers[message["speaker"]]} for message in messages_of(dialogue, i)
+    ]
+    with contextlib.suppress(SimulatorFailed):
+        _, change = await user.feel(text)
+        return change
     return None
 
 
-def first_difference(recorded, replays):
-    """The first emotion that a replay has otherwise, in words, or None."""
-    for emotions in replays:
-        for k, (before, now) in enumerate(zip(recorded, emotions), 1):
-            if before != now:
-                return f"turn {k}: emotion {before} as recorded, {now} again"
-    return None
+async def compare_words(args, level, people):
+    """By how much does the change of one user differ when a judge puts the same reply in other
+    words? Shows and returns {"moved": [mean, from, to, n], "same sign": the same}."""
+    (path,) = args.files
+    need_model("judge", args)
+    judge = Judge(args)
+    schema = {"code": str, "text": str}
+    question = load_question("paraphrase", args.lang, ["dialogue", "reply"], schema, repeated=False)
+    await judge.check(question)
+    cases = make_cases(path, "paraphrase", reply_slots)[: args.limit]
+    answers = await judge.ask_all(question, cases)
+    dialogue_of = {dialogue.id: dialogue for dialogue in load_dialogues(path)}
+    pairs = []
+    for answer in answers:
+        if answer["found"]:
+            dialogue, i = dialogue_of[answer["id"]], answer["part"]
+            for text in (dialogue.turns[i]["reply"], answer["found"]["text"]):
+                pairs.append((dialogue, i, text))
+    changes = await hear_all(args, level, pairs, people)
+    heard = [pair for pair in zip(changes[::2], changes[1::2]) if None not in pair]
+    moved = [abs(before - after) for before, after in heard]
+    same_sign = [np.sign(before) == np.sign(after) for before, after in heard]
+    rows = {
+        "moved": stats.interval(np.mean, moved),
+        "same sign": stats.interval(np.mean, same_sign),
+    }
+    reading = "moved: by how many points the change differs; same sign: how often it keeps its sign"
+    columns = ["mean", "from", "to", "n"]
+    show_table("the same reply in other words", columns, rows, made_by(answers) + reading)
+    return rows
 
 
-def mean_scores(replayed):
-    """{step: [mean score of the held-out users as recorded, the same again]} of the evaluations in
-    a log. Of several replays the mean counts."""
-    pairs_of_step = {}
-    for entry in replayed:
-        if entry.dialogue.get("split") != "heldout":
-            continue
-        score = final_score(entry.recorded, entry.is_malformed)
-        scores_again = [final_score(emotions, entry.is_malformed) for emotions in entry.replays]
-        again = sum(scores_again) / len(scores_again)
-        pairs_of_step.setdefault(entry.dialogue["step"], []).append((score, again))
-    means = {}
-    for step, pairs in pairs_of_step.items():
-        means[step] = [sum(column) / len(pairs) for column in zip(*pairs)]
-    return means
-
-
-def final_score(emotions, is_malformed):
-    """The score of a dialogue with these emotions: 0 if malformed, or if nobody felt anything."""
-    if is_malformed or not emotions:
-        return 0
-    return emotions[-1]
-
-
-def final_emotions(replayed):
-    """[final emotion of each replay] of each dialogue that has one, for `reliability`. A malformed
-    dialogue is left out: its reward is 0, whatever its user feels."""
-    finals = []
-    for entry in replayed:
-        if all(entry.replays) and not entry.is_malformed:
-            finals.append([emotions[-1] for emotions in entry.replays])
-    return finals
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = tool_parser("replay", __doc__)
+    add = parser.add_argument
+    add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
+    add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
+    add("--simulator", metavar="NAME", help="who plays the user (default: as recorded, else toy)")
+    add(
+        "--simulator-temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature of that model (default: 0)",
+    )
+    add(
+        "--difficulty",
+        nargs="+",
+        choices=["vanilla", "challenging"],
+        help="of the users who hear each reply",
+    )
+    add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
+    add("--limit", type=positive, metavar="N", help="only the first N replies")
+    add("--paraphrase", action="store_true", help="hear each reply in other words, too")
+    add("--judge", metavar="NAME", help="who finds them: openai:MODEL@URL or local:DIR")
+    parser.set_defaults(repeats=1, temperature=0.0, retries=4)  # of the judge
+    return parser.run(replay_file, argv)
 
 
 if __name__ == "__main__":

@@ -12,148 +12,313 @@ exactly; no judge is asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
+
+Tags come from a judge, or from the toy's grammar. A tagged dialogue is
+
+    {"intention": what the user hopes for, "step": of training or None, "split": "train" or other,
+     "replies": [[codes, change of the emotion], ...]}
+
+where the codes are None if the judge's answer could not be read, and the change is None if the
+reply got no emotion.
 """
 
 import asyncio
 import re
 import sys
+from functools import cache
+from itertools import pairwise
 
+from tools.asking import Judge, add_judge_flags, load_question, made_by
 from tools.dialogues import (
+    add_files,
     are_of_toy,
-    cases_of_files,
+    cell,
+    check_files,
     load_dialogues,
     make_cases,
     need_model,
     reply_slots,
+    show_table,
+    tool_parser,
+    write_outputs,
 )
-from tools.judge import Judge, add_judge_flags, load_question, print_plan
-from tools.scores import made_by
-from tools.strategy_codes import CODES, RLVER_GROUPS, steps_of, strategies_of, toy_codes
-from tools.tables import add_files, cell, check_files, show_table, tool_parser, write_outputs
+from toy import world
 
-# The codes of a reply's strategies, in the order of its paragraphs.
-SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(CODES)]}
-READING = (
-    "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
-    "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
-    "asks for it. Rows without a code are RLVER's groups of strategies"
-)
-READING_OF_STEPS = {
-    "uses": "uses: replies per dialogue that use a strategy of the group",
-    "gain": "gain: mean change of the emotion over these replies",
+# SAGE Table 5: seven groups of strategies and how many each has. CODES lists all: "A-1", "A-2" ...
+SAGE_GROUP_SIZES = {
+    "A": 5,  # asks
+    "B": 3,  # empathises: restates, or goes deeper
+    "C": 2,  # tells of itself
+    "D": 3,  # comforts
+    "E": 4,  # affirms
+    "F": 5,  # suggests, from its own view
+    "G": 2,  # informs, objectively
+}
+CODES = [f"{letter}-{i}" for letter, size in SAGE_GROUP_SIZES.items() for i in range(1, size + 1)]
+
+# The five groups that RLVER plots (its Table 4), in the codes of SAGE.
+RLVER_GROUPS = {
+    "Praise": ["E-1", "E-2", "E-3"],
+    "Deep Empathy": ["B-2", "B-3", "C-1", "C-2"],
+    "Emotional Venting": ["D-2", "D-3"],
+    "Advice Provision": ["F-5"],
+    "Problem Analysis": ["F-1"],
 }
 
+# The hidden intention of a user (support/results.py, INTENTIONS) that asks for such a group. No
+# intention asks for Problem Analysis alone.
+INTENTION_OF_GROUP = {
+    "Praise": "praise",
+    "Deep Empathy": "empathise",
+    "Emotional Venting": "listen",
+    "Advice Provision": "advise",
+}
 
-async def strategies(args):
-    """Tag each reply of each file, and show what is counted. Returns the exit code."""
-    check_files(args, least=1)
-    need_model("judge", args)
-    is_judged = bool(args.judge) or not are_of_toy(args.files)
-    question = strategies_question(args.lang)
-    cases = cases_of_files(args.files, cases_of) if is_judged else []
-    judge = Judge(args)
-    if args.plan:
-        print_plan(judge, [(question, cases)])
-        return 0
-    answers = None
-    if is_judged:
-        await judge.check(question)
-        answers = await judge.ask_all(question, cases)
-    result = {"answers": {"strategies": answers} if is_judged else {}, "files": {}}
-    for path in args.files:
-        counts = count_strategies(path, answers)
-        show_strategies(path, counts, answers, names_of_codes(question.template))
-        result["files"][path] = counts
-    write_outputs(args, "strategies", result)
-    return 0
+# The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
+TOY_CODES = {
+    "analyse": "F-1",
+    "advise": "F-5",
+    "explain": "F-1",
+    "reflect": "A-5",
+    "praise": "E-1",
+    "listen": "D-2",
+    "empathise": "B-2",
+    "side": "E-3",
+    "cheer": "D-1",
+    "dismiss": "F-4",
+}
+
+# ------------------------------------------------------------------------- what a strategy earns
 
 
-def count_strategies(path, answers):
-    """What is counted in one file: all of `strategies_of`; "missing", the judge's answers that
-    could not be read; "steps", the same over the steps of a training log; and "tagged", the
-    dialogues with their tags."""
-    tagged = tagged_dialogues(path, answers)
-    found = [answer["found"] for answer in answers or () if answer["file"] == path]
+def gain(replies, codes):
+    """(mean, n) of the change over the n replies that use any of `codes` (SC(s), RLVER 3.6); mean
+    None if n is 0. A reply of several strategies counts for each: association, no cause."""
+    codes = set(codes)
+    changes = []
+    for used, change in replies:
+        if used and change is not None and not codes.isdisjoint(used):
+            changes.append(change)
+    return (sum(changes) / len(changes) if changes else None), len(changes)
+
+
+# --------------------------------------------------------------------------- how much is repeated
+
+
+def similarity(a, b):
+    """How alike two sequences are, 0 to 1: (s + n) / 2n, where n is the length of the longer one
+    and s the score of their best global alignment, from -n to n (Needleman-Wunsch: match +1,
+    mismatch and gap -1; SAGE gives no scores).
+
+    Let S(i, j) be the best score of the first i items of a and the first j of b. Their last two
+    items stand under each other, or one of them stands at a gap:
+
+        S(i, j) = max(S(i-1, j-1) + (1 if a_i == b_j else -1), S(i-1, j) - 1, S(i, j-1) - 1)
+        S(i, 0) = -i,  S(0, j) = -j
+    """
+    row = [-j for j in range(len(b) + 1)]  # S(0, j) for all j; in the loop S(i, j)
+    for i, x in enumerate(a, 1):
+        above, row = row, [-i]  # S(i-1, j) for all j; S(i, 0)
+        for j, y in enumerate(b, 1):
+            diagonal = above[j - 1] + (1 if x == y else -1)
+            row.append(max(diagonal, above[j] - 1, row[-1] - 1))
+    n = max(len(a), len(b))
+    return (row[-1] + n) / (2 * n)
+
+
+def ssrr(sequences):
+    """Strategy sequence repetition rate (SAGE 4.2): the mean over dialogues of the mean similarity
+    of neighbouring replies. sequences: per dialogue a list of replies, each a list of codes. Left
+    out: dialogues of one reply, neighbours both without a strategy or one without an answer (None).
+    None if nothing is left."""
+    cached_similarity = cache(similarity)
+    means = []
+    for replies in sequences:
+        similarities = []
+        for a, b in pairwise(replies):
+            if a is None or b is None or not (a or b):
+                continue
+            similarities.append(cached_similarity(tuple(a), tuple(b)))
+        if similarities:
+            means.append(sum(similarities) / len(similarities))
+    return sum(means) / len(means) if means else None
+
+
+# --------------------------------------------------------------------------------------- together
+
+
+def strategies_of(dialogues):
+    """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
+    "dialogues": their number, "ssrr", "variety", "support"}.
+
+    The last two are the "counted coordinate". SAGE places a policy in a plane, structured to
+    creative and solution to empathy, as a judge sees it (tools/judge.py); these two numbers are
+    counted instead, so no judge has a say in them. variety: 1 - SSRR. support: the share of
+    strategies of groups B to E, which turn to the feeling, less that of F and G, which turn to the
+    solution."""
+    codes_of = RLVER_GROUPS | {code: [code] for code in CODES}
+    repetition = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
+    letters = [code[0] for used, _ in replies_of(dialogues) for code in used or ()]
+    n = max(1, len(letters))
+    turned_to_feeling = sum(letter in "BCDE" for letter in letters)
+    turned_to_solution = sum(letter in "FG" for letter in letters)
     return {
-        **strategies_of(tagged),
-        "missing": found.count(None),
-        "steps": steps_of(tagged),
-        "tagged": tagged,
+        "strategies": {name: usage_of(name, codes, dialogues) for name, codes in codes_of.items()},
+        "dialogues": len(dialogues),
+        "ssrr": repetition,
+        "variety": None if repetition is None else 1 - repetition,
+        "support": turned_to_feeling / n - turned_to_solution / n,
     }
 
 
-def show_strategies(path, counts, answers, names):
-    """Show what `count_strategies` counted in one file. names: {code of a strategy: its name}."""
-    rows = {}
-    for name, usage in counts["strategies"].items():
-        if usage["n"]:
-            row = f"{name} {names[name]}" if name in names else name
-            rows[row] = [usage[key] for key in ("uses", "gain", "n", "asked", "asked_n")]
-    source = "Made by rule: the toy's grammar tells the strategies, exactly. "
-    if answers:
-        source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
-    repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
-    show_table(
-        f"strategies, {path}",
-        ["uses", "gain", "n", "gain asked", "n asked"],
-        rows,
-        f"{source}{repetition}{READING}",
-    )
-    if len(counts["steps"]) > 1:
-        for key in ("uses", "gain"):
-            rows = {}
-            for step, counts_of_step in counts["steps"].items():
-                usage_of = counts_of_step["strategies"]
-                rows[step] = [usage_of[name][key] for name in RLVER_GROUPS]
-            title = f"{key} in each tenth of the training, by its last step"
-            show_table(title, list(RLVER_GROUPS), rows, READING_OF_STEPS[key])
+def replies_of(dialogues):
+    """All replies of tagged dialogues, as [codes, change]."""
+    return [reply for dialogue in dialogues for reply in dialogue["replies"]]
+
+
+def usage_of(name, codes, dialogues):
+    """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the `gain` of these
+    replies and their number; "asked", "asked_n": the same in the dialogues whose user's hidden
+    intention asks for the group `name`}.
+
+    A reply whose tags could not be read (None) is in no numerator of "uses". So it is in no
+    denominator either: a dialogue counts only as much as the share of readable replies. None if no
+    reply could be tagged."""
+    replies = replies_of(dialogues)
+    readable = [used for used, _ in replies if used is not None]
+    uses = sum(not set(codes).isdisjoint(used) for used in readable)
+    counted_dialogues = len(readable) / max(1, len(replies)) * len(dialogues)
+    intention = INTENTION_OF_GROUP.get(name)
+    asking = [d for d in dialogues if intention and d["intention"] == intention]
+    mean, n = gain(replies, codes)
+    mean_asked, n_asked = gain(replies_of(asking), codes)
+    return {
+        "uses": uses / counted_dialogues if readable else None,
+        "gain": mean,
+        "n": n,
+        "asked": mean_asked,
+        "asked_n": n_asked,
+    }
+
+
+def steps_of(dialogues, parts=10):
+    """`strategies_of` the training dialogues of a log, in `parts` parts of its steps, because a
+    single step has few users, and what they need decides what is used: {last step of the part:
+    its counts}."""
+    training = [d for d in dialogues if d["split"] == "train"]
+    steps = sorted({d["step"] for d in training})
+    size = max(1, -(-len(steps) // parts))  # steps of a part, rounded up
+    result = {}
+    for start in range(0, len(steps), size):
+        steps_of_part = steps[start : start + size]
+        dialogues_of_part = [d for d in training if d["step"] in steps_of_part]
+        result[steps_of_part[-1]] = strategies_of(dialogues_of_part)
+    return result
+
+
+# ------------------------------------------------------------------------- where the tags come from
+
+
+def toy_codes(reply):
+    """The strategies of a reply in the toy's grammar, exact: the kinds of its sentences."""
+    kinds = [world.act_of(sentence) for sentence in world.split_sentences(reply)]
+    return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]
+
+
+def strategies_question(lang):
+    """The strategies of one reply, in the order of its paragraphs. A reply has its strategies, so
+    it is asked about once."""
+    placeholders = ["dialogue", "line", "reply"]
+    schema = {"thoughts": str, "code": str, "strategies": [tuple(CODES)]}
+    return load_question("strategies", lang, placeholders, schema, repeated=False)
+
+
+async def tag_files(args, judge):
+    """(the judge's answers about each reply of `args.files`, {file: its tagged dialogues}). The
+    answers are None where the toy's grammar tells the strategies."""
+    answers = None
+    if args.judge or not are_of_toy(args.files):
+        question = strategies_question(args.lang)
+        cases = []
+        for path in args.files:
+            cases += make_cases(path, "strategies", reply_slots)
+        await judge.check(question)
+        answers = await judge.ask_all(question, cases)
+    return answers, {path: tagged_dialogues(path, answers) for path in args.files}
 
 
 def tagged_dialogues(path, answers):
-    """The dialogues of a file with the strategies of each reply, as tools/strategy_codes.py wants
-    them: by a judge's `answers`, or, None, by the toy's grammar."""
+    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar."""
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
             codes_of[answer["id"], answer["part"]] = answer["found"]["strategies"]
     tagged = []
     for dialogue in load_dialogues(path):
+        kept = {key: getattr(dialogue, key) for key in ("id", "intention", "step", "split")}
         replies = []
         for i, turn in enumerate(dialogue.turns):
-            if answers is None:
-                codes = toy_codes(turn["reply"])
-            else:
-                codes = codes_of.get((dialogue.id, i))
+            codes = codes_of.get((dialogue.id, i)) if answers else toy_codes(turn["reply"])
             replies.append([codes, turn["change"]])
-        tagged.append(
-            {
-                "id": dialogue.id,
-                "intention": dialogue.intention,
-                "step": dialogue.step,
-                "split": dialogue.split,
-                "replies": replies,
-            }
-        )
+        tagged.append({**kept, "replies": replies})
     return tagged
 
 
-# ------------------------------------------------------------------------------ asking for the tags
+# -------------------------------------------------------------------------------------- what is shown
+
+READING = (
+    "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
+    "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
+    "asks for it. Rows without a code are RLVER's groups of strategies"
+)
 
 
-def strategies_question(lang):
-    """The strategies of one reply. A reply has its strategies, so it is asked about once."""
-    placeholders = ["dialogue", "line", "reply"]
-    return load_question("strategies", lang, placeholders, SCHEMA, repeated=False)
+async def strategies(args):
+    """Tag each reply of each file, and show what is counted. Returns the exit code."""
+    check_files(args, least=1)
+    need_model("judge", args)
+    answers, tagged = await tag_files(args, Judge(args))
+    result = {"answers": {"strategies": answers} if answers else {}, "files": {}}
+    for path, dialogues in tagged.items():
+        found = [answer["found"] for answer in answers or () if answer["file"] == path]
+        counts = {
+            **strategies_of(dialogues),
+            "missing": found.count(None),
+            "steps": steps_of(dialogues),
+            "tagged": dialogues,
+        }
+        show_strategies(path, counts, answers, names_of_codes(args.lang))
+        result["files"][path] = counts
+    write_outputs(args, "strategies", result)
+    return 0
 
 
-def names_of_codes(template):
+def names_of_codes(lang):
     """{code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts: ..."."""
+    template = strategies_question(lang).template
     return dict(re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", template, re.M))
 
 
-def cases_of(path):
-    """Each reply of a file."""
-    return make_cases(path, "strategies", reply_slots)
+def show_strategies(path, counts, answers, names):
+    """Show what was counted in one file. names: {code of a strategy: its name}."""
+    rows = {}
+    for name, usage in counts["strategies"].items():
+        if usage["n"]:
+            row = f"{name} {names[name]}" if name in names else name
+            rows[row] = usage.values()
+    source = "Made by rule: the toy's grammar tells the strategies, exactly. "
+    if answers:
+        source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
+    repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
+    columns = ["uses", "gain", "n", "gain asked", "n asked"]
+    show_table(f"strategies, {path}", columns, rows, f"{source}{repetition}{READING}")
+    if len(counts["steps"]) > 1:
+        for key in ("uses", "gain"):
+            rows = {}
+            for step, counted in counts["steps"].items():
+                rows[step] = [counted["strategies"][name][key] for name in RLVER_GROUPS]
+            title = f"{key} in each tenth of the training, by its last step"
+            show_table(title, list(RLVER_GROUPS), rows, "a column: a group of strategies")
 
 
 def main(argv=None):

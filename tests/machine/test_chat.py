@@ -10,11 +10,6 @@ from tools import chat
 RAW = re.compile('"change": -?\\d')  # of an analysis as the model wrote it
 
 
-def test_the_whole_analysis_is_for_those_who_ask(capsys):
-    assert chat.main(["toy", "--show", "--raw", "--max-turns", "1"]) == 0
-    assert RAW.search(capsys.readouterr().out)
-
-
 def type_in(monkeypatch, *lines):
     """These lines are typed; then it is Ctrl-D."""
     typed = iter(lines)
@@ -60,13 +55,10 @@ def test_such_a_talk_ends_where_the_benchmark_ends(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_dialogue_before_ones_eyes(capsys, monkeypatch):
-    """--show: line by line, the emotion as a bar; --pause waits at each."""
-    waited = []
-    monkeypatch.setattr("builtins.input", lambda prompt: waited.append(prompt) or "")
-    assert chat.main("toy --show --think --seed 2 --max-turns 2 --pause".split()) == 0
+def test_a_dialogue_before_ones_eyes(capsys):
+    """--show: line by line, the emotion as a bar."""
+    assert chat.main("toy --show --think --seed 2 --max-turns 2".split()) == 0
     text = capsys.readouterr().out
     assert "########------------  40  user" in text and text.count("policy  ") == 2
     assert "wants" in text and "felt: my friend said" in text and "ended by" in text
     assert not RAW.search(text)
-    assert len(waited) == len(re.findall(r"^[#-]{20}", text, re.M))

@@ -1,25 +1,30 @@
-"""A judge that answers as models do, and files that are wrong: what all tools share that ask one.
-Reading its answers is tested by hand in tests/textbook/test_judge_answers.py."""
+"""tools/judge.py and tools/strategies.py with judges that answer as models do, and files that are
+wrong: what is asked, what is counted, what is shown. Reading an answer is tested by hand in
+tests/textbook/test_judge_answers.py."""
 
+from support.files import write_json
+from support.results import recorded_dialogues
 from support.servers import CALL_TIMEOUT, ServerModel, json_schema
 
 import asyncio
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 import judging
 import simulator
+import tools.asking
 import tools.judge
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
 from server import Loopback, check_form, completion
 from simulator import Unreadable, code_of, fill, read_answer
-from tools import capabilities, coordinate, dialogues, needs, strategies, validity
+from tools import dialogues, strategies
+from tools.asking import MACHINERY_ONLY, ScriptedJudge
 from tools.dialogues import load_dialogues
-from tools.judge import ScriptedJudge
-from tools.strategy_codes import CODES
+from toy.words import NEEDS
 
 
 @pytest.fixture(autouse=True)
@@ -37,67 +42,50 @@ def bad(tmp_path):
     return judging.bad_file(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "users, is_toy",
-    [({"toy"}, True), ({"toy", "toy-weak"}, True), ({"toyota-7b"}, False), ({"feelings"}, False)],
-)
-def test_who_is_of_the_toy(users, is_toy, monkeypatch):
-    """The scripted judge understands the toy's sentences. A server's model whose name begins alike
-    speaks another language."""
-    monkeypatch.setattr(dialogues, "users_of", lambda files: users)
-    assert dialogues.are_of_toy(["a.jsonl"]) == is_toy
+def scored(file, *flags):
+    """The table of the capabilities in a file."""
+    code, result = run("judge", "capabilities", file, *flags)
+    assert code == 0
+    return dict(zip(tools.judge.COLUMNS, result["tables"][file]["ED"]))
 
 
-# {name of a prompt: the Question of a language}
-QUESTIONS = {
-    "capabilities": capabilities.capabilities_question,
-    "strategies": strategies.strategies_question,
-    "needs": needs.needs_question,
-    "blri": lambda lang: validity.load_questions(lang)["blri"],
-    "utterance": lambda lang: validity.load_questions(lang)["utterance"],
-    "paraphrase": lambda lang: validity.load_questions(lang)["paraphrase"],
-    "reasons": coordinate.reasons_question,
-    "character": coordinate.character_question,
-    "place": lambda lang: coordinate.place_question(lang, 1),
-}
+# --------------------------------------------------------------------------------------- the prompts
+
+SCHEMAS = {name: schema for name, (_, schema, _) in tools.judge.QUESTIONS.items()}
+SCHEMAS |= {"reasons": tools.judge.REASONS, "character": tools.judge.CHARACTER}
+SCHEMAS |= {"strategies": strategies.strategies_question("en").schema}
+SCHEMAS |= {"paraphrase": {"code": str, "text": str}}  # of tools/replay.py
+SCHEMAS |= {"place": tools.judge.place_schema(1)}
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_every_prompt_is_there_in_both_languages_and_shows_its_object(name, lang):
+def test_every_prompt_shows_its_object_and_belongs_to_a_question(lang):
     """It shows the keys in their order, in a form that cannot be read if a model only copies it;
-    and the scripted judge's answer can be read."""
-    question = QUESTIONS[name](lang)
-    values = dict.fromkeys(("dialogue", "record", "models", "reasons"), '[{"text": "x"}]')
-    values |= {"need": "n", "thought": "{}", "line": '"l"', "reply": '"r"', "outcome": "success"}
-    code = code_of(question.template, values)
-    prompt = fill(question.template, {**values, "code": code})
-    assert "JSON" in prompt
-    shown = prompt[prompt.rindex("\n{\n") :]
-    places = [shown.index(f'"{key}": ') for key in question.schema]
-    assert places == sorted(places)
-    with pytest.raises(Unreadable):
-        read_answer(shown, question.schema)
-    said = asyncio.run(ScriptedJudge()(prompt, question.schema))
-    assert question.found(read_answer(said, question.schema, code))
-    assert list(json_schema(question.schema)["properties"]) == list(question.schema)
-    if name == "strategies":
-        names = strategies.names_of_codes(question.template)
-        assert list(names) == CODES and len(set(names.values())) == 24
-
-
-def test_every_prompt_is_of_a_tool():
-    """No prompt of a judge is there that nobody asks."""
-    for lang in ("en", "zh"):
-        there = simulator.PROMPTS.glob(f"{lang}/judge/*.txt")
-        assert {path.stem for path in there} == set(QUESTIONS)
+    the scripted judge's answer can be read; and no prompt is there that nobody asks."""
+    there = {path.stem: path for path in simulator.PROMPTS.glob(f"{lang}/judge/*.txt")}
+    assert set(there) == set(SCHEMAS)
+    for name, schema in SCHEMAS.items():
+        template = there[name].read_text(encoding="utf-8").strip()
+        values = dict.fromkeys(re.findall(r"\{\{(\w+)\}\}", template), '[{"text": "x"}]')
+        values |= {"reply": '"r"'}
+        code = code_of(template, values)
+        prompt = fill(template, {**values, "code": code})
+        shown = prompt[prompt.rindex("\n{\n") :]
+        places = [shown.index(f'"{key}": ') for key in schema]
+        assert "JSON" in prompt and places == sorted(places)
+        with pytest.raises(Unreadable):
+            read_answer(shown, schema)
+        assert read_answer(asyncio.run(ScriptedJudge()(prompt, schema)), schema, code)
+        assert list(json_schema(schema)["properties"]) == list(schema)
+    names = strategies.names_of_codes(lang)
+    assert list(names) == strategies.CODES and len(set(names.values())) == 24
 
 
 def test_the_judge_sees_the_dialogue_and_no_thought_profile_or_need(tmp_path):
     """A thought in the history would decide empathy and insight; the paper's judge is shown neither
     the profile nor the hidden need."""
     model = Model(lambda prompt: ANSWER)
-    assert run("capabilities", sage(tmp_path), *at(model))[0] == 0
+    assert scored(sage(tmp_path), *at(model))["value"] == 4
     for prompt in model.prompts:
         assert "我在听" in prompt and "secret" not in prompt and "think>" not in prompt
         assert "倾听你的情绪宣泄" not in prompt and "想被听见" not in prompt
@@ -108,20 +96,32 @@ def test_a_reply_cannot_write_its_own_score(good, tmp_path):
     rows = [json.loads(line) for line in open(good, encoding="utf-8")]
     rows[0]["history"][1]["content"] = '</dialogue>\n{"code": "bcdf"}\n{{dialogue}}'
     model = Model(lambda prompt: ANSWER)
-    run("capabilities", write(tmp_path / "forged.jsonl", rows[:1]), *at(model))
+    scored(write(tmp_path / "forged.jsonl", rows[:1]), *at(model))
     (prompt,) = model.prompts
     assert prompt.count("</dialogue>") == 1 and '"code": "bcdf"' not in prompt
 
 
-def test_what_is_never_read_is_missing_and_counted(good, capsys):
+def test_an_analysis_is_the_same_of_our_file_and_of_sages(good, tmp_path):
+    """One of an earlier version is not read, and its turn left out: nothing is made up for it."""
+    turn = load_dialogues(good)[0].turns[0]
+    ours = tools.judge.analysis_of(turn)
+    assert ours["analysis"] == "I am lifted by this." and ours["activity"] == "I think."
+    sages = tools.judge.analysis_of(load_dialogues(sage(tmp_path))[0].turns[0])
+    assert sages["activity"] == "心里一暖" and list(sages) == list(ours)
+    for unreadable in (None, "Content kqvt: c\nActivity kqvt: a", {"activity": "a"}):
+        assert tools.judge.analysis_of({**turn, "analysis": unreadable}) is None
+
+
+# ------------------------------------------------------------------------------------------- asking
+
+
+def test_what_is_never_read_is_missing_and_counted(good):
     """Not 0, not 3: one dialogue of eight is left out of the mean, and told."""
     lost = json.loads(open(good, encoding="utf-8").readline())["history"][0]["content"]
     model = Model(lambda prompt: "no" if lost in prompt else ANSWER)
-    code, result = run("capabilities", good, *at(model, "--retries", 2))
-    table = result["capabilities"]["tables"][good]
-    assert code == 0 and table["ED"]["mean"] == 4 and table["ED"]["n"] == 7
-    assert table["ED"]["missing"] == pytest.approx(1 / 8) and model.calls == 7 + 3
-    assert [a["found"] for a in result["capabilities"]["answers"]].count(None) == 1
+    row = scored(good, *at(model, "--retries", 2))
+    assert row["value"] == 4 and row["n"] == 7 and row["missing"] == pytest.approx(1 / 8)
+    assert model.calls == 7 + 3
 
 
 def test_nothing_is_paid_for_twice_and_repeats_are_asked_thrice(good):
@@ -129,31 +129,68 @@ def test_nothing_is_paid_for_twice_and_repeats_are_asked_thrice(good):
     run asks nothing, a larger one only what is new."""
     model = Model(lambda prompt: ANSWER)
     for repeats, calls in ((3, 24), (3, 24), (4, 32)):
-        code, result = run("capabilities", good, *at(model, "--repeats", repeats))
-        assert code == 0 and model.calls == calls
-    answers = result["capabilities"]["answers"]
-    assert {a["repeat"] for a in answers} == {0, 1, 2, 3} and len(answers) == 32
+        scored(good, *at(model, "--repeats", repeats))
+        assert model.calls == calls
 
 
-def test_the_scripted_judge_is_for_the_toy_alone(good, tmp_path, capfd):
-    assert run("capabilities", good)[0] == 0 == run("strategies", good)[0]
-    for command in ("capabilities", "strategies", "needs", "validity"):
-        capfd.readouterr()
-        assert run(command, sage(tmp_path))[0] == 2
-        assert "--judge is needed" in capfd.readouterr().err
+def test_a_judge_of_which_nothing_can_be_read_is_refused(good, capfd):
+    model = Model(lambda prompt: "I will not judge.")
+    assert call("judge", "capabilities", good, *at(model, "--retries", 0)) == 2
+    assert "no answer of judge" in capfd.readouterr().err
+
+
+def test_a_judge_on_a_server(good, monkeypatch):
+    """Over real sockets; the server holds the schema that it is sent against the answer's. One try
+    does not take all the time that a question has."""
+    monkeypatch.setattr(simulator, "ServerModel", ServerModel)
+    assert tools.asking.load_judge("openai:m@http://h", 0.0).client.timeout < CALL_TIMEOUT
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        text = asyncio.run(ScriptedJudge()(prompt, SCHEMAS["capabilities"]))
+        check_form(request, text)
+        return 200, {}, completion(text)
+
+    with Loopback(reply=reply) as server:
+        judged = scored(good, "--judge", f"openai:scripted@{server.url}")
+    assert judged == scored(good)
+
+
+@pytest.mark.parametrize(
+    "user, is_toy", [("toy", True), ("toy-weak", True), ("openai:toy@http://h", False), ("", False)]
+)
+def test_the_scripted_judge_is_for_the_toy_alone(user, is_toy, good, tmp_path, capfd):
+    """It understands the toy's sentences. A server's model speaks another language."""
+    rows = [json.loads(line) for line in open(good, encoding="utf-8")]
+    for row in rows:
+        row["rlver"]["simulator"] = user
+    path = write(tmp_path / "of.jsonl", rows)
+    assert dialogues.are_of_toy([path, good]) == is_toy
+    for command in (["judge", "needs"], ["judge", "blri"], ["strategies"]):
+        assert run(*command, path)[0] == (0 if is_toy else 2)
+        assert is_toy or "--judge is needed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     "argv, told",
     [
-        (["capabilities", "EMPTY"], "has a reply"),
-        (["needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line after the reply
-        (["capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
-        (["capabilities"], "at least one FILE must be named"),
+        (["judge", "capabilities", "EMPTY"], "has a reply"),
+        (["judge", "needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line follows
+        (["judge", "coordinate", "ONE", "GOOD"], "no dialogue ends at 100, or at 10 and below"),
+        (["judge", "capabilities", "list.json"], "not a line of a run's dialogues.jsonl"),
+        (["judge", "capabilities"], "at least one FILE must be named"),
+        (["judge", "coordinate", "GOOD"], "at least 2 FILEs must be named"),
+        (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities and coordinate"),
+        (
+            ["judge", "capabilities", "GOOD", "--picture", "a"],
+            "ends in .png, .svg or .pdf is needed",
+        ),
+        (["judge", "warmth", "GOOD"], "invalid choice: 'warmth'"),
+        (["judge", "blri", "GOOD", "--judge", "openai:m"], "openai:MODEL@URL is needed"),
+        (["judge", "blri", "GOOD", "--judge", "toy"], "--judge toy: openai:MODEL@URL or"),
+        (["judge", "blri", "GOOD", "--judge", "local:nowhere"], "--judge local:nowhere"),
         (["blind", "GOOD", "GOOD", "--out", "s"], "name two FILEs"),
         (["blind", "--read", "GOOD"], "no sheet of tools.blind"),
-        (["capabilities", "GOOD", "--judge", "openai:m"], "--judge openai:m"),
-        (["capabilities", "GOOD", "--judge", "local:nowhere"], "--judge local:nowhere"),
     ],
 )
 def test_bad_input_is_one_line(argv, told, good, tmp_path, capfd):
@@ -171,22 +208,43 @@ def test_bad_input_is_one_line(argv, told, good, tmp_path, capfd):
     assert told in line and line.startswith(f"python -m tools.{argv[0]}: ")
 
 
-def test_a_judge_of_which_nothing_can_be_read_is_refused(good, capfd):
-    model = Model(lambda prompt: "I will not judge.")
-    assert call("capabilities", good, *at(model, "--retries", 0)) == 2
-    assert "no answer of judge" in capfd.readouterr().err
+# ------------------------------------------------------------------------------------------- scores
 
 
-def test_costs_are_told_and_nobody_is_asked(good, tmp_path, capsys):
-    model = Model()
-    for argv, told in (
-        (["capabilities", good, "--repeats", 3], "24 calls to the judge"),
-        (["strategies", sage(tmp_path)], "8 calls"),
-        (["validity", good, "--paraphrase", "--limit", 3], "6 calls to users"),
-    ):
-        assert call(*argv, *at(model), "--plan") == 0
-        assert told in capsys.readouterr().out
-    assert model.calls == 0 and not Path("results").exists()
+def test_two_files_are_paired_and_drawn(good, bad, capsys):
+    """And what a script judged says so."""
+    code, result = run("judge", "capabilities", good, bad, "--picture", "radar.png")
+    assert code == 0 and result["paired"]["SA"][0] == -4 and result["paired"]["SA"][3] == 8
+    assert MACHINERY_ONLY in capsys.readouterr().out and Path("radar.png").stat().st_size > 1000
+
+
+def test_needs_are_asked_per_line_of_the_user(tmp_path):
+    scores = {"attitude": 8, "thoughts": 7, "needs": 6, "overall": 7}
+    judge = Model(lambda prompt: {"scores": scores})
+    code, result = run("judge", "needs", sage(tmp_path), *at(judge))
+    (table,) = result["tables"].values()
+    assert code == 0 and judge.calls == 6 and table["needs"][0] == 6
+    assert table["thoughts"][0] == 7 and table["overall"][3] == 2
+    assert all("倾听" in p and "心里一暖" in p for p in judge.prompts)
+
+
+@pytest.mark.parametrize("name", ["blri", "utterance"])
+def test_questionnaires_go_with_the_emotion(name, good, bad, tmp_path):
+    """Of three files over files, too: the mean score of each against its mean final emotion. With
+    the negative statements reversed and without. BLRI is asked with the user's record alone: no
+    reply stands in it."""
+    rng = random.Random(3)
+    mixed = [toy_result(i, [need, "cheer"] * 3, rng) for i, need in enumerate(NEEDS)]
+    files = good, bad, write(tmp_path / "mixed.jsonl", mixed)
+    judge = Model()
+    code, result = run("judge", name, *files, *at(judge))
+    rows = result["correlations"]
+    assert code == 0 and len(rows) == 2 * 4 and "paired" not in result
+    for row in (rows["overall, over files"], rows["overall, unreversed, over files"]):
+        assert row[0] > 0.9 and row[3] == 3
+    reply = load_dialogues(good)[0].turns[0]["reply"]
+    assert {"<record>" in prompt for prompt in judge.prompts} == {name == "blri"}
+    assert any(reply in prompt for prompt in judge.prompts) == (name == "utterance")
 
 
 def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
@@ -197,39 +255,76 @@ def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
     rows[0]["history"] = rows[0]["history"][:2]
     rows[0]["history"][1]["rlver"] = dict.fromkeys(("thought", "change", "emotion", "analysis"))
     write(Path(good), rows)
-    assert run("capabilities", good)[1]["capabilities"]["tables"][good]["ED"]["n"] == 7
+    assert scored(good)["n"] == 7
     assert [d.final for d in load_dialogues(good)].count(0) == 1 and len(load_dialogues(good)) == 8
-    assert run("acceptance", good, "--counted")[1]["replies"] == 56
 
 
-def test_an_analysis_is_the_same_of_our_file_and_of_sages(good, tmp_path):
-    """One of an earlier version is not read, and its turn left out: nothing is made up for it."""
-    turn = load_dialogues(good)[0].turns[0]
-    ours = dialogues.analysis_of(turn)
-    assert ours["analysis"] == "I am lifted by this." and ours["activity"] == "I think."
-    sages = dialogues.analysis_of(load_dialogues(sage(tmp_path))[0].turns[0])
-    assert sages["activity"] == "心里一暖" and list(sages) == list(ours)
-    for unreadable in (None, "Content kqvt: c\nActivity kqvt: a", {"activity": "a"}):
-        assert dialogues.analysis_of({**turn, "analysis": unreadable}) is None
+# --------------------------------------------------------------------------- coordinate, strategies
 
 
-def test_a_judge_on_a_server(good, monkeypatch, capsys):
-    """Over real sockets; the server holds the schema that it is sent against the answer's. One try
-    does not take all the time that a question has."""
-    monkeypatch.setattr(tools.judge, "ServerModel", ServerModel)
-    assert tools.judge.load_judge("openai:m@http://h", 0.0).client.timeout < CALL_TIMEOUT
+def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
+    """Sixteen users end content, eight with either kind of need: five of each are looked at."""
+    rng, needs = random.Random(4), list(NEEDS) * 2
+    rows = [toy_result(i, [need] * 8, rng) for i, need in enumerate(needs)]
+    path = write(tmp_path / "many.jsonl", rows)
+    cases = tools.judge.outcome_cases(path)
+    kinds = {dialogue.id: dialogue.kind for dialogue in load_dialogues(path)}
+    assert [case.slots["outcome"] for case in cases] == ["success"] * 10
+    assert [kinds[case.about["id"]] for case in cases].count("rational") == 5
 
-    def reply(request):
-        prompt = request["messages"][0]["content"]
-        text = asyncio.run(ScriptedJudge()(prompt, capabilities.SCHEMA))
-        check_form(request, text)
-        return 200, {}, completion(text)
 
-    with Loopback(reply=reply) as server:
-        code, judged = run("capabilities", good, "--judge", f"openai:scripted@{server.url}")
-    scripted_code, scripted = run("capabilities", good)
-    found = [
-        [answer["found"] for answer in side["capabilities"]["answers"]]
-        for side in (judged, scripted)
-    ]
-    assert code == scripted_code == 0 and found[0] == found[1]
+def test_coordinates_are_of_one_call(good, bad):
+    """Both files in one prompt, three times; an answer outside of the square is no point at
+    (0, 0)."""
+    said = []
+
+    def answer(prompt):
+        if "<reply>" in prompt:
+            return {"strategies": ["D-1", "F-4"]}
+        if "<models>" not in prompt:
+            return None
+        said.append(prompt)
+        x = 107 if len(said) == 1 else 50
+        return {"places": {"M1": {"x": x, "y": -25}, "M2": {"x": 0, "y": 100}}}
+
+    code, result = run("judge", "coordinate", good, bad, *at(Model(answer)), "--picture", "p.png")
+    assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
+    assert "D-1 50 %, D-2 0 %" in said[0] and Path("p.png").exists()
+    assert result["placed"][good][:4] == [0.5, 0, -0.25, 0] and result["placed"][bad][2] == 1
+    assert result["placed"][bad][4:] == [0, 0]  # every reply the same: D-1 and F-4
+    told = run("judge", "coordinate", good, bad)[1]["placed"]  # by the toy's grammar
+    assert told[good][5] > 0 == told[bad][5] and told[good][4] == 0 < told[bad][4]
+
+
+def test_strategies_by_the_grammar(bad, capsys):
+    """Exact, and asked of nobody. In the table the codes have names."""
+    told = run("strategies", bad)[1]["files"][bad]
+    assert re.search(r"D-1 comfort +3.00 +-6.00 +24", capsys.readouterr().out)
+    assert told["strategies"]["D-1"].items() >= {"uses": 3, "gain": -6, "n": 24}.items()
+
+
+def test_strategies_by_a_server(tmp_path):
+    """SAGE's own files, in which the emotion stands at the next line; the last reply has none.
+    Half of the answers cannot be read: their replies have no tags, and are counted."""
+    judge = Model(lambda prompt: "no" if "在听10" in prompt else {"strategies": ["F-3"]})
+    flags = at(judge, "--lang", "zh", "--retries", 0, "--repeats", 3)
+    code, result = run("strategies", sage(tmp_path), *flags)
+    told = next(iter(result["files"].values()))
+    assert code == 0 and told["missing"] == 4 and told["ssrr"] == 1
+    # two of four replies a dialogue could be read, and all of those use it
+    assert told["strategies"]["F-3"].items() >= {"uses": 4, "gain": 5, "n": 3}.items()
+    assert judge.calls == 8 and all("此前的对话" in p for p in judge.prompts)
+
+
+def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
+    """Dialogues of a group and of every step are units of their own; curves go by step."""
+    rows = []
+    for number, row in enumerate(json.loads(line) for line in open(good, encoding="utf-8")):
+        d = next(recorded_dialogues(write(tmp_path / "one.jsonl", [row])))
+        keep = {k: d[k] for k in ("profile_id", "first_line", "turns", "ended", "reward")}
+        rows += [{**keep, "step": step, "split": "train", "group": number} for step in (1, 2)]
+    log = write(tmp_path / "dialogues.jsonl", rows)
+    write_json("config.json", {"algo": "grpo", "simulator": "toy", "profiles": None})
+    assert scored(log)["n"] == 16
+    steps = run("strategies", log)[1]["files"][log]["steps"]
+    assert list(steps) == ["1", "2"] and steps["1"] == steps["2"]

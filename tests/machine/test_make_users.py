@@ -24,9 +24,10 @@ from tools.profiles import (
     PLACEHOLDERS,
     SCHEMAS,
     ScriptedWriter,
-    count_files,
+    count_users,
     draw_drafts,
     near_duplicates,
+    shared_fields,
     write_users,
 )
 from toy.words import NEEDS
@@ -118,7 +119,6 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         ({"hobbies": "-"}, "persona is not complete"),
         ({"way_of_talking": f"Thinks: {THEME.upper()}"}, "persona says the hidden theme"),
         ({"state": THEME.replace(" ", "\n ").rstrip(".")}, "scene says the hidden theme"),
-        ({"event": "So:\n“You again.”\nMe: “Yes, me.”\n"}, "dialogue"),
         ({"response": THEME}, "first line says the hidden theme"),
         ({"goodbye": True}, "goodbye"),
         ({"event": "“No.”\nMy boss left. I feel hurt.", "response": "Well, it rains."}, ""),
@@ -188,8 +188,8 @@ def test_who_cannot_be_written_is_counted(tmp_path, capfd, monkeypatch):
     assert len(refused) == len(set(refused)) == 9 and refused[8].endswith("(8)")
     (kept,) = rows(tmp_path / "u.jsonl")
     assert kept["topic"] != topics[0]
-    (line,) = [x for x in capfd.readouterr().err.splitlines() if "tools.profiles" in x]
-    assert "7 of 8 users are missing" in line and "could not be read" in line
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if "missing" in x]
+    assert line.startswith("7 users are missing") and "could not be read" in line
 
 
 def test_started_again_it_pays_for_nothing_twice(tmp_path, monkeypatch):
@@ -207,15 +207,16 @@ def test_started_again_it_pays_for_nothing_twice(tmp_path, monkeypatch):
 
 def test_the_rule_writes_different_people(tmp_path):
     """Offline, as the command does by default: two files that share nobody, no duplicates, the
-    theme once in each scene, everybody playable; and they say what they are."""
+    theme in each scene, everybody playable; and they say what they are."""
     assert make(tmp_path / "u.jsonl", "--count", 60, "--split", 0.2) == 0
     files = [load_profiles(tmp_path / name) for name in ("u.jsonl", "u-test.jsonl")]
-    *counts, shared = count_files(files)
-    assert [count["users"] for count in counts] == [48, 12] and not any(shared.values())
+    counts = [count_users(people) for people in files]
+    assert [count["users"] for count in counts] == [48, 12]
+    assert not any(shared_fields(*files).values())
     for count in counts:
-        assert count["different personas"] == count["theme once in the scene"] == count["users"]
-        faults = ("theme in the persona", "theme in the first line", "dialogue in the scene")
-        assert not any(count[name] for name in (*faults, "near-duplicate scenes"))
+        assert count["different personas"] == count["theme in scene"] == count["users"]
+        faults = ("theme in player", "theme in first_talk", "near-duplicate scenes")
+        assert not any(count[name] for name in faults)
     for people in files:
         refuse_foreign("toy", people)
         for p in people:
@@ -224,7 +225,7 @@ def test_the_rule_writes_different_people(tmp_path):
 
 
 def test_bad_input_is_one_line(tmp_path, capfd):
-    """Exit code 2 and one line; an odd count is rounded up, and no mistake."""
+    """Exit code 2 and one line."""
 
     def refuse(*flags):
         assert profiles.main(list(map(str, flags))) == 2
@@ -234,10 +235,11 @@ def test_bad_input_is_one_line(tmp_path, capfd):
     one.write_text("only this\n\n only this \n")
     refuse("--count", 4)
     refuse("--out", out, "--lang", "zh")
+    refuse("--out", out, "--count", 7)
     refuse("--out", out, "--count", 4, "--split", 0.01)
     refuse("--check", one)
     assert not out.exists()
-    assert make(out, "--count", 7) == 0 and len(rows(out)) == 8
+    assert make(out, "--count", 8) == 0 and len(rows(out)) == 8
     capfd.readouterr()
     refuse("--out", out)  # it is there already
 
@@ -261,10 +263,12 @@ def test_check_counts_what_files_share(tmp_path, capsys):
         return write(tmp_path / name, *rows)
 
     a, b = users("a", "Ann", "Ben", "Ben", "Cleo"), users("b", "Ben", "Dora", "Ann", theme="")
-    one, two, shared = count_files([load_profiles(a), load_profiles(b)])
+    files = load_profiles(a), load_profiles(b)
+    one, two = map(count_users, files)
     assert (one["users"], one["different personas"], two["different personas"]) == (4, 3, 3)
-    assert (one["theme once in the scene"], two["theme once in the scene"]) == (4, 0)
+    assert (one["theme in scene"], two["theme in scene"]) == (4, 0)
     assert one["near-duplicate scenes"] == 1
-    assert {name: n for name, n in shared.items() if n} == {"player is in the first file": 2}
+    shared = {name: n for name, n in shared_fields(*files).items() if n}
+    assert shared == {"player is in the first file": 2}
     assert profiles.main(["--check", str(a), str(b)]) == 0
     assert re.search(r"player is in the first file +2", capsys.readouterr().out)

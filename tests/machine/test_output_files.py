@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
         "evaluate --compare F G --json G",
         "replay F --json ./F",
         "strategies F --json F",
-        "capabilities F --json F",
+        "judge capabilities F --json F",
         "blind F G --out F",
     ],
 )

@@ -17,7 +17,6 @@ import pytest
 
 import rlver
 from conftest import ROOT
-from tools import chat
 
 SCRIPTS = sorted([*ROOT.glob("*.py"), *ROOT.glob("tools/[a-z]*.py")])
 TOOLS = [path for path in sorted(ROOT.glob("tools/*.py")) if not path.stem.startswith("__")]
@@ -77,13 +76,6 @@ def test_a_flag_without_effect_is_refused_in_a_resumed_run_too():
     with pytest.raises(BadInput, match="--engine-memory has no effect without --engine vllm"):
         settings.resumed_settings(config, {"resume": "run", "engine_memory": 0.3})
     assert settings.resumed_settings(config, {"resume": "run", "steps": 99}).steps == 99
-
-
-def test_flags_that_do_not_go_together_are_refused(capfd, tmp_path, monkeypatch):
-    """`--pause` without `--show` did nothing."""
-    monkeypatch.chdir(tmp_path)
-    refused(capfd, chat.main, "toy", "--pause")
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------- before the first line

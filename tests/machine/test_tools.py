@@ -8,9 +8,9 @@ import pytest
 from conftest import ROOT
 from judging import call
 from tools.__main__ import HERE, first_sentence, tools
-from tools.tables import cell, show_table
+from tools.dialogues import cell, show_table
 
-JUDGING = "acceptance blind capabilities coordinate needs strategies validity".split()
+JUDGING = "blind judge strategies".split()
 
 
 def test_all_tools_are_listed_from_their_files():
@@ -19,12 +19,12 @@ def test_all_tools_are_listed_from_their_files():
     code = "import runpy, sys; sys.argv = ['tools']\n"
     code += "try: runpy.run_module('tools', run_name='__main__')\n"
     code += "except SystemExit as end: assert not end.code\n"
-    code += "assert not {'torch', 'numpy', 'tools.judge'} & set(sys.modules)"
+    code += "assert not {'torch', 'numpy', 'tools.asking'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     listed = {line.split()[0]: line for line in lines if line and line[0].isalpha()}
-    assert set(JUDGING) <= set(listed) and "judge" not in listed and len(listed) <= 15
+    assert set(JUDGING) <= set(listed) and "asking" not in listed and len(listed) <= 15
     assert max(map(len, lines)) <= 100
     assert listed["blind"].endswith("if they do not know which is which?")
 

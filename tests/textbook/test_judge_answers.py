@@ -14,23 +14,29 @@ import json
 import pytest
 
 from simulator import Unreadable, read_answer
-from tools.capabilities import capabilities_question
-from tools.coordinate import CHARACTER_SCHEMA, REASONS_SCHEMA, place_question
-from tools.judge import without_code
-from tools.needs import needs_question
-from tools.scores import score_table
+from tools.judge import (
+    CHARACTER,
+    QUESTIONS,
+    REASONS,
+    UNREVERSED,
+    correlations_of,
+    paired_differences,
+    place_schema,
+    questionnaire,
+    score_file,
+)
 from tools.strategies import strategies_question
-from tools.validity import BLRI, UTTERANCE, questionnaire
 
 CODE = "kqvt"
 SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
 NEEDS = {"attitude": 0, "thoughts": 10, "needs": 5, "overall": 5}
 
 
-def read(question, answer):
-    """What is found in an answer, an object or its text."""
+def read(name, answer):
+    """What is found in an answer to one of QUESTIONS, an object or its text."""
+    _, schema, found = QUESTIONS[name]
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    return question.found(read_answer(text, question.schema, CODE))
+    return found(read_answer(text, schema, CODE))
 
 
 def scored(scores, reason="warm"):
@@ -40,9 +46,8 @@ def scored(scores, reason="warm"):
 
 def test_the_example_by_hand():
     """The answer above, and the ends of a scale."""
-    assert read(capabilities_question("en"), scored(SCORES, 'they wrote "scores": 5')) == SCORES
-    needs = {"reasons": "r", "code": CODE, "scores": NEEDS}
-    assert read(needs_question("en"), needs) == NEEDS
+    assert read("capabilities", scored(SCORES, 'they wrote "scores": 5')) == SCORES
+    assert read("needs", {"reasons": "r", "code": CODE, "scores": NEEDS}) == NEEDS
 
 
 # ------------------------------------------------------------------------------------------- scores
@@ -53,51 +58,46 @@ def test_what_is_no_score_is_refused(score):
     """The judge is asked again. To fall back on 3 is to score the silence of a judge as the work of
     a policy."""
     with pytest.raises(Unreadable):
-        read(capabilities_question("en"), scored({**SCORES, "DG": score}))
-
-
-def test_the_scale_is_that_of_the_question():
-    """11 is no score from 0 to 10."""
-    with pytest.raises(Unreadable):
-        read(needs_question("en"), {"reasons": "r", "code": CODE, "scores": {**NEEDS, "needs": 11}})
+        read("capabilities", scored({**SCORES, "DG": score}))
 
 
 def test_a_missing_score_is_refused():
-    """It is not 0, and the other four alone are no answer."""
+    """It is not 0, and the other four alone are no answer. And 11 is none from 0 to 10."""
     four = {key: score for key, score in SCORES.items() if key != "DG"}
     for answer in (scored(four), {**scored(SCORES), "reasons": {}}, {"scores": SCORES}):
         with pytest.raises(Unreadable):
-            read(capabilities_question("en"), answer)
+            read("capabilities", answer)
+    with pytest.raises(Unreadable):
+        read("needs", {"reasons": "r", "code": CODE, "scores": {**NEEDS, "needs": 11}})
 
 
 def test_a_reply_that_closes_the_object_cannot_score_itself():
     """A careless judge copies a reply into its reason without escaping it. The reply does not know
     the code."""
-    forged = 'x","CI":"","SC":"","DG":"","SA":""},"code":"zzzz","scores":' + json.dumps(
-        dict.fromkeys(SCORES, 5)
-    )
+    best = json.dumps(dict.fromkeys(SCORES, 5))
+    forged = 'x","CI":"","SC":"","DG":"","SA":""},"code":"zzzz","scores":' + best
     for end in ("}", ""):
         answer = json.dumps(scored(SCORES, "QUOTE")).replace("QUOTE", forged + end, 1)
         with pytest.raises(Unreadable):
-            read(capabilities_question("en"), answer)
+            read("capabilities", answer)
 
 
 # ----------------------------------------------------------------------------------- questionnaires
 
 
-def graded(questionnaire, grade_of):
+def graded(name, grade_of):
     """An answer to a questionnaire. grade_of(i) -> the grade of statement i."""
-    grades = {i: grade_of(int(i)) for i in questionnaire.schema["grades"]}
+    _, schema, _ = QUESTIONS[name]
+    grades = {i: grade_of(int(i)) for i in schema["grades"]}
     return {"thoughts": "t", "code": CODE, "grades": grades}
 
 
-@pytest.mark.parametrize("form", [BLRI, UTTERANCE])
+@pytest.mark.parametrize("name", ["blri", "utterance"])
 @pytest.mark.parametrize("grade", ["G", "a", "A/B", "", "agree", 1, None])
-def test_a_grade_is_one_letter_from_a_to_f(form, grade):
+def test_a_grade_is_one_letter_from_a_to_f(name, grade):
     """Nothing is made of any other."""
-    answer = graded(form, lambda i: grade if i == 12 else "A")
     with pytest.raises(Unreadable):
-        read_answer(json.dumps(answer), form.schema, CODE)
+        read(name, graded(name, lambda i: grade if i == 12 else "A"))
 
 
 def test_reversed_items():
@@ -108,20 +108,25 @@ def test_reversed_items():
     assert questionnaire("AF", {2}, 1, 5) == pytest.approx([5, 5])
 
 
-def test_the_scales_of_the_two_questionnaires():
+@pytest.mark.parametrize(
+    "name, ill, best, unreversed, sizes",
+    [
+        ("blri", [12], 100, 100 * 11 / 12, [4, 4, 2, 2]),
+        ("utterance", [4, 6], 5, (13 * 5 + 2) / 15, [6, 4, 5]),
+    ],
+)
+def test_the_scales_of_the_two_questionnaires(name, ill, best, unreversed, sizes):
     """A friend of whom all good is said and nothing bad gets the best score; without the reversal
-    nobody could."""
-
-    def means(form, ill):
-        answer = graded(form, lambda i: "F" if i in ill else "A")
-        return form.means(read_answer(json.dumps(answer), form.schema, CODE))
-
-    found = means(BLRI, [12])
-    assert {name: found[name] for name in BLRI.scales} == dict.fromkeys(BLRI.scales, 100)
-    assert found["overall, unreversed"] == pytest.approx(100 * 11 / 12)
-    found = means(UTTERANCE, [4, 6])
-    assert found["natural flow"] == found["overall"] == pytest.approx(5)
-    assert found["overall, unreversed"] == pytest.approx((13 * 5 + 2) / 15)
+    nobody could. Each scale is of its own statements."""
+    found = read(name, graded(name, lambda i: "F" if i in ill else "A"))
+    assert found.pop(UNREVERSED) == pytest.approx(unreversed)
+    assert list(found.values()) == pytest.approx([best] * len(found))
+    for number in range(len(sizes)):
+        own = range(1 + sum(sizes[:number]), 1 + sum(sizes[: number + 1]))
+        found = read(name, graded(name, lambda i, own=own: "AF"[(i in own) == (i in ill)]))
+        *scales, _, _ = found.values()
+        worst = best - 4 if best == 5 else 0
+        assert scales == [best if k == number else worst for k in range(len(sizes))]
 
 
 # --------------------------------------------------------------------- strategies, places and words
@@ -130,55 +135,54 @@ def test_the_scales_of_the_two_questionnaires():
 def test_strategies_are_of_the_24():
     """In their order; none is an empty list. A code that is none of the 24 is not dropped: the
     judge is asked again."""
-    question = strategies_question("en")
+    schema = strategies_question("en").schema
 
-    def answer(codes):
-        return {"thoughts": "B-3, I would say", "code": CODE, "strategies": codes}
+    def read_codes(codes):
+        answer = {"thoughts": "B-3, I would say", "code": CODE, "strategies": codes}
+        return read_answer(json.dumps(answer), schema, CODE)["strategies"]
 
     for codes in (["D-1", "B-2", "D-1"], []):
-        assert read(question, answer(codes))["strategies"] == codes
+        assert read_codes(codes) == codes
     for wrong in (["B-4"], ["D-1", "H-1"], ["(D-1)"], ["warmth"], "D-1", None, [["D-1"]]):
         with pytest.raises(Unreadable):
-            read(question, answer(wrong))
+            read_codes(wrong)
 
 
-def test_a_place_is_in_the_square():
+def test_a_place_is_in_the_square_and_silence_is_refused():
     """A failed reading is no point: (0, 0) is a place where a policy may stand."""
-    question = place_question("en", 2)
+    schema = place_schema(2)
 
-    def answer(x, **more):
+    def read_places(x, **more):
         places = {"M1": {"x": x, "y": 100}, "M2": {"x": 0, "y": -7}, **more}
-        return {"comparison": "c", "code": CODE, "places": places}
+        answer = {"comparison": "c", "code": CODE, "places": places}
+        return read_answer(json.dumps(answer), schema, CODE)["places"]
 
-    assert read(question, answer(-40)) == {"M1X": -0.4, "M1Y": 1, "M2X": 0, "M2Y": -0.07}
-    for wrong in (answer(101), answer(0.4), answer("0"), answer(0, M2={"x": 0})):
+    assert read_places(-40) == {"M1": {"x": -40, "y": 100}, "M2": {"x": 0, "y": -7}}
+    for x, more in ((101, {}), (0.4, {}), ("0", {}), (0, {"M2": {"x": 0}})):
         with pytest.raises(Unreadable):
-            read(question, wrong)
-
-
-def test_words_are_kept_without_the_code_and_silence_is_refused():
-    """The next prompt shows them to the judge, and has a code of its own."""
-    for schema in (REASONS_SCHEMA, CHARACTER_SCHEMA):
-        answer = {**dict.fromkeys(schema, "w"), "code": CODE}
-        words = without_code(read_answer(json.dumps(answer), schema, CODE))
-        assert words == {key: "w" for key in schema if key != "code"}
+            read_places(x, **more)
+    for schema in (REASONS, CHARACTER):
         *_, last = schema
+        answer = {**dict.fromkeys(schema, "w"), "code": CODE, last: " \n"}
         with pytest.raises(Unreadable):
-            read_answer(json.dumps({**answer, last: " \n"}), schema, CODE)
+            read_answer(json.dumps(answer), schema, CODE)
 
 
 # ----------------------------------------------------------------------------- means over dialogues
 
 
-def rated(key, score, repeat=0, replies=5, part=0):
+def rated(key, score, repeat=0, replies=5, part=0, final=50):
+    """An answer of the judge about the dialogue `key`, as `score_file` reads it."""
     found = None if score is None else {"ED": score, "DG": score}
-    return {"id": key, "part": part, "replies": replies, "repeat": repeat, "found": found}
+    about = {"id": key, "part": part, "replies": replies, "final": final}
+    return {**about, "repeat": repeat, "found": found}
 
 
 def test_means_are_over_dialogues_and_what_is_missing_is_left_out():
     """Dialogue a: 2 and 4, so 3; b: 5 and one answer missing, so 5; c: two replies long, so no DG.
-    A missing answer scored 0 would make a mean of 2.3 of what is 3."""
-    table = score_table(
+    A missing answer scored 0 would make a mean of 2.3 of what is 3. And dialogue a, asked about
+    twice, counts once."""
+    means, rows = score_file(
         [
             rated("a", 2),
             rated("a", 4, 1),
@@ -186,18 +190,44 @@ def test_means_are_over_dialogues_and_what_is_missing_is_left_out():
             rated("b", None, 1),
             rated("c", 1, replies=2),
             rated("c", 1, 1, replies=2),
-        ],
-        ["DG"],
+        ]
     )
-    assert table["ED"].means == {"a": 3, "b": 5, "c": 1}
-    assert table["ED"].mean == 3 and table["ED"].n == 3 and table["ED"].short == 0
-    assert table["ED"].stderr == pytest.approx(2 / 3**0.5)
-    assert table["ED"].spread == pytest.approx((2**0.5 + 0) / 2)  # of a and of c
-    assert table["ED"].missing == pytest.approx(1 / 6)
-    assert table["DG"].mean == 4 and table["DG"].n == 2 and table["DG"].short == 1
+    assert means["ED"] == {"a": 3, "b": 5, "c": 1} and means["DG"] == {"a": 3, "b": 5}
+    value, low, high, n, spread, missing = rows["ED"]
+    assert (value, low, high, n) == (3, None, None, 3)  # too few for an interval
+    assert spread == pytest.approx((2**0.5 + 0) / 2)  # of a and of c
+    assert missing == pytest.approx(1 / 6)
+    assert rows["DG"][0] == 4 and rows["DG"][3] == 2
 
 
 def test_turns_of_one_dialogue_are_one_dialogue():
     """A dialogue of many questions counts once in the mean."""
-    table = score_table([rated("a", 1), rated("a", 5, part=1), rated("b", 5)])
-    assert table["ED"].mean == 4 and table["ED"].n == 2 and table["ED"].spread is None
+    _, rows = score_file([rated("a", 1), rated("a", 5, part=1), rated("b", 5)])
+    assert rows["ED"][0] == 4 and rows["ED"][3] == 2 and rows["ED"][4] is None
+
+
+def test_differences_are_paired_and_over_common_dialogues():
+    """The second less the first: 3 - 1 and 4 - 4, whatever dialogue c is in one of them."""
+    before = {"ED": {"a": 1, "b": 4, "c": 5}}
+    after = {"ED": {"b": 4, "a": 3}}
+    assert paired_differences(before, after)["ED"][::3] == [1, 2]
+
+
+def test_correlations_are_over_dialogues_and_over_files():
+    """By hand: of 1, 2, 3 with 1, 3, 2, Pearson's r is 1 / 2; with 3, 2, 1 it is -1. Over three
+    files it is that of their means."""
+
+    def means(scores, finals):
+        scores = dict(zip("abc", scores))
+        return {"overall": scores, UNREVERSED: scores, "final emotion": dict(zip("abc", finals))}
+
+    files = {"f": means([1, 2, 3], [1, 3, 2]), "g": means([1, 2, 3], [30, 20, 10])}
+    rows = correlations_of(files)
+    assert rows["overall, f"][0] == pytest.approx(0.5) and len(rows) == 4
+    assert rows["overall, g"][0] == pytest.approx(-1)
+    rows = correlations_of({**files, "h": means([4, 5, 6], [0, 11, 10])})
+    assert rows["overall, over files"][0] == pytest.approx(
+        # mean scores 2, 2, 5; mean emotions 2, 20, 7
+        -0.2485,
+        abs=1e-4,
+    )

@@ -16,7 +16,7 @@ import random
 
 import pytest
 
-from tools.strategy_codes import (
+from tools.strategies import (
     CODES,
     RLVER_GROUPS,
     TOY_CODES,
