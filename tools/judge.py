@@ -98,9 +98,9 @@ def questionnaire(grades, reversed_items, low, high):
     ]
 
 
-def statements(low, high, reversed_items, **scales):
-    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: how many
-    statements each has, one after the other.
+def statements(low, high, reversed_items, scales):
+    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: {name: how
+    many statements it has}, one after the other.
 
     Under UNREVERSED stands the mean of all as if none were reversed: SAGE words some statements
     negatively, and does not say that it reverses them."""
@@ -110,7 +110,7 @@ def statements(low, high, reversed_items, **scales):
         scores = questionnaire(grades, reversed_items, low, high)
         means, first = {}, 0
         for name, size in scales.items():
-            means[name.replace("_", " ")] = mean(scores[first : first + size])
+            means[name] = mean(scores[first : first + size])
             first += size
         means["overall"] = mean(scores)
         means[UNREVERSED] = mean(questionnaire(grades, (), low, high))
@@ -129,30 +129,20 @@ CAPABILITIES_SCHEMA = {
 }
 NEEDS = ("attitude", "thoughts", "needs", "overall")
 NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(NEEDS, range(11))}
-BLRI = statements(
-    low=0,
-    high=100,
-    reversed_items=(12,),
-    empathic_understanding=4,
-    level_of_regard=4,
-    congruence=2,
-    unconditionality=2,
-)
-UTTERANCE = statements(
-    low=1,
-    high=5,
-    reversed_items=(4, 6),
-    natural_flow=6,
-    attentiveness=4,
-    depth_of_connection=5,
-)
+BLRI_SCALES = {
+    "empathic understanding": 4,
+    "level of regard": 4,
+    "congruence": 2,
+    "unconditionality": 2,
+}
+UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
 # {name of the prompt: (what it is asked about, for `make_cases`: a dialogue, each line of the user,
 # its record; schema, in which the scale stands; found(answer) -> {item: score})}
 QUESTIONS = {
     "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
     "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
-    "blri": (record_slots, *BLRI),  # SAGE 3
-    "utterance": (dialogue_slots, *UTTERANCE),  # SAGE 3
+    "blri": (record_slots, *statements(0, 100, (12,), BLRI_SCALES)),  # SAGE 3
+    "utterance": (dialogue_slots, *statements(1, 5, (4, 6), UTTERANCE_SCALES)),  # SAGE 3
 }
 
 
