@@ -265,10 +265,11 @@ READING_OF_PLANE = (
 async def place_files(args, judge):
     """Ask for the reasons of success and failure of each file, of them for a character, and, in one
     prompt, for the places of all. Returns what --json has: {"placed": {file: PLANE}, "answers"}."""
+    cases_of = {path: outcome_cases(path) for path in args.files}  # before anything is paid for
     tags, tagged = await tag_files(args, judge)
     reasons, shown = [], []  # shown: what the judge is shown of each file
     for number, path in enumerate(args.files, 1):
-        answers = await ask(judge, "reasons", REASONS, outcome_cases(path))
+        answers = await ask(judge, "reasons", REASONS, cases_of[path])
         notes = [answer["found"] for answer in answers if answer["found"]]
         case = Case({"file": path}, {"reasons": as_json(notes)})
         (answer,) = await ask(judge, "character", CHARACTER, [case])
