@@ -162,10 +162,11 @@ async def score_files(args, judge):
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
     means, tables = {}, {}
+    reading = made_by(answers) + READING + NOTES.get(name, "")
     for path in args.files:
         of_file = [answer for answer in answers if answer["file"] == path]
         means[path], tables[path] = score_file(of_file)
-        show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
+        show_table(f"{name}, {path}", COLUMNS, tables[path], reading)
     result = {"answers": answers, "means": means, "tables": tables}
     if len(means) == 2:
         result["paired"] = paired_differences(*means.values())
@@ -174,18 +175,21 @@ async def score_files(args, judge):
     if UNREVERSED in tables[path]:
         result["correlations"] = correlations_of(means)
         title = "correlation with the final emotion (Pearson's r)"
-        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers) + READING_OF_R)
+        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers))
     return result
 
 
-READING_OF_R = "BLRI reads the analysis that made the emotion: its high r is nearly built in"
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
 COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
 READING = (
     "value: mean over n dialogues; from, to: the 95 % interval; spread: standard deviation over "
-    "repeats; missing: share of answers that could not be read. Guidance and adaptability leave "
-    "out dialogues of fewer than three replies"
+    "repeats; missing: share of answers that could not be read. "
 )
+NOTES = {
+    "capabilities": "ED: empathic depth; CI: core insight; SC: solution crafting; DG: dialogue "
+    "guidance; SA: style adaptability. DG and SA leave out dialogues of fewer than three replies",
+    "blri": "BLRI reads the analysis that made the emotion: its high r is nearly built in",
+}
 
 
 def score_file(answers):

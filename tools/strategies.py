@@ -12,14 +12,6 @@ exactly; no judge is asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
-
-Tags come from a judge, or from the toy's grammar. A tagged dialogue is
-
-    {"intention": what the user hopes for, "step": of training or None, "split": "train" or other,
-     "replies": [[codes, change of the emotion], ...]}
-
-where the codes are None if the judge's answer could not be read, and the change is None if the
-reply got no emotion.
 """
 
 import asyncio
@@ -248,7 +240,13 @@ async def tag_files(args, judge):
 
 
 def tagged_dialogues(path, answers):
-    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar."""
+    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar. Each is
+
+        {"intention": what the user hopes for, "step": of training or None, "split": "train" or
+         other, "replies": [[codes, change of the emotion], ...]}
+
+    where the codes are None if the judge's answer could not be read, and the change is None if the
+    reply got no emotion."""
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
