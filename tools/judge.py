@@ -312,9 +312,8 @@ def outcome_cases(path):
             return []
         outcome = "success" if dialogue.final >= 100 else "failure"
         taken[outcome, dialogue.kind] += 1
-        if taken[outcome, dialogue.kind] > 5:
-            return []
-        return [{**slots, "outcome": outcome} for slots in dialogue_slots(dialogue)]
+        whole = dialogue_slots(dialogue) if taken[outcome, dialogue.kind] <= 5 else []
+        return [{**slots, "outcome": outcome} for slots in whole]
 
     return make_cases(path, "reasons", slots_of, ": no dialogue ends at 100, or at 10 and below")
 
@@ -366,12 +365,9 @@ async def ask_question(args):
     """Ask what `args` say, show it and write it. Returns the exit code."""
     is_coordinate = args.question == "coordinate"
     check_files(args, least=2 if is_coordinate else 1, out=args.picture)
-    if args.picture and args.question not in ("capabilities", "coordinate"):
-        raise BadInput("--picture: only capabilities and coordinate have one")
-    if args.picture and not args.picture.endswith((".png", ".svg", ".pdf")):
-        raise BadInput(
-            f"--picture {args.picture}: a name that ends in .png, .svg or .pdf is needed"
-        )
+    is_drawn = args.question in ("capabilities", "coordinate")
+    if args.picture and not (is_drawn and args.picture.endswith((".png", ".svg", ".pdf"))):
+        raise BadInput("--picture: capabilities and coordinate have one, in a .png, .svg or .pdf")
     need_model("judge", args)
     args.repeats = args.repeats or (3 if is_coordinate else 1)
     work = place_files if is_coordinate else score_files

@@ -160,10 +160,10 @@ def test_the_scripted_judge_is_for_the_toy_alone(user, is_toy, good, tmp_path, c
         (["judge", "coordinate", "ONE", "GOOD"], "no dialogue ends at 100, or at 10 and below"),
         (["judge", "capabilities"], "at least one FILE must be named"),
         (["judge", "coordinate", "GOOD"], "at least 2 FILEs must be named"),
-        (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities and coordinate"),
+        (["judge", "needs", "GOOD", "--picture", "a.png"], "capabilities and coordinate have one"),
         (
             ["judge", "capabilities", "GOOD", "--picture", "a"],
-            "ends in .png, .svg or .pdf is needed",
+            "in a .png, .svg or .pdf",
         ),
         (["judge", "blri", "GOOD", "--judge", "toy"], "--judge toy: openai:MODEL@URL or"),
         (["judge", "blri", "GOOD", "--judge", "local:nowhere"], "--judge local:nowhere"),
