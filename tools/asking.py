@@ -151,7 +151,7 @@ def add_judge_flags(parser, repeats=1):
         type=positive,
         default=repeats,
         metavar="N",
-        help=f"ask the judge each question N times (default: {repeats})",
+        help=f"ask the judge each question N times (default: {repeats or '1, coordinate 3'})",
     )
     parser.add_argument(
         "--temperature",

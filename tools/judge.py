@@ -98,9 +98,9 @@ def questionnaire(grades, reversed_items, low, high):
     ]
 
 
-def statements(low, high, reversed_items, **scales):
-    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: how many
-    statements each has, one after the other.
+def statements(low, high, reversed_items, scales):
+    """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: {name: how
+    many statements it has}, one after the other.
 
     Under UNREVERSED stands the mean of all as if none were reversed: SAGE words some statements
     negatively, and does not say that it reverses them."""
@@ -110,7 +110,7 @@ def statements(low, high, reversed_items, **scales):
         scores = questionnaire(grades, reversed_items, low, high)
         means, first = {}, 0
         for name, size in scales.items():
-            means[name.replace("_", " ")] = mean(scores[first : first + size])
+            means[name] = mean(scores[first : first + size])
             first += size
         means["overall"] = mean(scores)
         means[UNREVERSED] = mean(questionnaire(grades, (), low, high))
@@ -129,30 +129,20 @@ CAPABILITIES_SCHEMA = {
 }
 NEEDS = ("attitude", "thoughts", "needs", "overall")
 NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(NEEDS, range(11))}
-BLRI = statements(
-    low=0,
-    high=100,
-    reversed_items=(12,),
-    empathic_understanding=4,
-    level_of_regard=4,
-    congruence=2,
-    unconditionality=2,
-)
-UTTERANCE = statements(
-    low=1,
-    high=5,
-    reversed_items=(4, 6),
-    natural_flow=6,
-    attentiveness=4,
-    depth_of_connection=5,
-)
+BLRI_SCALES = {
+    "empathic understanding": 4,
+    "level of regard": 4,
+    "congruence": 2,
+    "unconditionality": 2,
+}
+UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
 # {name of the prompt: (what it is asked about, for `make_cases`: a dialogue, each line of the user,
 # its record; schema, in which the scale stands; found(answer) -> {item: score})}
 QUESTIONS = {
     "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
     "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
-    "blri": (record_slots, *BLRI),  # SAGE 3
-    "utterance": (dialogue_slots, *UTTERANCE),  # SAGE 3
+    "blri": (record_slots, *statements(0, 100, (12,), BLRI_SCALES)),  # SAGE 3
+    "utterance": (dialogue_slots, *statements(1, 5, (4, 6), UTTERANCE_SCALES)),  # SAGE 3
 }
 
 
@@ -172,10 +162,11 @@ async def score_files(args, judge):
     await judge.check(question)
     answers = await judge.ask_all(question, cases)
     means, tables = {}, {}
+    reading = made_by(answers) + READING + NOTES.get(name, "")
     for path in args.files:
         of_file = [answer for answer in answers if answer["file"] == path]
         means[path], tables[path] = score_file(of_file)
-        show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
+        show_table(f"{name}, {path}", COLUMNS, tables[path], reading)
     result = {"answers": answers, "means": means, "tables": tables}
     if len(means) == 2:
         result["paired"] = paired_differences(*means.values())
@@ -184,18 +175,21 @@ async def score_files(args, judge):
     if UNREVERSED in tables[path]:
         result["correlations"] = correlations_of(means)
         title = "correlation with the final emotion (Pearson's r)"
-        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers) + READING_OF_R)
+        show_table(title, COLUMNS[:4], result["correlations"], made_by(answers))
     return result
 
 
-READING_OF_R = "BLRI reads the analysis that made the emotion: its high r is nearly built in"
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
 COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
 READING = (
     "value: mean over n dialogues; from, to: the 95 % interval; spread: standard deviation over "
-    "repeats; missing: share of answers that could not be read. Guidance and adaptability leave "
-    "out dialogues of fewer than three replies"
+    "repeats; missing: share of answers that could not be read. "
 )
+NOTES = {
+    "capabilities": "ED: empathic depth; CI: core insight; SC: solution crafting; DG: dialogue "
+    "guidance; SA: style adaptability. DG and SA leave out dialogues of fewer than three replies",
+    "blri": "BLRI reads the analysis that made the emotion: its high r is nearly built in",
+}
 
 
 def score_file(answers):
@@ -275,10 +269,11 @@ READING_OF_PLANE = (
 async def place_files(args, judge):
     """Ask for the reasons of success and failure of each file, of them for a character, and, in one
     prompt, for the places of all. Returns what --json has: {"placed": {file: PLANE}, "answers"}."""
+    cases_of = {path: outcome_cases(path) for path in args.files}  # before anything is paid for
     tags, tagged = await tag_files(args, judge)
     reasons, shown = [], []  # shown: what the judge is shown of each file
     for number, path in enumerate(args.files, 1):
-        answers = await ask(judge, "reasons", REASONS, outcome_cases(path))
+        answers = await ask(judge, "reasons", REASONS, cases_of[path])
         notes = [answer["found"] for answer in answers if answer["found"]]
         case = Case({"file": path}, {"reasons": as_json(notes)})
         (answer,) = await ask(judge, "character", CHARACTER, [case])
@@ -317,9 +312,8 @@ def outcome_cases(path):
             return []
         outcome = "success" if dialogue.final >= 100 else "failure"
         taken[outcome, dialogue.kind] += 1
-        if taken[outcome, dialogue.kind] > 5:
-            return []
-        return [{**slots, "outcome": outcome} for slots in dialogue_slots(dialogue)]
+        whole = dialogue_slots(dialogue) if taken[outcome, dialogue.kind] <= 5 else []
+        return [{**slots, "outcome": outcome} for slots in whole]
 
     return make_cases(path, "reasons", slots_of, ": no dialogue ends at 100, or at 10 and below")
 
@@ -371,12 +365,9 @@ async def ask_question(args):
     """Ask what `args` say, show it and write it. Returns the exit code."""
     is_coordinate = args.question == "coordinate"
     check_files(args, least=2 if is_coordinate else 1, out=args.picture)
-    if args.picture and args.question not in ("capabilities", "coordinate"):
-        raise BadInput("--picture: only capabilities and coordinate have one")
-    if args.picture and not args.picture.endswith((".png", ".svg", ".pdf")):
-        raise BadInput(
-            f"--picture {args.picture}: a name that ends in .png, .svg or .pdf is needed"
-        )
+    is_drawn = args.question in ("capabilities", "coordinate")
+    if args.picture and not (is_drawn and args.picture.endswith((".png", ".svg", ".pdf"))):
+        raise BadInput("--picture: capabilities and coordinate have one, in a .png, .svg or .pdf")
     need_model("judge", args)
     args.repeats = args.repeats or (3 if is_coordinate else 1)
     work = place_files if is_coordinate else score_files

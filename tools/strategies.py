@@ -12,14 +12,6 @@ exactly; no judge is asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
-
-Tags come from a judge, or from the toy's grammar. A tagged dialogue is
-
-    {"intention": what the user hopes for, "step": of training or None, "split": "train" or other,
-     "replies": [[codes, change of the emotion], ...]}
-
-where the codes are None if the judge's answer could not be read, and the change is None if the
-reply got no emotion.
 """
 
 import asyncio
@@ -149,25 +141,26 @@ def ssrr(sequences):
 
 def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
-    "dialogues": their number, "ssrr", "variety", "support"}.
+    "dialogues": their number, "ssrr", "variety", "support", "missing": replies without tags}.
 
-    The last two are the "counted coordinate". SAGE places a policy in a plane, structured to
+    Variety and support are the "counted coordinate". SAGE places a policy in a plane, structured to
     creative and solution to empathy, as a judge sees it (tools/judge.py); these two numbers are
     counted instead, so no judge has a say in them. variety: 1 - SSRR. support: the share of
     strategies of groups B to E, which turn to the feeling, less that of F and G, which turn to the
     solution."""
     codes_of = RLVER_GROUPS | {code: [code] for code in CODES}
     repetition = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
-    letters = [code[0] for used, _ in replies_of(dialogues) for code in used or ()]
-    n = max(1, len(letters))
-    turned_to_feeling = sum(letter in "BCDE" for letter in letters)
-    turned_to_solution = sum(letter in "FG" for letter in letters)
+    tags = [used for used, _ in replies_of(dialogues)]
+    letters = [code[0] for used in tags for code in used or ()]
+    feeling = sum(letter in "BCDE" for letter in letters)
+    solution = sum(letter in "FG" for letter in letters)
     return {
         "strategies": {name: usage_of(name, codes, dialogues) for name, codes in codes_of.items()},
         "dialogues": len(dialogues),
         "ssrr": repetition,
         "variety": None if repetition is None else 1 - repetition,
-        "support": turned_to_feeling / n - turned_to_solution / n,
+        "support": (feeling - solution) / max(1, len(letters)),
+        "missing": tags.count(None),
     }
 
 
@@ -188,8 +181,7 @@ def usage_of(name, codes, dialogues):
     readable = [used for used, _ in replies if used is not None]
     uses = sum(not set(codes).isdisjoint(used) for used in readable)
     counted_dialogues = len(readable) / max(1, len(replies)) * len(dialogues)
-    intention = INTENTION_OF_GROUP.get(name)
-    asking = [d for d in dialogues if intention and d["intention"] == intention]
+    asking = [d for d in dialogues if d["intention"] == INTENTION_OF_GROUP.get(name)]
     mean, n = gain(replies, codes)
     mean_asked, n_asked = gain(replies_of(asking), codes)
     return {
@@ -248,7 +240,13 @@ async def tag_files(args, judge):
 
 
 def tagged_dialogues(path, answers):
-    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar."""
+    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar. Each is
+
+        {"intention": what the user hopes for, "step": of training or None, "split": "train" or
+         other, "replies": [[codes, change of the emotion], ...]}
+
+    where the codes are None if the judge's answer could not be read, and the change is None if the
+    reply got no emotion."""
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
@@ -280,13 +278,8 @@ async def strategies(args):
     answers, tagged = await tag_files(args, Judge(args))
     result = {"answers": {"strategies": answers} if answers else {}, "files": {}}
     for path, dialogues in tagged.items():
-        found = [answer["found"] for answer in answers or () if answer["file"] == path]
-        counts = {
-            **strategies_of(dialogues),
-            "missing": found.count(None),
-            "steps": steps_of(dialogues),
-            "tagged": dialogues,
-        }
+        counts = strategies_of(dialogues)
+        counts |= {"steps": steps_of(dialogues), "tagged": dialogues}
         show_strategies(path, counts, answers, names_of_codes(args.lang))
         result["files"][path] = counts
     write_outputs(args, "strategies", result)
