@@ -39,6 +39,11 @@ from toy import world
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
+    return make_parser().run(run, argv)
+
+
+def make_parser():
+    """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
         description="Talk to a policy, watch it talk with a simulated user, or talk with the user "
@@ -64,7 +69,7 @@ def main(argv=None):
     )
     add_policy_flags(parser)
     add_user_flags(parser)
-    return parser.run(run, argv)
+    return parser
 
 
 def run(args):

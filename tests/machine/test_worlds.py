@@ -83,8 +83,7 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         assert Counter(row["purpose"] for row in rows) == {"target": 12, "no-target": 12}
         people = load_profiles(profiles / "en_chat.jsonl")
         assert {row["id"] for row in rows} == {p.id for p in people}
-        command = [out, *user, "--profiles", profiles / "en_chat.jsonl"]
-        assert replay.main([str(flag) for flag in command]) == 0
+        assert replay.main([str(flag) for flag in (out, *user)]) == 0
         assert measure(*flags, "--profiles", profiles / "en_test.jsonl") == 2
         assert "world chit-chat there, None here" in capsys.readouterr().err
 
