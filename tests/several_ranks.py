@@ -20,18 +20,10 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
     """Run a script on so many ranks. Returns (exit code, stdout, stderr). A rank that dies of
     SIGSEGV died inside torch (once on CI; never in 130 steps of the same run here): then the trace
     is shown as a warning, and the run is begun once more."""
+    command = "-m torch.distributed.run --standalone --nproc-per-node".split()
     for _ in range(2):
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(ranks),
-                str(script),
-                *map(str, flags),
-            ],
+            [sys.executable, *command, str(ranks), str(script), *map(str, flags)],
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -11,15 +11,6 @@ from conftest import ROOT
 from write_tour import NOTEBOOK, SCRIPT, notebook_of
 
 
-def test_cells_follow_the_marks_of_the_script():
-    script = 'left out\n# %% [markdown]\n# # A title\n#\n# text\n\n# %%\n# why\nx = "# %%"\n\n'
-    text, code = notebook_of(script)["cells"]
-    assert text["cell_type"] == "markdown"
-    assert "".join(text["source"]) == "# A title\n\ntext"
-    assert code["cell_type"] == "code"
-    assert "".join(code["source"]) == '# why\nx = "# %%"'
-
-
 def test_the_notebook_is_up_to_date_and_has_no_outputs():
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     script = SCRIPT.read_text(encoding="utf-8")

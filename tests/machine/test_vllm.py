@@ -8,7 +8,6 @@ from support.servers import ServerModel
 from support.settings import vllm_is_there
 
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -22,10 +21,10 @@ import rlver
 from conftest import make_tiny_model
 from engine import VllmEngine
 from lora import AdapterView, SharedBase, merge
-from models import PROBE, adamw
+from models import PROBE
 from policy import Agent, Episode, Policy, pack
 from ppo import logp_gap
-from runs import suited
+from runs import metrics, suited
 from simulator import (
     REPLY_SCHEMA,
     Simulator,
@@ -84,12 +83,12 @@ def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
     return asyncio.run(all_of_them())
 
 
-def gap(engine, policy, chat, think=False, **more):
-    """The largest difference between the engine's log-probs of fresh dialogues and the
-    trainer's."""
+def gap(engine, policy, chat, think=False, key="logp_gap_max", **more):
+    """The largest difference between the engine's log-probs of fresh dialogues and the trainer's;
+    with the key "logp_gap" the mean one."""
     batch = pack(dialogues(engine, chat, think, **more))
     with torch.no_grad():
-        return logp_gap([batch], [policy(batch)[0]])["logp_gap_max"]
+        return logp_gap([batch], [policy(batch)[0]])[key]
 
 
 @pytest.fixture
@@ -213,14 +212,9 @@ def test_a_run(flags, tied_dir, tmp_path):
     """Engine and trainer stay together through the updates, and the gap of every step is in the
     metrics."""
     assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out", tmp_path / "out"])) == 0
-    steps = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n")
-        if line
-    ]
-    assert len(steps) == 2 and all(
-        0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps
-    )
+    steps = metrics(tmp_path / "out")
+    assert len(steps) == 2
+    assert all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
@@ -249,11 +243,12 @@ def test_smollm2_and_its_adapters(smollm2_dir):
     root = SharedBase(Policy(model, 0.7), rank=16, alpha=32)
     policy, chat = AdapterView(root, "policy"), ChatFormat(tokenizer)
     engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024)
-    assert mean_gap(engine, policy, chat) < 1e-4
-    take_a_step(policy, pack(dialogues(engine, chat, think=False, count=3)))
-    assert mean_gap(engine, policy, chat) > 1e-2  # stale weights
+    mean = dict(key="logp_gap", count=3)
+    assert gap(engine, policy, chat, **mean) < 1e-4
+    changed(policy)
+    assert gap(engine, policy, chat, **mean) > 1e-2  # stale weights
     engine.load_weights(merge(iter_full_weights(policy.model), policy.model))
-    assert mean_gap(engine, policy, chat) < 1e-4
+    assert gap(engine, policy, chat, **mean) < 1e-4
 
 
 def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
@@ -262,22 +257,7 @@ def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
     model, tokenizer = load_model(smollm2_dir, dtype=torch.bfloat16)
     chat = ChatFormat(tokenizer)
     engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024, dtype=torch.bfloat16)
-    assert 1e-3 < mean_gap(engine, Policy(model, 0.7), chat) < 0.2
-
-
-def mean_gap(engine, policy, chat):
-    """The mean difference between the engine's log-probs of fresh dialogues and the trainer's."""
-    batch = pack(dialogues(engine, chat, think=False, count=3))
-    with torch.no_grad():
-        log_probs, _ = policy(batch)
-    return logp_gap([batch], [log_probs])["logp_gap"]
-
-
-def take_a_step(policy, batch):
-    """Make what was said likelier, with a learning rate that tells in one step."""
-    log_probs, _ = policy(batch)
-    (-log_probs[batch.action_mask].mean()).backward()
-    adamw(policy, 5e-3).step()
+    assert 1e-3 < gap(engine, Policy(model, 0.7), chat, key="logp_gap", count=3) < 0.2
 
 
 # --------------------------------------------------------------------------- the user's model there

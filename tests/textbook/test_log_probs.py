@@ -89,21 +89,6 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
     assert (other[0] - rows[0]).abs().max() > 0.1  # a wrong temperature would be seen
 
 
-@pytest.mark.parametrize("think, temperature", [(False, 0.7), (True, 1.0), (True, 1.6)])
-def test_the_trainers_log_probs_are_the_engines(think, temperature, chat, tiny_model):
-    """Two programs, one distribution. What the engine drew with is what `Policy.forward` says,
-    token by token, and off the policy's tokens all is 0."""
-    batch = pack(gossip(TorchEngine(tiny_model, chat.stop_id, temperature), chat, 4, think=think))
-    for logits in (2**24, 7 * len(chat.tokenizer)):
-        log_probs, entropy = Policy(tiny_model, temperature, logits)(batch)
-        assert_close([log_probs], [batch.engine_log_probs], 1e-4)
-        assert (
-            (entropy[batch.action_mask] > 0).all()
-            and (entropy[~batch.action_mask] == 0).all()
-            and log_probs.shape == entropy.shape == batch.ids.shape
-        )
-
-
 def test_chunks_of_logits_change_nothing_but_memory(model, tiny_tokenizer):
     """Memory that grows with the vocabulary: at one of 152,000 the logits are most of the memory.
     In chunks, each made again for the backward pass, nothing as wide as the vocabulary is kept;
