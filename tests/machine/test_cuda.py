@@ -45,19 +45,20 @@ def test_the_device_refuses_what_cuda_refuses(device):
     """And computes what the CPU computes: else all below would prove nothing. (An index that was
     left behind CUDA would fetch, at every step; here it is refused.)"""
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
-    assert torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b)
-    assert torch.zeros(2, device=device).device == a.to(device).device == device
-    assert (a.to(device) * torch.tensor(2.0))[1, 2].item() == 10  # one number may stay
+    there = a.to(device)
+    assert torch.equal((there @ b.to(device)).cpu(), a @ b)
+    assert torch.zeros(2, device=device).device == there.device == device
+    assert (there * torch.tensor(2.0))[1, 2].item() == 10  # one number may stay
     for wrong in (
-        lambda: a.to(device) @ b,
-        lambda: a.to(device)[torch.tensor([0, 1])],
-        lambda: torch.cat([a.to(device), a]),
-        lambda: a.to(device).add_(a),
+        lambda: there @ b,
+        lambda: there[torch.tensor([0, 1])],
+        lambda: torch.cat([there, a]),
+        lambda: there.add_(a),
     ):
         with pytest.raises(AssertionError, match="on the CPU"):
             wrong()
     with pytest.raises(RuntimeError, match="dtype"):
-        a.to(device).bfloat16() @ b.to(device)
+        there.bfloat16() @ b.to(device)
 
 
 @fake_cuda

@@ -23,7 +23,7 @@ def named_in(text):
     """What a text names in backticks by its module, "policy.Policy.forward": (module, names)."""
     for word, module in product(quoted(text), MODULES):
         rest = word.removeprefix(module + ".")
-        if rest != word and rest != "py" and re.fullmatch(r"[A-Za-z_][\w.]*", rest):
+        if rest not in (word, "py", "json") and re.fullmatch(r"[A-Za-z_][\w.]*", rest):
             yield module, rest.split(".")
 
 

@@ -78,45 +78,36 @@ MOODY = (
 
 
 # (algorithm, the file that says that the moment has come, its lines by then, the signal). Each
-# costs a process that imports torch; so two are usual, and the others, the same the other way round
-# among them, are soak.
+# costs a process that imports torch.
 KILLS = [
     ("ppo", "metrics.jsonl", 3, signal.SIGKILL),
     ("grpo", "metrics.jsonl", 1, signal.SIGINT),
-    ("grpo", "config.json", 1, signal.SIGKILL),
-    ("ppo", "dialogues.jsonl", 10, signal.SIGKILL),
-    ("ppo", "config.json", 1, signal.SIGKILL),
-    ("grpo", "dialogues.jsonl", 10, signal.SIGKILL),
-    ("grpo", "metrics.jsonl", 3, signal.SIGKILL),
-    ("ppo", "metrics.jsonl", 1, signal.SIGINT),
+    pytest.param("grpo", "config.json", 1, signal.SIGKILL, marks=pytest.mark.soak),
+    pytest.param("ppo", "dialogues.jsonl", 10, signal.SIGKILL, marks=pytest.mark.soak),
 ]
 
 
-@pytest.mark.parametrize(
-    "algo, name, size, kind",
-    [
-        pytest.param(*kill, marks=pytest.mark.slow if n < 2 else pytest.mark.soak)
-        for n, kill in enumerate(KILLS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algo, name, size, kind", KILLS)
 def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path):
     """SIGKILL, which no handler sees, at three moments of a process of its own; then half a line by
     hand in both logs, as after a power cut. And one SIGINT, as the terminal sends it."""
     # as many threads, the same sums
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
     out = tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-c",
-        MOODY,
-        *suited(["--model", tiny_dir, *SMALL, "--algo", algo, "--out", out]),
-    ]
+    flags = suited(["--model", tiny_dir, *SMALL, "--algo", algo, "--out", out])
     process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-c", MOODY, *flags],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    while process.poll() is None and not (
-        (out / name).exists() and (out / name).read_bytes().count(b"\n") >= size
-    ):
+
+    def lines():
+        return (out / name).read_bytes().count(b"\n") if (out / name).exists() else 0
+
+    while process.poll() is None and lines() < size:
         time.sleep(0.001)
     process.send_signal(kind)
     said = process.communicate()[1].decode()

@@ -1,7 +1,6 @@
 """What three days of a run will meet, in minutes: kills at random moments, a server with every
 fault. Run by `pytest -m soak`."""
 
-import json
 import os
 import random
 import subprocess
@@ -76,15 +75,13 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             time.sleep(rng.uniform(0, 1.5))
             if run.poll() is not None:
                 break
-            ranks = children(run.pid)
+            ranks = [Path(f"/proc/{pid}") for pid in children(run.pid)]
             run.kill()
             run.wait()
             deadline = time.monotonic() + 60
-            while (
-                left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-            ) and time.monotonic() < deadline:
+            while any(rank.exists() for rank in ranks):
+                assert time.monotonic() < deadline, "ranks outlive torchrun"
                 time.sleep(0.02)  # one that was still importing torch dies when it has
-            assert not left, "ranks outlive torchrun"
             kills += 1
             run = torchrun("--resume", out)
         assert run.wait(timeout=300) == 0, run.stderr.read()

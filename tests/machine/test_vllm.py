@@ -18,11 +18,12 @@ import pytest
 import torch
 
 import rlver
+from agents import gossip, sampled
 from conftest import make_tiny_model
 from engine import VllmEngine
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
-from policy import Agent, Episode, Policy, pack
+from policy import Policy, pack
 from ppo import logp_gap
 from runs import metrics, suited
 from simulator import (
@@ -36,11 +37,8 @@ from simulator import (
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
 )
-LINES = [
-    "My sister forgot my birthday. I feel hurt.",
-    "Hm. Nobody knows how it feels.",
-    "I just need to let it out.",
-]
+# a prompt of whole blocks: only such are cached
+LONG = dict(lines=[" ".join(PROBE.split()[:100])], turns=1, count=2)
 SMALL = (
     "--engine vllm --steps 2 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 2 "
     "--max-tokens 8 --eval-size 4 --lr 1e-2 --warmup 0"
@@ -65,28 +63,10 @@ def engine(tied_dir):
     return VllmEngine(tied_dir, chat.stop_id, 0.7, context=512)
 
 
-def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
-    async def one(seed):
-        agent = Agent(
-            engine, chat, think=think, max_tokens=max_tokens + seed, context=512, seed=[3, seed]
-        )
-        for line in lines:
-            await asyncio.sleep(0.01 * seed)  # they join while others are at work
-            await agent.reply(line)
-        episode = Episode(str(seed), 0, "")
-        episode.segments = agent.segments
-        return episode
-
-    async def all_of_them():
-        return await asyncio.gather(*map(one, range(count)))
-
-    return asyncio.run(all_of_them())
-
-
-def gap(engine, policy, chat, think=False, key="logp_gap_max", **more):
+def gap(engine, policy, chat, think=False, key="logp_gap_max", count=6, **more):
     """The largest difference between the engine's log-probs of fresh dialogues and the trainer's;
     with the key "logp_gap" the mean one."""
-    batch = pack(dialogues(engine, chat, think, **more))
+    batch = pack(gossip(engine, chat, think=think, max_tokens=12, count=count, **more))
     with torch.no_grad():
         return logp_gap([batch], [policy(batch)[0]])[key]
 
@@ -118,12 +98,8 @@ def test_its_ids_are_what_was_sampled(engine, policy):
     """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
     behind it; the limit holds."""
     _, chat = policy
-    replies = [
-        s
-        for e in dialogues(engine, chat, False, 12, max_tokens=60)
-        for s in e.segments
-        if s.log_probs is not None
-    ]
+    episodes = gossip(engine, chat, 12, think=False, max_tokens=60)
+    replies = [s for episode in episodes for s in sampled(episode)]
     assert all(
         len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies
     )
@@ -135,37 +111,25 @@ def test_a_dialogues_dice_decide(engine, policy):
     _, chat = policy
 
     def sampled_ids(count):
-        episodes = dialogues(engine, chat, False, count)
+        episodes = gossip(engine, chat, count, think=False, max_tokens=12)
         return [[segment.ids for segment in episode.segments] for episode in episodes]
 
     assert sampled_ids(3) == sampled_ids(6)[:3]
     assert len({str(row) for row in sampled_ids(6)}) == 6
 
 
-def test_new_weights_take_effect_again_and_again(engine, policy):
-    """Tied embeddings, fused projections, the prefix cache: after a sync all must be new, each
-    time."""
-    trainer, chat = policy
-    for seed in range(3):
-        changed(trainer, seed)
-        assert gap(engine, trainer, chat) > 1e-2  # stale weights
-        engine.load_weights(iter_full_weights(trainer.model))
-        assert gap(engine, trainer, chat) < 1e-4
-
-
 def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
-    """Keys and values made with the old weights fit the new ones badly. The prompt is long: only
-    whole blocks are cached."""
+    """After a sync all must be new, tied embeddings and fused projections too. Keys and values made
+    with the old weights fit the new ones badly."""
     trainer, chat = policy
-    long = dict(lines=[" ".join(PROBE.split()[:100])], count=2)
-    gap(engine, trainer, chat, **long)  # fills the cache
+    gap(engine, trainer, chat, **LONG)  # fills the cache
     changed(trainer)
     with monkeypatch.context() as patch:
         patch.setattr(VllmEngine, "forget", lambda self: None)
         engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, **long) > 1e-2
+    assert gap(engine, trainer, chat, **LONG) > 1e-2
     engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, **long) < 1e-4
+    assert gap(engine, trainer, chat, **LONG) < 1e-4
 
 
 def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
@@ -179,10 +143,10 @@ def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(engine.llm.llm_engine, "step", broken)
         with pytest.raises(RuntimeError, match="out of blocks"):
-            dialogues(engine, chat, False, 3)
+            gossip(engine, chat, 3, think=False)
     for name in range(engine.count + 1):
         engine.llm.llm_engine.abort_request([str(name)])
-    assert dialogues(engine, chat, False, 1)
+    assert gossip(engine, chat, 1, think=False)
 
 
 def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
@@ -201,7 +165,7 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
     assert asyncio.run(give_up()) and not engine.running
     changed(trainer)
     engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, lines=[" ".join(PROBE.split()[:100])], count=2) < 1e-4
+    assert gap(engine, trainer, chat, **LONG) < 1e-4
 
 
 # -------------------------------------------------------------------------------------- a whole run

@@ -141,17 +141,10 @@ def test_there_is_one_base_in_memory(tiny_model):
     root, policy, critic, reference = shared(tiny_model)
     frozen = {p.data_ptr(): p.numel() for p in root.parameters() if not p.requires_grad}
     assert sum(frozen.values()) == sum(p.numel() for p in tiny_model.parameters())
-
-    def size(part):
-        return sum(p.numel() for p in part.parameters())
-
-    adapters = 4 * sum(
-        sum(m.weight.shape)
-        for name, m in tiny_model.named_modules()
-        if isinstance(m, nn.Linear) and name != "lm_head"
-    )
-    assert (size(policy), size(critic), size(reference)) == (adapters, adapters + 33, 0)
-    assert not {id(p) for p in policy.parameters()} & {id(p) for p in critic.parameters()}
+    layers = [m for block in tiny_model.model.layers for m in block.modules()]
+    sides = [sum(m.weight.shape) for m in layers if isinstance(m, nn.Linear)]
+    sizes = [sum(p.numel() for p in part.parameters()) for part in (policy, critic, reference)]
+    assert sizes == [4 * sum(sides), 4 * sum(sides) + 33, 0]
 
 
 def test_policy_and_critic_learn_apart_and_the_reference_not_at_all(tiny_model, batch):

@@ -102,24 +102,18 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
     is played all the same, and always alike."""
     monkeypatch.setattr(world, "profiles", None)
     monkeypatch.setattr(world, "NAMES", None)
-    lines = []
-    for _ in range(2):
+
+    def talk():
         user = User(make_simulator("toy"), HAND)
         heard = [asyncio.run(user.open())]
-        for reply, moved in (
-            (sentences("advise", "boss", "angry")[0], {8, 10}),
-            ("My, what a cake!", {-7}),
-        ):
-            text, change = asyncio.run(user.feel(reply))
-            heard += [text, asyncio.run(user.answer())[0]]
-            assert change in moved
-        assert (
-            heard[0] == "My boss ate my cake. I feel angry. Cue one."
-            and "Cue two." in heard[2]
-            and "Cue three." in heard[4]
-        )
-        lines.append((heard, user.emotion))
-    assert lines[0] == lines[1]
+        for reply in (sentences("advise", "boss", "angry")[0], "My, what a cake!"):
+            heard += [*asyncio.run(user.feel(reply)), asyncio.run(user.answer())[0]]
+        return heard
+
+    opening, _, good, second, _, bad, third = talk()
+    assert opening == "My boss ate my cake. I feel angry. Cue one."
+    assert good >= 8 and "Cue two." in second and bad == -7 and "Cue three." in third
+    assert talk() == talk()
 
 
 def test_the_scripted_model_plays_no_profile_of_another_world():
