@@ -38,6 +38,18 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
     return done.returncode, done.stdout, done.stderr
 
 
+def alone(*flags):
+    """Run rlver.py in a process of its own. Returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "rlver.py", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 def make_episodes(count=6):
     """Dialogues of unequal length with made-up log-probs: the update does not care who said
     what."""

@@ -6,8 +6,6 @@ from support.loading import load_model
 from support.ranks import make_masters
 
 import asyncio
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from lora import AdapterView, SharedBase
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
 from runs import suited
-from several_ranks import ROOT, SMALL, make_episodes
+from several_ranks import SMALL, alone, make_episodes
 from tabular import cfg_of, models_of
 
 fake_cuda = pytest.mark.fake_cuda
@@ -183,14 +181,8 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
         suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out]),
         ["--resume", str(out), "--steps", "3"],
     ):
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "rlver.py"), *more],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stderr
+        code, _, err = alone(*more)
+        assert code == 0, err
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runs import metrics, numbers, rows, suited
-from several_ranks import ROOT, SMALL, torchrun
+from several_ranks import ROOT, SMALL, alone, torchrun
 
 
 def dialogues(out):
@@ -31,17 +31,6 @@ def alike(a, b):
 def run(ranks, tiny_dir, out, *flags):
     flags = suited(["--model", tiny_dir, *SMALL, "--out", out, *flags])
     return torchrun(ranks, "rlver.py", *flags) if ranks > 1 else alone(*flags)
-
-
-def alone(*flags):
-    done = subprocess.run(
-        [sys.executable, "rlver.py", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.soak

@@ -1,6 +1,7 @@
 """What three days of a run will meet, in minutes: kills at random moments, a server with every
 fault. Run by `pytest -m soak`."""
 
+import json
 import os
 import random
 import subprocess

@@ -71,7 +71,9 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
         agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in texts], think=think)
         episodes.append(episode_of(agent.segments))
     batch = pack(episodes)
-    packed = [x[batch.action_mask] for x in Policy(model, temperature)(batch)]
+    scores = Policy(model, temperature)(batch)
+    packed = [x[batch.action_mask] for x in scores]
+    assert all((x[~batch.action_mask] == 0).all() for x in scores)
     rows = by_rows(model, episodes, temperature)
     assert_close(packed, rows, 1e-5)
     assert_close(gradients(model, *packed), gradients(model, *rows), 1e-5)

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import ppo
-from ppo import CriticPart, log_probs_of, optimize, ppo_update
+from ppo import CriticPart, log_probs_of, optimize
 from tabular import (
     INF,
     VOCAB,
     Notes,
-    Ranks,
     Table,
     Values,
     cfg_of,
@@ -114,31 +113,6 @@ def test_the_gradient_does_not_depend_on_the_micro_batches():
         for before, sampled in zip(d.ids[:-1], d.action_mask[1:]):
             by_hand[before] += sampled * (critic.table[before].item() - a) / 2020
     close(critic_whole, by_hand)
-
-
-def test_two_ranks_are_one():
-    """Every rank whitens with everybody's mean and divides by everybody's tokens, so that two
-    halves, of unequal size here, make the gradient of the whole. A sum that forgets to be reduced
-    trains two models on two opinions."""
-    dialogues = [talk(s, 2, 3 + s, 2, 4) for s in range(6)]
-    # [rank][micro-batch]
-    share = [
-        [pack(*dialogues[:1]), pack(dialogues[1])],
-        [pack(*dialogues[2:4]), pack(*dialogues[4:])],
-    ]
-
-    def update(batches, **fields):
-        policy, critic = Table(), Values()
-        notes, critic_notes = Notes(policy), Notes(critic)
-        ppo_update(
-            models_of(policy, notes, critic, critic_notes, **fields),
-            [batches],
-            cfg_of(entropy_coef=0.01),
-        )
-        return torch.cat(notes.seen + critic_notes.seen)
-
-    halves = Ranks().run(lambda i, reduce: update(share[i], reduce=reduce))
-    close(halves[0] + halves[1], update(share[0] + share[1]))
 
 
 def test_what_sharding_divides_is_multiplied_back():
