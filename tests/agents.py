@@ -79,7 +79,7 @@ def speak(engine, chat, texts, *, think, lines=LINES, max_tokens=64, context=512
     return agent, asyncio.run(talk())
 
 
-def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=5, seeds=None):
+def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=5, seeds=None, lines=LINES):
     """`count` dialogues at once, random draws, out of step: lines and replies of many lengths.
     Returns their Episodes."""
     seeds = seeds or range(count)
@@ -90,7 +90,7 @@ def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=5, seeds=None):
 
     async def talk(number, agent):
         for turn in range(turns):
-            await agent.reply(LINES[(number + turn) % len(LINES)])
+            await agent.reply(lines[(number + turn) % len(lines)])
 
     async def together():
         await asyncio.gather(*[talk(s, agent) for s, agent in zip(seeds, agents)])
@@ -117,7 +117,7 @@ def random_episode(rng, vocab, think, turns=3, longest=9):
     for turn in range(turns):
         ids = some()
         segments += [
-            Segment(ids, branch=(turn + 1) * think, log_probs=[0.0] * len(ids)),
+            Segment(ids, branch=(turn + 1) * think, log_probs=[-5.0] * len(ids)),
             Segment(some()),
         ]
     return episode_of(segments)

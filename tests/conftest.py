@@ -219,9 +219,9 @@ def tiny_model(tiny_tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_gqa_model(tiny_tokenizer):
-    """A random model whose two heads share keys and values, and whose embeddings serve as output
-    layer too: both as in the small Qwens."""
-    return make_tiny_model(tiny_tokenizer, num_key_value_heads=1, tie_word_embeddings=True)
+    """A random model whose four heads share two of keys and values, and whose embeddings serve as
+    output layer too: both as in the small Qwens."""
+    return make_tiny_model(tiny_tokenizer, num_attention_heads=4, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")

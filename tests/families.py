@@ -20,7 +20,7 @@ CORPUS = [
 ] * 4
 
 
-def byte_level(special, **_):
+def byte_level(special):
     """The kind of Qwen, Llama 3, DeepSeek: what is encoded in pieces is what is encoded whole."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,19 +36,13 @@ def byte_level(special, **_):
     return wrapped(bpe, special)
 
 
-def sentencepiece(special, legacy):
-    """The kind of Llama 2: a blank is a letter, and one is put in front of every text (`legacy`:
-    behind every special token too)."""
+def sentencepiece(special):
+    """The kind of Llama 2: a blank is a letter, and one is put in front of every text."""
     bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     bpe.pre_tokenizer = pre_tokenizers.Metaspace()
     bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    if legacy:
-        bpe.pre_tokenizer = None
-        bpe.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-    else:
-        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bpe.pre_tokenizer = None
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bpe.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -102,14 +96,13 @@ QWEN3 = (
 IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
 
 
-# name: (tokenizer, its special tokens, how, template)
+# name: (tokenizer, its special tokens, template)
 FAMILIES = {
-    "Qwen2.5": (byte_level, IM, {}, chatml()),
-    "Qwen3": (byte_level, IM, {}, QWEN3),
+    "Qwen2.5": (byte_level, IM, chatml()),
+    "Qwen3": (byte_level, IM, QWEN3),
     "Llama-3.1": (
         byte_level,
         ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
-        {},
         "{{ '<|begin_of_text|>' }}{%- for m in messages %}{{ '<|start_header_id|>' + "
         "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
         "{%- endfor %}{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant"
@@ -118,7 +111,6 @@ FAMILIES = {
     "GLM-4": (
         byte_level,
         ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"],
-        {},
         turns(
             "%S<|user|>\\n%s",
             "<|assistant|>\\n%s",
@@ -134,36 +126,21 @@ THINKING = {  # always: their template opens the reply with the tag
     "R1-distill": (
         byte_level,
         ["<end>", "<begin>", "<User>", "<Assistant>"],
-        {},
         turns("%S<User>%s", "<Assistant>%s<end>", "%s", "<Assistant><think>\\n", start="<begin>"),
     ),
-    "Qwen3-Thinking": (byte_level, IM, {}, chatml(thinking="<think>\\n")),
+    "Qwen3-Thinking": (byte_level, IM, chatml(thinking="<think>\\n")),
 }
 
 
-REFUSED = {  # tokenizers of SentencePiece
-    "Llama-2": (
-        sentencepiece,
-        ["</s>", "<s>"],
-        {"legacy": True},
-        turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
-    ),
-    "Phi-3": (
-        sentencepiece,
-        ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
-        {"legacy": False},
-        turns(
-            "%S<|user|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n%s<|end|>\\n",
-            "<|system|>\\n%s<|end|>\\n",
-            "<|assistant|>\\n",
-        ),
-    ),
-}
+LLAMA_2 = (
+    sentencepiece,
+    ["</s>", "<s>"],
+    turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
+)
 
 
 def tokenizer_of(name):
-    make, special, how, template = {**FAMILIES, **THINKING, **REFUSED}[name]
-    tokenizer = make(special, **how)
+    make, special, template = {**FAMILIES, **THINKING, "Llama-2": LLAMA_2}[name]
+    tokenizer = make(special)
     tokenizer.chat_template = template
     return tokenizer

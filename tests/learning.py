@@ -9,7 +9,6 @@ yet. (See `learning` in conftest.py.)
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,37 +23,23 @@ class Learning:
     """The runs `names`, started at once. `wait(name)` returns a run's directory."""
 
     def __init__(self, names, place):
-        self.place, self.processes, self.failures, self.closed = Path(place), [], {}, False
-        self.runs = {name: threading.Thread(target=self.run, args=(name,)) for name in names}
-        for thread in self.runs.values():
-            thread.start()
+        self.place = Path(place)
+        self.processes = {name: self.start(name) for name in names}
 
-    def run(self, name):
-        if self.closed:
-            return
+    def start(self, name):
         command = [sys.executable, "rlver.py", *RUNS[name].split(), "--out", self.place / name]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=lambda: os.nice(5),
-        )  # the tests go first
-        self.processes.append(process)
-        errors = process.communicate()[1]
-        if process.returncode:
-            self.failures[name] = f"exit code {process.returncode}\n{errors}"
+        with open(self.place / f"{name}.txt", "w") as said:
+            # the tests go first
+            return subprocess.Popen(
+                command, cwd=ROOT, stdout=said, stderr=said, preexec_fn=lambda: os.nice(5)
+            )
 
     def wait(self, name):
-        self.runs[name].join()
-        assert not self.failures, "\n".join(self.failures.values())
+        code = self.processes[name].wait()
+        assert code == 0, (self.place / f"{name}.txt").read_text()
         return self.place / name
 
     def close(self):
-        self.closed = True
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-        for thread in self.runs.values():
-            thread.join()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()

@@ -116,6 +116,11 @@ def metrics(out):
     ]
 
 
+def numbers(row):
+    """A line of metrics without what is None there, for pytest.approx."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
 def summary(out):
     """What summary.json says about anything but time and memory."""
     everything = json.loads((out / "summary.json").read_text())

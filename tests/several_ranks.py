@@ -2,12 +2,13 @@
 dialogues to train on."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
@@ -20,18 +21,10 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
     """Run a script on so many ranks. Returns (exit code, stdout, stderr). A rank that dies of
     SIGSEGV died inside torch (once on CI; never in 130 steps of the same run here): then the trace
     is shown as a warning, and the run is begun once more."""
+    command = "-m torch.distributed.run --standalone --nproc-per-node".split()
     for _ in range(2):
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(ranks),
-                str(script),
-                *map(str, flags),
-            ],
+            [sys.executable, *command, str(ranks), str(script), *map(str, flags)],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -45,23 +38,25 @@ def torchrun(ranks, script, *flags, env=None, timeout=240):
     return done.returncode, done.stdout, done.stderr
 
 
-def make_episodes(count=6, think=True):
+def alone(*flags):
+    """Run rlver.py in a process of its own. Returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "rlver.py", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def make_episodes(count=6):
     """Dialogues of unequal length with made-up log-probs: the update does not care who said
     what."""
-    from policy import Episode, Segment
+    from agents import random_episode
 
-    episodes, rng = [], random.Random(0)
-
-    def some_ids(low, high):
-        return [rng.randrange(3, 300) for _ in range(rng.randint(low, high))]
-
-    for n in range(count):
-        e = Episode(f"p{n // 2}", n // 2, "", number=n, reward=rng.random())
-        for turn in range(1, rng.randint(2, 4)):
-            e.segments.append(Segment(some_ids(3, 9)))
-            ids = some_ids(2, 12)
-            e.segments.append(Segment(ids, branch=turn * think, log_probs=[-5.0] * len(ids)))
-            if think:
-                e.segments.append(Segment(some_ids(1, 4)))
-        episodes.append(e)
+    rng = np.random.default_rng(0)
+    episodes = [random_episode(rng, 300, think=True, turns=1 + n % 3) for n in range(count)]
+    for n, episode in enumerate(episodes):
+        episode.number, episode.group, episode.reward = n, n // 2, float(rng.random())
     return episodes

@@ -83,18 +83,16 @@ def test_a_tokenizer_that_loses_the_text_is_refused(tiny_dir, tmp_path):
 def test_a_tied_head_is_stored_once(tiny_tokenizer, tmp_path, monkeypatch):
     """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
     gather = models.iter_full_weights
-    monkeypatch.setattr(
-        models,
-        "iter_full_weights",
-        lambda module: ((name, w.clone()) for name, w in gather(module)),
-    )
-    model = make_tiny_model(tiny_tokenizer, tie_word_embeddings=True)
-    for part in (model, tiny_tokenizer):
-        part.save_pretrained(tmp_path / "tied")
-    assert (
-        rlver.main(["--model", str(tmp_path / "tied"), *SMALL, "--out", str(tmp_path / "out")]) == 0
-    )
-    place = tmp_path / "out" / "checkpoint-000001"
+
+    def gather_copies(module):
+        return ((name, weight.clone()) for name, weight in gather(module))
+
+    monkeypatch.setattr(models, "iter_full_weights", gather_copies)
+    tied, out = tmp_path / "tied", tmp_path / "out"
+    for part in (make_tiny_model(tiny_tokenizer, tie_word_embeddings=True), tiny_tokenizer):
+        part.save_pretrained(tied)
+    assert rlver.main(["--model", str(tied), *SMALL, "--out", str(out)]) == 0
+    place = out / "checkpoint-000001"
     with safe_open(place / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys() and "model.embed_tokens.weight" in file.keys()
     loaded, _ = load_model(place)
@@ -112,11 +110,11 @@ def test_the_directory_of_a_sage_file_names_its_simulator(tmp_path, capsys):
     assert conditions_of(rows[0]) == "simulator deepseek_based_simulator, by SAGE"
     assert evaluate.main(["--compare", *map(str, places)]) == 2
     assert "do not compare" in capsys.readouterr().err
-    plain = write(tmp_path / "r.jsonl", *[sage_line(i, [40]) for i in range(4)])
-    assert evaluate.main(["--score", str(plain)]) == 0
-    assert "names no simulator" in capsys.readouterr().out
-    assert evaluate.main(["--score", str(places[0])]) == 0
-    assert "names no simulator" not in capsys.readouterr().out
+    places.append(write(tmp_path / "r.jsonl", sage_line(0, [40])))
+    for place in places:
+        assert evaluate.main(["--score", str(place)]) == 0
+        unnamed = "names no simulator" in capsys.readouterr().out
+        assert unnamed == (place == places[2])
 
 
 # ----------------------------------------------------------------------------- damaged checkpoints

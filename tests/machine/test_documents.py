@@ -3,10 +3,10 @@
 from support.settings import RESUMABLE
 
 import ast
-import functools
 import importlib
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -19,56 +19,12 @@ METRICS = PAGES["docs/metrics.md"]
 # ------------------------------------------------------------------------- functions that are named
 
 
-class NoSuchName(Exception):
-    pass
-
-
-def attribute(thing, name):
-    """thing.name; of a class also a field that has no default and so is no attribute of it."""
-    try:
-        return getattr(thing, name)
-    except AttributeError:
-        if name in getattr(thing, "__dataclass_fields__", {}):
-            return None
-        raise NoSuchName(name) from None
-
-
-def resolve(name, home=None):
-    """Find what `name` names. Returns the module that it was found in; raises NoSuchName.
-
-    name: "ppo.gae", "policy.Policy.forward", "support.metrics", or without a module: then it is a
-    name of the module `home`, which was named before it ("read_answer" behind
-    "simulator.User.feel"), or "RunDir.save", a method of a class of any module."""
-    parts = name.split(".")
-    module = next((".".join(parts[:k]) for k in (2, 1) if ".".join(parts[:k]) in MODULES), None)
-    if module:
-        parts = parts[module.count(".") + 1 :]
-    elif home and hasattr(importlib.import_module(home), parts[0]):
-        module = home
-    elif len(parts) > 1:
-        module = next(
-            (m for m in sorted(MODULES) if hasattr(importlib.import_module(m), parts[0])), None
-        )
-    if not module:
-        raise NoSuchName(name)
-    functools.reduce(attribute, parts, importlib.import_module(module))
-    return module
-
-
-def resolve_all(words, strict):
-    """Resolve the names among `words`, a cell of a table or the whole text of a page, in their
-    order. strict: a name without a module must be one too; else only names that begin with a module
-    or a class are looked at. Returns how many were."""
-    home, count = None, 0
-    for word in words:
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", word) or word.endswith(
-            (".py", ".md", ".txt", ".json", ".jsonl")
-        ):
-            continue
-        first = ".".join(word.split(".")[: 1 + word.startswith(("support.", "tools.", "toy."))])
-        if strict or "." in word and (first in MODULES or re.match("[A-Z][a-z]", word)):
-            home, count = resolve(word, home), count + 1
-    return count
+def named_in(text):
+    """What a text names in backticks by its module, "policy.Policy.forward": (module, names)."""
+    for word, module in product(quoted(text), MODULES):
+        rest = word.removeprefix(module + ".")
+        if rest not in (word, "py", "json") and re.fullmatch(r"[A-Za-z_][\w.]*", rest):
+            yield module, rest.split(".")
 
 
 def cells(text, header):
@@ -84,14 +40,17 @@ def cells(text, header):
             yield row[column]
 
 
-def test_every_function_that_the_readme_names_is_there():
+def test_every_function_that_a_page_names_is_there():
     """The tables lead from an equation to a function; a renamed function must not leave them
-    pointing nowhere. In the text the same goes for what is named with its module or its class."""
-    named = [quoted(cell) for cell in cells(README, "function")]
-    assert len(named) >= 12 and all(resolve_all(words, strict=True) for words in named)
-    named = [quoted(cell) for cell in cells(PAGES["docs/differences.md"], "here")]
-    assert sum(resolve_all([w for w in words if "." in w], strict=True) for words in named) >= 15
-    assert sum(resolve_all(quoted(text), strict=False) for text in PAGES.values()) >= 40
+    pointing nowhere. (A field of a class that has no default is no attribute of it.)"""
+    named = [found for text in PAGES.values() for found in named_in(text)]
+    assert len(named) >= 40
+    for module, names in named:
+        thing = importlib.import_module(module)
+        for name in names:
+            fields = getattr(thing, "__dataclass_fields__", {})
+            assert hasattr(thing, name) or name in fields, (module, names)
+            thing = getattr(thing, name, None)
 
 
 # --------------------------------------------------------------------- links, files, steps, numbers
@@ -145,13 +104,6 @@ def test_every_file_that_is_named_is_there():
                 at = [ROOT / word, ROOT / "support" / word]
                 of_a_run = word in ("checkpoint-000050/", "tensorboard/")
                 assert any(p.exists() for p in at) or of_a_run, (page, word)
-
-
-def test_the_readme_is_short_enough_to_be_read():
-    """Lines of text end at 100 columns; a command is one line, however long."""
-    lines = README.splitlines()
-    assert len(lines) <= 150
-    assert not [line for line in lines if len(line) > 100 and not line.startswith("python3 ")]
 
 
 def test_the_numbered_steps_are_those_of_the_code():

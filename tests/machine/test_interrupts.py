@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from runs import SMALL, alike, cut_at, go, go_on, rows, suited
-from toy import world
+from runs import SMALL, alike, cut_at, go, go_on, suited
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -47,30 +46,6 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     alike(out, whole(algo))
 
 
-@pytest.mark.slow
-def test_an_interrupt_inside_a_dialogue_is_an_interrupt(
-    whole, tiny_dir, tmp_path, monkeypatch, capfd
-):
-    """Ctrl-C mostly comes while dialogues are held, deep inside asyncio, with others waiting for
-    their turn: it must not be taken for a failure of the simulator or of the engine, and not
-    hang."""
-    calls, answer = iter(range(1000)), world.ScriptedModel.__call__
-
-    async def tired(self, prompt, schema):
-        if next(calls) == 30:  # in step 1: the evaluation before asks at most 4 * (1 + 3 + 2) times
-            signal.raise_signal(signal.SIGINT)
-        return await answer(self, prompt)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.ScriptedModel, "__call__", tired)
-        assert go(tiny_dir, tmp_path / "out") == 130
-    said = capfd.readouterr().err
-    assert f"--resume {tmp_path / 'out'}\n" in said and "Traceback" not in said
-    assert len(rows(tmp_path / "out" / "dialogues.jsonl")) == 4
-    assert go_on(tmp_path / "out") == 0
-    alike(tmp_path / "out", whole("grpo"))
-
-
 MOODY = (
     "import sys, zlib; from toy import world; world.judge = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
     "10, 'I am in a mood'); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
@@ -78,45 +53,37 @@ MOODY = (
 
 
 # (algorithm, the file that says that the moment has come, its lines by then, the signal). Each
-# costs a process that imports torch; so two are usual, and the others, the same the other way round
-# among them, are soak.
+# costs a process that imports torch.
 KILLS = [
     ("ppo", "metrics.jsonl", 3, signal.SIGKILL),
     ("grpo", "metrics.jsonl", 1, signal.SIGINT),
-    ("grpo", "config.json", 1, signal.SIGKILL),
-    ("ppo", "dialogues.jsonl", 10, signal.SIGKILL),
-    ("ppo", "config.json", 1, signal.SIGKILL),
-    ("grpo", "dialogues.jsonl", 10, signal.SIGKILL),
-    ("grpo", "metrics.jsonl", 3, signal.SIGKILL),
-    ("ppo", "metrics.jsonl", 1, signal.SIGINT),
+    pytest.param("grpo", "config.json", 1, signal.SIGKILL, marks=pytest.mark.soak),
+    pytest.param("ppo", "dialogues.jsonl", 10, signal.SIGKILL, marks=pytest.mark.soak),
 ]
 
 
-@pytest.mark.parametrize(
-    "algo, name, size, kind",
-    [
-        pytest.param(*kill, marks=pytest.mark.slow if n < 2 else pytest.mark.soak)
-        for n, kill in enumerate(KILLS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algo, name, size, kind", KILLS)
 def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path):
     """SIGKILL, which no handler sees, at three moments of a process of its own; then half a line by
-    hand in both logs, as after a power cut. And one SIGINT, as the terminal sends it."""
+    hand in both logs, as after a power cut. And one SIGINT, as the terminal sends it, mostly while
+    dialogues are held, deep inside asyncio: it must not be taken for a failure of the simulator."""
     # as many threads, the same sums
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
     out = tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-c",
-        MOODY,
-        *suited(["--model", tiny_dir, *SMALL, "--algo", algo, "--out", out]),
-    ]
+    flags = suited(["--model", tiny_dir, *SMALL, "--algo", algo, "--out", out])
     process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-c", MOODY, *flags],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    while process.poll() is None and not (
-        (out / name).exists() and (out / name).read_bytes().count(b"\n") >= size
-    ):
+
+    def lines():
+        return (out / name).read_bytes().count(b"\n") if (out / name).exists() else 0
+
+    while process.poll() is None and lines() < size:
         time.sleep(0.001)
     process.send_signal(kind)
     said = process.communicate()[1].decode()

@@ -32,6 +32,15 @@ def trained(tiny_dir, tmp_path, monkeypatch):
     return train(tiny_dir, tmp_path / "run", "--eval-size", 1, "--profiles", "people.jsonl")
 
 
+def measured(place, *flags):
+    """Run evaluate.py with files in `place`. Returns its exit code."""
+    return measure(*SHORT, "--out", place / "r.jsonl", "--json", place / "j.json", *flags)
+
+
+def told_in(place):
+    return json.loads((place / "j.json").read_text())
+
+
 # ---------------------------------------------------------------------------- users of the training
 
 
@@ -41,20 +50,16 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
     on, under a table that says "never trained on". From another directory, too."""
     told = json.loads((trained / "heldout.json").read_text())
     assert told["ids"] == ["toy-train-0011"]
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert measure("--policy", trained, "--out", "r.jsonl") == 0
-    assert [line["id"] for line in lines(tmp_path / "elsewhere/r.jsonl")] == told["ids"]
-    assert all(line["rlver"]["held_out"] for line in lines(tmp_path / "elsewhere/r.jsonl"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert measured(elsewhere, "--policy", trained) == 0
+    assert [line["id"] for line in lines(elsewhere / "r.jsonl")] == told["ids"]
+    assert all(line["rlver"]["held_out"] for line in lines(elsewhere / "r.jsonl"))
     monkeypatch.chdir(tmp_path)
     # users that are named, and a policy that is no run: nobody knows
-    assert (
-        measure(
-            "--policy", trained, "--profiles", "people.jsonl", "--limit", 2, "--out", "named.jsonl"
-        )
-        == 0
-    )
-    assert not any(line["rlver"]["held_out"] for line in lines(tmp_path / "named.jsonl"))
+    assert measured(tmp_path, "--policy", trained, "--profiles", "people.jsonl", "--limit", 2) == 0
+    assert not any(line["rlver"]["held_out"] for line in lines(tmp_path / "r.jsonl"))
 
 
 @pytest.mark.slow
@@ -103,27 +108,17 @@ def test_all_settings_tell_results_apart():
 
 
 @pytest.mark.slow
-def test_the_score_is_of_the_users_asked_for(tiny_dir, tmp_path, capsys):
+def test_the_score_is_of_the_users_asked_for(tiny_dir, tmp_path):
     """--limit 1 after --limit 3 printed the score of all three."""
-    flags = [
-        "--policy",
-        tiny_dir,
-        *SHORT,
-        "--out",
-        tmp_path / "r.jsonl",
-        "--json",
-        tmp_path / "j.json",
-        "--limit",
-    ]
-    assert measure(*flags, 3) == 0
-    assert measure(*flags, 1) == 0
-    told = json.loads((tmp_path / "j.json").read_text())
+    for limit in (3, 1):
+        assert measured(tmp_path, "--policy", tiny_dir, "--limit", limit) == 0
+    told = told_in(tmp_path)
     assert told["n"] == 1 == told["asked"] and len(lines(tmp_path / "r.jsonl")) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaf, code", [(1, 0), (6, 75), (8, 75)])
-def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
+def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys, monkeypatch):
     """With six of eight dialogues lost a score was printed, and the exit code was 0."""
     path = profiles(tmp_path / "p.jsonl", 8)
     scenes = [p.scene.split("\n")[1] for p in load_profiles(path)][:deaf]
@@ -133,33 +128,17 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
         lost = any(scene in prompt for scene in scenes)
         return "no" if lost else asyncio.run(scripted(prompt))
 
-    with Loopback(answer=answer) as server, pytest.MonkeyPatch.context() as patch:
-        make = make_simulator
-        patch.setattr(
-            evaluate,
-            "make_simulator",
-            lambda *names, **more: make(*names, **{**more, "retries": 0}),
-        )
-        assert (
-            measure(
-                "--policy",
-                tiny_dir,
-                *SHORT,
-                "--profiles",
-                path,
-                "--simulator",
-                f"openai:scripted@{server.url}",
-                "--out",
-                tmp_path / "r.jsonl",
-                "--json",
-                tmp_path / "j.json",
-            )
-            == code
-        )
+    def impatient(*names, **more):
+        return make_simulator(*names, **{**more, "retries": 0})
+
+    monkeypatch.setattr(evaluate, "make_simulator", impatient)
+    with Loopback(answer=answer) as server:
+        users = ["--profiles", path, "--simulator", f"openai:scripted@{server.url}"]
+        assert measured(tmp_path, "--policy", tiny_dir, *users) == code
     out, err = capsys.readouterr()
     assert err.count(" is missing: ") == deaf
     if deaf < 8:
-        told = json.loads((tmp_path / "j.json").read_text())
+        told = told_in(tmp_path)
         assert (told["n"], told["lost"], told["asked"]) == (8 - deaf, deaf, 8)
         assert f"{8 - deaf} of 8\n" in out
     else:
@@ -168,20 +147,7 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
 
 def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
     """Its first prompt does not fit the context: it was scored 40, the start."""
-    assert (
-        measure(
-            "--policy",
-            tiny_dir,
-            *SHORT,
-            "--context",
-            8,
-            "--limit",
-            2,
-            "--out",
-            tmp_path / "r.jsonl",
-        )
-        == 75
-    )
+    assert measured(tmp_path, "--policy", tiny_dir, "--context", 8, "--limit", 2) == 75
     assert "leaves no room in the context" in capsys.readouterr().err
     assert not (tmp_path / "r.jsonl").read_text()
 
@@ -205,8 +171,8 @@ def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
 def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path, capsys):
     """The table called it chit-chat."""
     people = profiles(tmp_path / "p.jsonl", 2)
-    flags = ["--world", "chit-chat", "--profiles", people, "--out", tmp_path / "r.jsonl"]
-    assert measure("--policy", tiny_dir, *flags) == 2
+    flags = ["--world", "chit-chat", "--profiles", people]
+    assert measured(tmp_path, "--policy", tiny_dir, *flags) == 2
     assert "toy-train-0000 has a trouble" in capsys.readouterr().err
 
 

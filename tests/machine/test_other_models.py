@@ -4,7 +4,6 @@ template that has a switch of its own."""
 from support.chat_format import ChatFormat
 
 import copy
-import json
 
 import pytest
 
@@ -53,13 +52,8 @@ def test_a_model_that_cannot_do_is_refused_in_one_line(
 def test_a_context_that_the_first_line_fills_is_named(tiny_tokenizer, tmp_path, capfd):
     """Not "the simulator failed": nothing is wrong with the user but the length of what it says."""
     system = len(ChatFormat(tiny_tokenizer, load_prompt("policy_direct")).first_prompt(""))
-    assert (
-        go(
-            other_model(tiny_tokenizer, tmp_path / "model", max_position_embeddings=system + 5),
-            tmp_path / "out",
-        )
-        == 75
-    )
+    model = other_model(tiny_tokenizer, tmp_path / "model", max_position_embeddings=system + 5)
+    assert go(model, tmp_path / "out") == 75
     assert "leaves no room in the context" in capfd.readouterr().err
 
 
@@ -83,21 +77,8 @@ def test_tokenizers_as_they_come(change, settings, tiny_tokenizer, tmp_path):
     too, and that one is still trained, or no reply would learn to end. And real models have rows in
     their embedding that no word has; a random one samples them."""
     model = other_model(tiny_tokenizer, tmp_path / "model", change, **settings)
-    assert (
-        go(
-            model,
-            tmp_path / "out",
-            "--max-tokens",
-            40,
-            "--max-turns",
-            2,
-            "--steps",
-            1,
-            "--eval-size",
-            1,
-        )
-        == 0
-    )
+    flags = "--max-tokens 40 --max-turns 2 --steps 1 --eval-size 1".split()
+    assert go(model, tmp_path / "out", *flags) == 0
     [row] = metrics(tmp_path / "out")
     assert row["tokens_trained"] == row["tokens_sampled"] > 0 and row["logp_gap"] < 1e-5
 
@@ -118,14 +99,8 @@ def test_the_templates_own_switch_is_part_of_the_run(tiny_tokenizer, tmp_path, c
     assert go(model, out, "--template-args", '{"enable_thinking": true}', "--steps", 1) == 0
     [row] = metrics(out)
     assert row["stray_thoughts"] == 0 and row["logp_gap"] < 1e-5
-    assert json.loads((out / "config.json").read_text())["template_args"] == {
-        "enable_thinking": True
-    }
     assert go_on(out, "--steps", 2) == 0 and len(metrics(out)) == 2
     assert "--template-args cannot change" in refuse(
         capfd, "--resume", out, "--template-args", '{"enable_thinking": false}'
     )
     assert evaluate.load_policy(str(out)).settings["template_args"] == {"enable_thinking": True}
-    # off: an opening that later turns do not see
-    assert go(model, tmp_path / "off", "--steps", 1) == 0
-    assert metrics(tmp_path / "off")[0]["logp_gap"] < 1e-5

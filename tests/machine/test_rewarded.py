@@ -39,18 +39,14 @@ def test_flat_groups_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags, size", [([], 1), (["--group-size=2"], 2)])
-def test_ppo_may_hold_several_dialogues_with_each_user(flags, size, tiny_dir, tmp_path):
+def test_ppo_may_hold_several_dialogues_with_each_user(tiny_dir, tmp_path):
     """By default four dialogues are with four users. With groups of two they are with the first two
     of these, from one first line each. PPO compares no dialogues, so no group of its is flat."""
-    assert go(tiny_dir, tmp_path / "out", "--algo", "ppo", "--steps", 1, *flags) == 0
-    begun = [
-        (row["profile_id"], row["first_line"])
-        for row in rows(tmp_path / "out" / "dialogues.jsonl")
-        if row["split"] == "train"
-    ]
-    users = profiles_of_step(toy_profiles("train"), 4 // size, 0, 1)
-    assert [user for user, _ in begun] == [user.id for user in users for _ in range(size)]
-    assert len(set(begun)) == len(users)
+    flags = ["--algo", "ppo", "--steps", 1, "--group-size=2"]
+    assert go(tiny_dir, tmp_path / "out", *flags) == 0
+    dialogues = rows(tmp_path / "out" / "dialogues.jsonl")
+    begun = [(d["profile_id"], d["first_line"]) for d in dialogues if d["split"] == "train"]
+    one, two = (user.id for user in profiles_of_step(toy_profiles("train"), 2, 0, 1))
+    assert [user for user, _ in begun] == [one, one, two, two] and len(set(begun)) == 2
     (row,) = metrics(tmp_path / "out")
     assert row["flat_groups"] is None and row["grad_norm"] > 0

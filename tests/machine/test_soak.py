@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runs import rows
 from server import start, toy_people
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -48,10 +49,6 @@ def children(pid):
     return found
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
 @pytest.mark.soak
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, tmp_path):
     """kill -9 of both ranks, again and again: each resume continues, and the end is that of a run
@@ -79,24 +76,22 @@ def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tiny_dir, 
             time.sleep(rng.uniform(0, 1.5))
             if run.poll() is not None:
                 break
-            ranks = children(run.pid)
+            ranks = [Path(f"/proc/{pid}") for pid in children(run.pid)]
             run.kill()
             run.wait()
             deadline = time.monotonic() + 60
-            while (
-                left := [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-            ) and time.monotonic() < deadline:
+            while any(rank.exists() for rank in ranks):
+                assert time.monotonic() < deadline, "ranks outlive torchrun"
                 time.sleep(0.02)  # one that was still importing torch dies when it has
-            assert not left, "ranks outlive torchrun"
             kills += 1
             run = torchrun("--resume", out)
         assert run.wait(timeout=300) == 0, run.stderr.read()
     finally:
         server.kill()
     assert kills == KILLS
-    assert lines(out / "dialogues.jsonl") == lines(tmp_path / "whole" / "dialogues.jsonl")
-    assert [row["step"] for row in lines(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    keys = [row["key"] for path in out.glob("calls*.jsonl") for row in lines(path) if row]
+    assert rows(out / "dialogues.jsonl") == rows(tmp_path / "whole" / "dialogues.jsonl")
+    assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    keys = [row["key"] for path in out.glob("calls*.jsonl") for row in rows(path) if row]
     # and next to nothing was paid for twice: equal prompts of two dialogues
     assert len(keys) - len(set(keys)) <= 0.2 * len(keys)
 
@@ -109,9 +104,9 @@ def test_a_run_over_a_server_with_every_fault(tmp_path):
     and two runs differ by more."""
     faults = ["--faults", json.dumps({"429": 0.30, "garbage": 0.05, "hang": 0.02})]
     without, usual = run_over_server(tmp_path / "without")
-    rows, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 120]")
-    assert len(rows) == len(without) == 10
-    assert sum(row["dropped"] for row in rows) < 0.01 * 10 * 64
+    steps, score = run_over_server(tmp_path / "with", *faults, "--outage", "[3000, 120]")
+    assert len(steps) == len(without) == 10
+    assert sum(row["dropped"] for row in steps) < 0.01 * 10 * 64
     errors = usual["stderr"] ** 2 + score["stderr"] ** 2
     assert abs(score["score"] - usual["score"]) <= 3 * errors**0.5
 
@@ -126,44 +121,4 @@ def run_over_server(out, *server_flags):
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     finally:
         process.kill()
-    return lines(out / "metrics.jsonl"), json.loads((out / "summary.json").read_text())["after"]
-
-
-@pytest.mark.soak
-def test_the_reader_reads_or_refuses_whatever_it_is_given():
-    """Some thousand answers put together from pieces that mean something to it: an object of the
-    schema's keys, or Unreadable, nothing else."""
-    from hypothesis import given, settings
-    from hypothesis import strategies as some
-
-    from answering import CODE, feeling
-    from hostile import SCHEMAS, tails
-    from simulator import Unreadable, read_answer
-
-    whole = feeling(-3)
-    pieces = [
-        *tails(whole),
-        whole,
-        *'{}[]",:\\',
-        "```",
-        "<think>",
-        "</think>",
-        "\u2028",
-        "\ud83d",
-        "\x00",
-    ]
-    texts = some.lists(
-        some.one_of(some.sampled_from(pieces), some.text(max_size=5)), max_size=60
-    ).map("".join)
-
-    @settings(max_examples=3_000, deadline=None)
-    @given(texts, texts)
-    def answers(text, more):
-        for answer in (text, f"{text}</think>{whole}", whole.replace('"x"', f'"{text}"{more}')):
-            for schema in SCHEMAS.values():
-                try:
-                    assert list(read_answer(answer, schema, CODE)) == list(schema)
-                except Unreadable:
-                    pass
-
-    answers()
+    return rows(out / "metrics.jsonl"), json.loads((out / "summary.json").read_text())["after"]

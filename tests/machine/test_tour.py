@@ -11,15 +11,6 @@ from conftest import ROOT
 from write_tour import NOTEBOOK, SCRIPT, notebook_of
 
 
-def test_cells_follow_the_marks_of_the_script():
-    script = 'left out\n# %% [markdown]\n# # A title\n#\n# text\n\n# %%\n# why\nx = "# %%"\n\n'
-    text, code = notebook_of(script)["cells"]
-    assert text["cell_type"] == "markdown"
-    assert "".join(text["source"]) == "# A title\n\ntext"
-    assert code["cell_type"] == "code"
-    assert "".join(code["source"]) == '# why\nx = "# %%"'
-
-
 def test_the_notebook_is_up_to_date_and_has_no_outputs():
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     script = SCRIPT.read_text(encoding="utf-8")
@@ -84,26 +75,6 @@ def test_advantages_by_hand_are_those_of_the_project(printed):
         lines = [line for line in cell_with(printed, name).splitlines() if line]
         by_hand, from_project = [re.findall(r"-?\d+\.\d+", line) for line in lines]
         assert by_hand == from_project and len(by_hand) >= 4
-
-
-@pytest.mark.slow
-def test_the_reward_stands_on_the_last_sampled_token(printed):
-    rows = re.findall(r" ([01]) +(\d+) +(\d\.\d\d)$", cell_with(printed, "mask   turn"), re.M)
-    rewarded = [i for i, (_, _, reward) in enumerate(rows) if float(reward)]
-    sampled = [i for i, (mask, _, _) in enumerate(rows) if mask == "1"]
-    assert rewarded == sampled[-1:]
-
-
-@pytest.mark.slow
-def test_the_first_ratio_is_1_and_the_clip_acts_later(printed):
-    table = cell_with(printed, "clipped\n")
-    rows = re.findall(r"^ +\d" + 5 * r" +(\S+)" + " %$", table, flags=re.MULTILINE)
-    assert len(rows) == 6
-    assert rows[0] == ("1.000", "1.000", "1.00", "1.00", "0.0")
-    good, bad, low, high, clipped = map(float, rows[-1])
-    # the means hide the tails, as the text below says
-    assert 0.9 < bad < 1 < good < 1.1
-    assert low < 0.8 and high > 1.2 and clipped > 0
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from support.servers import ServerModel
 from support.settings import vllm_is_there
 
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -19,13 +18,14 @@ import pytest
 import torch
 
 import rlver
+from agents import gossip, sampled
 from conftest import make_tiny_model
 from engine import VllmEngine
 from lora import AdapterView, SharedBase, merge
-from models import PROBE, adamw
-from policy import Agent, Episode, Policy, pack
+from models import PROBE
+from policy import Policy, pack
 from ppo import logp_gap
-from runs import suited
+from runs import metrics, suited
 from simulator import (
     REPLY_SCHEMA,
     Simulator,
@@ -37,11 +37,8 @@ from simulator import (
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
 )
-LINES = [
-    "My sister forgot my birthday. I feel hurt.",
-    "Hm. Nobody knows how it feels.",
-    "I just need to let it out.",
-]
+# a prompt of whole blocks: only such are cached
+LONG = dict(lines=[" ".join(PROBE.split()[:100])], turns=1, count=2)
 SMALL = (
     "--engine vllm --steps 2 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 2 "
     "--max-tokens 8 --eval-size 4 --lr 1e-2 --warmup 0"
@@ -66,30 +63,12 @@ def engine(tied_dir):
     return VllmEngine(tied_dir, chat.stop_id, 0.7, context=512)
 
 
-def dialogues(engine, chat, think, count=6, lines=LINES, max_tokens=12):
-    async def one(seed):
-        agent = Agent(
-            engine, chat, think=think, max_tokens=max_tokens + seed, context=512, seed=[3, seed]
-        )
-        for line in lines:
-            await asyncio.sleep(0.01 * seed)  # they join while others are at work
-            await agent.reply(line)
-        episode = Episode(str(seed), 0, "")
-        episode.segments = agent.segments
-        return episode
-
-    async def all_of_them():
-        return await asyncio.gather(*map(one, range(count)))
-
-    return asyncio.run(all_of_them())
-
-
-def gap(engine, policy, chat, think=False, **more):
-    """The largest difference between the engine's log-probs of fresh dialogues and the
-    trainer's."""
-    batch = pack(dialogues(engine, chat, think, **more))
+def gap(engine, policy, chat, think=False, key="logp_gap_max", count=6, **more):
+    """The largest difference between the engine's log-probs of fresh dialogues and the trainer's;
+    with the key "logp_gap" the mean one."""
+    batch = pack(gossip(engine, chat, think=think, max_tokens=12, count=count, **more))
     with torch.no_grad():
-        return logp_gap([batch], [policy(batch)[0]])["logp_gap_max"]
+        return logp_gap([batch], [policy(batch)[0]])[key]
 
 
 @pytest.fixture
@@ -119,12 +98,8 @@ def test_its_ids_are_what_was_sampled(engine, policy):
     """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
     behind it; the limit holds."""
     _, chat = policy
-    replies = [
-        s
-        for e in dialogues(engine, chat, False, 12, max_tokens=60)
-        for s in e.segments
-        if s.log_probs is not None
-    ]
+    episodes = gossip(engine, chat, 12, think=False, max_tokens=60)
+    replies = [s for episode in episodes for s in sampled(episode)]
     assert all(
         len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies
     )
@@ -136,37 +111,25 @@ def test_a_dialogues_dice_decide(engine, policy):
     _, chat = policy
 
     def sampled_ids(count):
-        episodes = dialogues(engine, chat, False, count)
+        episodes = gossip(engine, chat, count, think=False, max_tokens=12)
         return [[segment.ids for segment in episode.segments] for episode in episodes]
 
     assert sampled_ids(3) == sampled_ids(6)[:3]
     assert len({str(row) for row in sampled_ids(6)}) == 6
 
 
-def test_new_weights_take_effect_again_and_again(engine, policy):
-    """Tied embeddings, fused projections, the prefix cache: after a sync all must be new, each
-    time."""
-    trainer, chat = policy
-    for seed in range(3):
-        changed(trainer, seed)
-        assert gap(engine, trainer, chat) > 1e-2  # stale weights
-        engine.load_weights(iter_full_weights(trainer.model))
-        assert gap(engine, trainer, chat) < 1e-4
-
-
 def test_a_stale_prefix_cache_is_seen(engine, policy, monkeypatch):
-    """Keys and values made with the old weights fit the new ones badly. The prompt is long: only
-    whole blocks are cached."""
+    """After a sync all must be new, tied embeddings and fused projections too. Keys and values made
+    with the old weights fit the new ones badly."""
     trainer, chat = policy
-    long = dict(lines=[" ".join(PROBE.split()[:100])], count=2)
-    gap(engine, trainer, chat, **long)  # fills the cache
+    gap(engine, trainer, chat, **LONG)  # fills the cache
     changed(trainer)
     with monkeypatch.context() as patch:
         patch.setattr(VllmEngine, "forget", lambda self: None)
         engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, **long) > 1e-2
+    assert gap(engine, trainer, chat, **LONG) > 1e-2
     engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, **long) < 1e-4
+    assert gap(engine, trainer, chat, **LONG) < 1e-4
 
 
 def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
@@ -180,10 +143,10 @@ def test_a_failure_reaches_everybody_who_waits(engine, policy, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(engine.llm.llm_engine, "step", broken)
         with pytest.raises(RuntimeError, match="out of blocks"):
-            dialogues(engine, chat, False, 3)
+            gossip(engine, chat, 3, think=False)
     for name in range(engine.count + 1):
         engine.llm.llm_engine.abort_request([str(name)])
-    assert dialogues(engine, chat, False, 1)
+    assert gossip(engine, chat, 1, think=False)
 
 
 def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
@@ -202,7 +165,7 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
     assert asyncio.run(give_up()) and not engine.running
     changed(trainer)
     engine.load_weights(iter_full_weights(trainer.model))
-    assert gap(engine, trainer, chat, lines=[" ".join(PROBE.split()[:100])], count=2) < 1e-4
+    assert gap(engine, trainer, chat, **LONG) < 1e-4
 
 
 # -------------------------------------------------------------------------------------- a whole run
@@ -213,14 +176,9 @@ def test_a_run(flags, tied_dir, tmp_path):
     """Engine and trainer stay together through the updates, and the gap of every step is in the
     metrics."""
     assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out", tmp_path / "out"])) == 0
-    steps = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "metrics.jsonl").read_text().split("\n")
-        if line
-    ]
-    assert len(steps) == 2 and all(
-        0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps
-    )
+    steps = metrics(tmp_path / "out")
+    assert len(steps) == 2
+    assert all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
@@ -249,11 +207,12 @@ def test_smollm2_and_its_adapters(smollm2_dir):
     root = SharedBase(Policy(model, 0.7), rank=16, alpha=32)
     policy, chat = AdapterView(root, "policy"), ChatFormat(tokenizer)
     engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024)
-    assert mean_gap(engine, policy, chat) < 1e-4
-    take_a_step(policy, pack(dialogues(engine, chat, think=False, count=3)))
-    assert mean_gap(engine, policy, chat) > 1e-2  # stale weights
+    mean = dict(key="logp_gap", count=3)
+    assert gap(engine, policy, chat, **mean) < 1e-4
+    changed(policy)
+    assert gap(engine, policy, chat, **mean) > 1e-2  # stale weights
     engine.load_weights(merge(iter_full_weights(policy.model), policy.model))
-    assert mean_gap(engine, policy, chat) < 1e-4
+    assert gap(engine, policy, chat, **mean) < 1e-4
 
 
 def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
@@ -262,22 +221,7 @@ def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
     model, tokenizer = load_model(smollm2_dir, dtype=torch.bfloat16)
     chat = ChatFormat(tokenizer)
     engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024, dtype=torch.bfloat16)
-    assert 1e-3 < mean_gap(engine, Policy(model, 0.7), chat) < 0.2
-
-
-def mean_gap(engine, policy, chat):
-    """The mean difference between the engine's log-probs of fresh dialogues and the trainer's."""
-    batch = pack(dialogues(engine, chat, think=False, count=3))
-    with torch.no_grad():
-        log_probs, _ = policy(batch)
-    return logp_gap([batch], [log_probs])["logp_gap"]
-
-
-def take_a_step(policy, batch):
-    """Make what was said likelier, with a learning rate that tells in one step."""
-    log_probs, _ = policy(batch)
-    (-log_probs[batch.action_mask].mean()).backward()
-    adamw(policy, 5e-3).step()
+    assert 1e-3 < gap(engine, Policy(model, 0.7), chat, key="logp_gap", count=3) < 0.2
 
 
 # --------------------------------------------------------------------------- the user's model there

@@ -64,19 +64,10 @@ def test_the_policy_loss_is_a_sum_over_the_policys_tokens():
 def test_each_token_has_its_own_weight():
     """An importance weight is a factor of its token's part of the loss, and of nothing else; the
     clip does not see it."""
-    new, old = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2))
-    advantages, w, mask = (
-        normal(1, 4, seed=3),
-        torch.tensor([[2.0, 0.5, 0.0, 1.0]]),
-        torch.ones(1, 4, dtype=torch.bool),
-    )
-    single = [
-        policy_loss(
-            new[:, i : i + 1], old[:, i : i + 1], advantages[:, i : i + 1], mask[:, :1], 0.2
-        )
-        for i in range(4)
-    ]
-    loss, clipped = policy_loss(new, old, advantages, mask, 0.2, w)
+    new, old, advantages = (normal(1, 4, seed=s, scale=0.5) for s in (1, 2, 3))
+    w, mask = torch.tensor([[2.0, 0.5, 0.0, 1.0]]), torch.eye(4, dtype=torch.bool)
+    single = [policy_loss(new, old, advantages, one[None], 0.2) for one in mask]
+    loss, clipped = policy_loss(new, old, advantages, mask.any(0)[None], 0.2, w)
     close(loss, 2 * single[0][0] + 0.5 * single[1][0] + single[3][0])
     assert clipped == sum(n for _, n in single) > 0
 

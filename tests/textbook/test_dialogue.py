@@ -17,8 +17,7 @@ from answering import coded, feeling, saying
 from policy import Reply, split_thought
 from rlver import converse, rollout
 from scripted import Agent
-from simulator import Profile, Simulator, User, make_simulator, toy_profiles
-from toy import world
+from simulator import Profile, Simulator, User
 
 
 def thinking(text):
@@ -52,11 +51,6 @@ class Model:
         me = re.search(r"person-\d+", prompt).group()
         return coded(prompt, saying(f"{me} speaks, having heard <{last}>"))
 
-    def heard_by_users(self):
-        return [
-            m["text"] for prompt in self.prompts for m in told(prompt) if m["speaker"] == "friend"
-        ]
-
 
 def person(k):
     return Profile(f"p-{k}", f"person-{k}", "scene", "passive", [], "theme")
@@ -65,13 +59,9 @@ def person(k):
 def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
-    return (
-        asyncio.run(
-            converse(agent, User(Simulator(model), person(0)), "First line.", max_turns, group=3)
-        ),
-        agent,
-        model,
-    )
+    user = User(Simulator(model), person(0))
+    episode = asyncio.run(converse(agent, user, "First line.", max_turns, group=3))
+    return episode, agent, model
 
 
 # ------------------------------------------------------------------------------------- one dialogue
@@ -119,45 +109,26 @@ def test_how_a_dialogue_ends(name):
         [thinking(*reply) if isinstance(reply, tuple) else reply for reply in replies]
     )
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
-    assert (
-        sum(t["emotion"] is not None for t in episode.turns) == scored
-        and len(model.prompts) == calls
-    )
-    assert episode.segments == agent.segments and (
-        episode.profile_id,
-        episode.first_line,
-        episode.group,
-    ) == ("p-0", "First line.", 3)
+    assert sum(t["emotion"] is not None for t in episode.turns) == scored
+    assert len(model.prompts) == calls and episode.segments == agent.segments
+    begun = (episode.profile_id, episode.first_line, episode.group)
+    assert begun == ("p-0", "First line.", 3)
 
 
-def test_the_benchmark_starts_where_its_user_starts():
-    """The benchmark begins at 40, not at training's 30; a full context before the first reply
-    leaves exactly that."""
-    for replies, ended, emotion in ((["+5 a"], "context", 45), ([None], "context", 40)):
-        model = Model()
-        user = User(Simulator(model), person(0), emotion=40)
-        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 8))
-        assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
-    assert not model.prompts
-
-
-def test_the_benchmark_ends_at_its_floor():
-    """The benchmark gives a dialogue up below 10, training at 0: a floor of 9 ends it at 9, and not
-    at 10. With training's rule the worst dialogues would go on, and some would be saved that the
-    benchmark counts as lost."""
+def test_the_benchmark_starts_and_ends_where_its_user_does():
+    """The benchmark begins at 40, not at training's 30; and it gives a dialogue up below 10,
+    training at 0: a floor of 9 ends it at 9, and not at 10. With training's rule the worst
+    dialogues would go on, and some would be saved that the benchmark counts as lost."""
     for replies, ended, emotion, turns in (
+        ([None], "context", 40, 0),
         (["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
         (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
         (["-10 a"] * 9, "emotion_min", 0, 4),
     ):
         user = User(Simulator(Model()), person(0), emotion=40)
         episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, floor=9))
-        assert (episode.ended, episode.emotion, episode.reward, len(episode.turns)) == (
-            ended,
-            emotion,
-            emotion / 100,
-            turns,
-        )
+        assert (episode.ended, episode.emotion, len(episode.turns)) == (ended, emotion, turns)
+        assert episode.reward == emotion / 100
 
 
 def test_a_malformed_reply_is_logged_and_never_sent():
@@ -184,11 +155,7 @@ def test_thoughts_never_reach_the_user():
         [thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}") for i in range(8)]
     )
     prompts = "".join(model.prompts)
-    assert (
-        "secret" not in prompts
-        and "think" not in "".join(model.heard_by_users())
-        and "+3 word 7" in prompts
-    )
+    assert "secret" not in prompts and "<think" not in prompts and "+3 word 7" in prompts
     assert [(t["thought"], t["reply"]) for t in episode.turns] == [
         (f"secret {i}", f"+3 word {i}") for i in range(8)
     ]
@@ -210,7 +177,7 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
 # -------------------------------------------------------------------------------------- the rollout
 
 
-def crowd(people, group_size, script, model=None, max_turns=8):
+def crowd(people, group_size, script, model=None, bar=None):
     """A rollout with `people` users. Agent i says script(i). Returns (episodes, dropped, agents,
     model)."""
     model, agents = model or Model(), {}
@@ -222,7 +189,7 @@ def crowd(people, group_size, script, model=None, max_turns=8):
 
     everybody = {k: person(k) for k in range(people)}
     episodes, errors = asyncio.run(
-        rollout(Simulator(model), everybody, group_size, make_agent, max_turns)
+        rollout(Simulator(model), everybody, group_size, make_agent, 8, bar)
     )
     return episodes, len(errors), agents, model
 
@@ -252,11 +219,8 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
             assert message["speaker"] == ("friend" if turn % 2 else "me")
             assert turn % 2 == 0 or message["text"] == uneven(*agent)[turn // 2]
     for i, e in enumerate(episodes):
-        n = len(e.turns)
-        assert (e.profile_id, e.group) == (
-            f"p-{i // group_size}",
-            i // group_size,
-        ) and e.segments is agents[i].segments
+        n, k = len(e.turns), i // group_size
+        assert (e.profile_id, e.group) == (f"p-{k}", k) and e.segments is agents[i].segments
         assert [t["reply"] for t in e.turns] == uneven(i)[:n]
         assert all(f"agent-{i}," in t["analysis"] for t in e.turns)
         assert e.emotion == 30 + n * (i - 3) and e.reward == e.emotion / 100
@@ -279,58 +243,32 @@ def test_a_group_shares_one_first_line_and_no_call_is_wasted():
     )
 
 
-def test_a_copied_user_shares_its_past_and_nothing_else():
-    """The users of a group start alike. If they shared a list, each would hear what was said to the
-    others."""
-    user = User(Simulator(Model()), person(0), emotion=52, planning={"objective": "x"})
-    asyncio.run(user.open())
-    twin = user.copy()
-    assert twin == user
-    asyncio.run(twin.feel("+5 hello"))
-    twin.dialogue[0]["text"] = "else"
-    assert (user.emotion, len(user.dialogue), user.planning) == (
-        52,
-        1,
-        {"objective": "x"},
-    ) and user.dialogue[0]["text"] != "else"
-
-
-@pytest.mark.parametrize("where", ["first line", "reply"])
-def test_a_slow_user_holds_up_its_own_dialogue_only(where):
+def test_a_slow_user_holds_up_its_own_dialogue_only():
     """Defect 18: calls one after the other, or turn by turn for all, make every dialogue as slow as
-    the slowest user. Person-1's model does not answer before all other dialogues are over; if they
-    waited for it, nobody would ever be done."""
+    the slowest user. Here the model does not give person-1's first line before the dialogues with
+    the others are over, but for one of them, in which it waits until it is the last; if they waited
+    for it, nobody would ever be done."""
+    finished = []
 
     class Slow(Model):
         async def __call__(self, prompt, schema=None):
-            is_slow = "agent-2" in prompt if where == "reply" else not told(prompt)
-            if "person-1" in prompt and is_slow:
-                for _ in range(10_000):  # passes of the event loop, not seconds
-                    if len(finished) >= others:
-                        break
-                    await asyncio.sleep(0)
-                else:
-                    pytest.fail("the other dialogues wait for the slow one")
-            return await super().__call__(prompt)
+            others = 0
+            if "person-1" in prompt and not told(prompt):
+                others = 3
+            elif "agent-0" in prompt:
+                others = 5
+            for _ in range(10_000):  # passes of the event loop, not seconds
+                if len(finished) >= others:
+                    return await super().__call__(prompt)
+                await asyncio.sleep(0)
+            pytest.fail("the other dialogues wait for the slow one")
 
     class Bar:
         def update(self):
             finished.append(None)
 
-    finished, others, model = [], 6 - (2 if where == "first line" else 1), Slow()
-    agents = {}
-
-    def make_agent(i):
-        return agents.setdefault(i, Agent([f"+2 agent-{i}"] * 8))
-
-    episodes, dropped = asyncio.run(
-        rollout(Simulator(model), {k: person(k) for k in range(3)}, 2, make_agent, 8, Bar())
-    )
-    assert (
-        not dropped
-        and [len(e.turns) for e in episodes] == [8] * 6
-        and [e.emotion for e in episodes] == [46] * 6
-    )
+    episodes, dropped, *_ = crowd(3, 2, lambda i: [f"+2 agent-{i}"] * 8, Slow(), bar=Bar())
+    assert not dropped and [(len(e.turns), e.emotion) for e in episodes] == [(8, 46)] * 6
     assert [e.group for e in episodes] == [0, 0, 1, 1, 2, 2]  # in order, whoever ends first
 
 
@@ -363,11 +301,8 @@ def test_a_first_line_that_fails_costs_its_group():
     """Without a first line there is nothing to reply to: all dialogues of the group are dropped and
     counted, the others are held."""
     episodes, dropped, agents, _ = crowd(3, 4, uneven, Deaf("person-1"))
-    assert (
-        dropped == 4
-        and [e.group for e in episodes] == [0] * 4 + [2] * 4
-        and sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11]
-    )
+    assert dropped == 4 and [e.group for e in episodes] == [0] * 4 + [2] * 4
+    assert sorted(agents) == [0, 1, 2, 3, 8, 9, 10, 11]
     assert crowd(2, 3, uneven, Deaf("person"))[:2] == ([], 6)
 
 
@@ -375,32 +310,5 @@ def test_a_dialogue_without_a_policy_token_is_dropped():
     """A first prompt that does not fit the context leaves nothing to train: as an episode it would
     be a row without a reward's place, and would still weigh in the statistics of its group."""
     episodes, dropped, *_ = crowd(2, 2, lambda i: [None] if i == 1 else ["+5 a", None])
-    assert (
-        dropped == 1
-        and [e.ended for e in episodes] == ["context"] * 3
-        and [e.reward for e in episodes] == [0.35] * 3
-    )
-
-
-def test_the_scripted_user_in_whole_dialogues():
-    """The real chain, end to end: who always gives what is needed lifts the toy's users to the top;
-    who talks past them is left, with a goodbye, below 10."""
-    people, rng = toy_profiles("heldout", 16), random.Random(0)
-
-    def comfort(i):
-        scene = world.read_scene(people[i // 2].scene, people[i // 2].task)
-        sentences = [
-            world.random_sentence(scene.need, scene.person, scene.feeling, rng) for _ in range(60)
-        ]
-        helpful = list(dict.fromkeys(sentences))  # no sentence twice
-        return helpful[:8] if i % 2 else [f"blah {turn}" for turn in range(8)]
-
-    episodes, dropped = asyncio.run(
-        rollout(make_simulator("toy"), dict(enumerate(people)), 2, lambda i: Agent(comfort(i)), 8)
-    )
-    assert not dropped
-    for i, e in enumerate(episodes):
-        assert (e.ended == "goodbye" and e.emotion < 10) if i % 2 == 0 else (e.emotion >= 80), (
-            e.ended,
-            e.emotion,
-        )
+    assert dropped == 1
+    assert [(e.ended, e.reward) for e in episodes] == [("context", 0.35)] * 3

@@ -4,13 +4,11 @@ given up. The yardstick for its log-probs is a row a turn (agents.by_rows).
 
 import asyncio
 import copy
-import itertools
 
 import numpy as np
 import pytest
 import torch
 
-import engine as engine_module
 from agents import (
     LINES,
     THOUGHTS,
@@ -109,12 +107,8 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
     shows, which would leave each token's own frequencies right. A right sampler leaves either band
     of 0.05 with probability 2 exp(-2 * 4096 * 0.05^2) < 3e-9 (Dvoretzky-Kiefer-Wolfowitz, with
     Massart's constant)."""
-    n, temperature, prompt, vocab = (
-        4096,
-        0.7,
-        chat.first_prompt("Yes."),
-        tiny_model.config.vocab_size,
-    )
+    n, temperature, vocab = 4096, 0.7, tiny_model.config.vocab_size
+    prompt = chat.first_prompt("Yes.")
     engine = TorchEngine(tiny_model, chat.stop_id, temperature)
 
     async def together():
@@ -124,9 +118,8 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
 
     rows = torch.cat([torch.tensor(prompt).expand(vocab, -1), torch.arange(vocab)[:, None]], dim=1)
     with torch.no_grad():
-        p = (
-            tiny_model(rows, use_cache=False, logits_to_keep=2).logits.double() / temperature
-        ).softmax(-1)
+        logits = tiny_model(rows, use_cache=False, logits_to_keep=2).logits
+    p = (logits.double() / temperature).softmax(-1)
     first, second = p[0, 0, :, None], p[:, 1]
     second[chat.stop_id] = torch.eye(vocab)[0]  # a reply that stopped at once counts as (stop, 0)
     drawn = torch.zeros(vocab, vocab, dtype=torch.float64)
@@ -142,75 +135,59 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
 # -------------------------------------------------------------------------------------- new weights
 
 
-@pytest.mark.parametrize("max_slots", [1, 64])
-@pytest.mark.parametrize("names", ["state_dict", "named_parameters"])
-def test_a_synced_engine_is_a_new_one(names, max_slots, chat, model):
-    """Defect 27: after a sync the engine says what an engine would say that is built from the new
-    weights and has no past; before it and after it, whatever happens to the trainer's, what it said
-    before. Tensors are known by their names, in whatever order they come."""
+def test_a_synced_engine_is_a_new_one(chat, model):
+    """Defect 27: after a sync the engine says what the new weights say to the whole dialogue, keys
+    and values of the old ones are gone; before it and after it, whatever happens to the trainer's,
+    what it said before. Tensors are known by their names, in whatever order they come."""
     trained = copy.deepcopy(model)
+    engine = TorchEngine(trained, chat.stop_id)
+    agent = Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3)
 
     def train():
         with torch.no_grad():
             for p in trained.parameters():
                 p += 0.1 * torch.linspace(-1, 1, p.numel()).view_as(p).sin()
 
-    synced, old = (TorchEngine(m, chat.stop_id, max_slots=max_slots) for m in (trained, model))
-    agents = [
-        Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3)
-        for engine in (synced, old)
-    ]
+    def assert_says(line, yardstick):
+        asyncio.run(agent.reply(line))
+        episode = episode_of(agent.segments)
+        said = sampled(episode)[-1].log_probs
+        wanted = by_rows(yardstick, [episode])[0][-len(said) :]
+        assert_close([torch.tensor(said)], [wanted], 1e-5)
 
-    def turn(line):
-        return [
-            asyncio.run(agent.reply(line))
-            and agent.segments[-1 if agent.segments[-1].log_probs else -2]
-            for agent in agents
-        ]
-
-    def assert_same(said, other):
-        assert said.ids == other.ids
-        assert_close([torch.tensor(said.log_probs)], [torch.tensor(other.log_probs)], 1e-5)
-
-    assert_same(*turn(LINES[0]))
+    assert_says(LINES[0], model)
     train()
-    assert_same(*turn(LINES[1]))
-    synced.load_weights(
-        reversed(
-            list(
-                trained.state_dict().items()
-                if names == "state_dict"
-                else trained.named_parameters()
-            )
-        )
-    )
+    assert_says(LINES[1], model)
+    engine.load_weights(reversed(list(trained.state_dict().items())))
     new = copy.deepcopy(trained)
     train()  # the next update has begun; the engine must not see it
     for line in LINES[2:]:
-        agents[1].engine = TorchEngine(new, chat.stop_id)
-        assert_same(*turn(line))
+        assert_says(line, new)
 
 
 def test_synced_weights_take_the_engines_precision(chat, tiny_model):
     """The engine computes in bf16 where the trainer keeps fp32: weights are copied into its
-    tensors, which stay what they are."""
+    tensors, which stay what they are. Its buffers stay in fp32, like the trainer's: `model.to` would
+    cast them too, and rotary frequencies in bf16 are off by a radian at position 1,000."""
     engine = TorchEngine(tiny_model, chat.stop_id, dtype=torch.bfloat16)
     trained = {name: p + 0.5 for name, p in tiny_model.state_dict().items()}
     engine.load_weights(trained.items())
     for name, p in engine.model.named_parameters():
         assert p.dtype == torch.bfloat16 and torch.equal(p, trained[name].bfloat16())
-
-
-def test_an_engine_in_bf16_keeps_its_rotary_frequencies(tiny_model, chat):
-    """`model.to(bf16)` casts buffers too. Frequencies in bf16 are off by a radian at position
-    1,000: another model, which the trainer, whose buffers stay in fp32, would not know."""
-    engine = TorchEngine(tiny_model, chat.stop_id, dtype=torch.bfloat16)
-    assert all(p.dtype == torch.bfloat16 for p in engine.model.parameters())
     buffers = list(engine.model.buffers())
     assert buffers and all(b.dtype == torch.float32 for b in buffers if b.is_floating_point())
 
 
 # --------------------------------------------------------------------- errors, and what is given up
+
+
+def five(engine, chat):
+    return [Agent(engine, chat, think=False, max_tokens=9, context=512, seed=s) for s in range(5)]
+
+
+async def replies_of(talks):
+    """What became of them: replies and exceptions. Nobody waits for ever."""
+    return await asyncio.wait_for(asyncio.gather(*talks, return_exceptions=True), 20)
 
 
 def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
@@ -225,14 +202,8 @@ def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
             raise RuntimeError("out of memory")
 
     hook = engine.model.base_model.register_forward_pre_hook(fail)
-    agents = [Agent(engine, chat, think=False, max_tokens=9, context=512, seed=s) for s in range(5)]
-
-    async def together():
-        return await asyncio.wait_for(
-            asyncio.gather(*[a.reply(LINES[0]) for a in agents], return_exceptions=True), 20
-        )
-
-    assert [str(x) for x in asyncio.run(together())] == ["out of memory"] * 5
+    replies = asyncio.run(replies_of([agent.reply(LINES[0]) for agent in five(engine, chat)]))
+    assert [str(x) for x in replies] == ["out of memory"] * 5
     hook.remove()
     episodes = gossip(engine, chat, 5, think=False)
     assert_close([engine_log_probs(episodes)], by_rows(tiny_model, episodes)[:1], 1e-4)
@@ -242,7 +213,7 @@ def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     """A rollout has a deadline; a dialogue that is cancelled while it waits or speaks must not take
     the others with it."""
     engine = TorchEngine(tiny_model, chat.stop_id, max_slots=2)
-    agents = [Agent(engine, chat, think=False, max_tokens=9, context=512, seed=s) for s in range(5)]
+    agents = five(engine, chat)
 
     async def together():
         tasks = [asyncio.create_task(a.reply(LINES[0])) for a in agents]
@@ -251,7 +222,7 @@ def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
         assert len(engine.running) == 2 and len(engine.waiting) == 3
         tasks[0].cancel()  # speaking
         tasks[2].cancel()  # waiting for a slot
-        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        return await replies_of(tasks)
 
     replies = asyncio.run(together())
     cancelled = [isinstance(r, asyncio.CancelledError) for r in replies]
@@ -259,38 +230,6 @@ def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     assert not engine.running and not engine.waiting  # nobody samples for them
     episodes = [episode_of(agents[i].segments) for i in (1, 3, 4)]
     assert_close([engine_log_probs(episodes)], by_rows(tiny_model, episodes)[:1], 1e-4)
-
-
-# --------------------------------------------------------------------------------- heads that share
-
-
-def attention_by_hand(query, key, value, visible):
-    """Softmax attention as loops over rows, heads and queries, in float64: [R, W, heads, size].
-    Head h of the queries looks at head h // sharing of the keys and values."""
-    rows, heads, width, size = query.shape
-    sharing = heads // key.shape[1]
-    result = torch.zeros(rows, width, heads, size, dtype=torch.float64)
-    for r, h, w in itertools.product(range(rows), range(heads), range(width)):
-        k, v = key[r, h // sharing].double(), value[r, h // sharing].double()
-        scores = k @ query[r, h, w].double() / size**0.5  # [length]
-        weights = scores.masked_fill(~visible[r, 0, w], -torch.inf).softmax(-1)
-        result[r, w, h] = weights @ v
-    return result
-
-
-@pytest.mark.parametrize("heads, kv_heads, width", [(6, 2, 1), (6, 2, 4), (4, 1, 3), (3, 3, 2)])
-def test_heads_that_share_look_at_the_same_keys(heads, kv_heads, width):
-    """Grouped-query attention without copies: which head looks at which, and who sees whom, is as
-    by hand. (With the keys of another head the text would still look like text.)"""
-    torch.manual_seed(0)
-    rows, length, size = 3, 7, 8
-    query = torch.randn(rows, heads, width, size)
-    key, value = torch.randn(2, rows, kv_heads, length, size)
-    visible = torch.rand(rows, 1, width, length) < 0.6
-    visible[..., 0] = True  # everybody sees something
-    result, _ = engine_module.grouped_attention(None, query, key, value, visible)
-    expected = attention_by_hand(query, key, value, visible)
-    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_only_the_engines_copy_computes_without_copies(chat, model):

@@ -17,34 +17,40 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import evaluate
 from engine import load_local
 
+SMALL = dict(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+)
 FAMILIES = {
-    "qwen2": dict(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        attention_dropout=0.1,
-    ),  # a number that its attention layers keep
+    "qwen2": dict(**SMALL, attention_dropout=0.1),  # a number that its attention layers keep
     # modules, 0.1 by default
     "gpt2": dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=None),
 }
 
 
+@pytest.fixture
+def stored(tiny_tokenizer, tmp_path):
+    """A function that stores a random model of a family beside the tokenizer, and returns it."""
+
+    def store(family, dtype=torch.float32, **settings):
+        config = AutoConfig.for_model(family, vocab_size=len(tiny_tokenizer), **settings)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        model.save_pretrained(tmp_path)
+        tiny_tokenizer.save_pretrained(tmp_path)
+        return model
+
+    return store
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_fp32_and_dropout_is_off(family, tiny_tokenizer, tmp_path):
+def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
     """Two settings that fail quietly: bf16 weights swallow steps of 1e-6, and with dropout the same
     tokens get other log-probs on every pass. Off means off in train mode too, which gradient
     checkpointing needs."""
-    settings = {
-        **FAMILIES[family],
-        "vocab_size": len(tiny_tokenizer),
-        "eos_token_id": tiny_tokenizer.eos_token_id,
-    }
-    config = AutoConfig.for_model(family, **settings)
-    made = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    made.save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    made = stored(family, torch.bfloat16, **FAMILIES[family])
 
     def two_passes(model):
         return [model.train()(torch.arange(3, 40)[None]).logits for _ in range(2)]
@@ -56,33 +62,22 @@ def test_weights_are_fp32_and_dropout_is_off(family, tiny_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stored", ["bf16", "mixed"])
+@pytest.mark.parametrize("mixed", [False, True])
 def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
-    family, stored, tiny_tokenizer, tmp_path
+    family, mixed, stored, tmp_path
 ):
     """A rank maps the file and turns block by block into fp32: the same weights as if all were
     loaded in fp32, and the same log-probs, so no buffer was rounded either. A file of two types is
     loaded in the wider one: a checkpoint in which one tensor is fp32 has it for a reason."""
-    settings = {
-        **FAMILIES[family],
-        "vocab_size": len(tiny_tokenizer),
-        "eos_token_id": tiny_tokenizer.eos_token_id,
-    }
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
-    made.to(torch.bfloat16).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    if stored == "mixed":
-        weights = load_file(tmp_path / "model.safetensors")
+    stored(family, torch.bfloat16, **FAMILIES[family])
+    if mixed:
+        file = tmp_path / "model.safetensors"
+        weights = load_file(file)
         name = max(weights)
-        save_file(
-            weights | {name: weights[name].float() + 1e-6},
-            tmp_path / "model.safetensors",
-            {"format": "pt"},
-        )
+        save_file(weights | {name: weights[name].float() + 1e-6}, file, {"format": "pt"})
     (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
-    assert {p.dtype for p in model.parameters()} == {
-        torch.bfloat16 if stored == "bf16" else torch.float32
-    }
+    wanted = torch.float32 if mixed else torch.bfloat16
+    assert {p.dtype for p in model.parameters()} == {wanted}
     make_masters(model)
     for (name, a), b in zip(wide.named_parameters(), model.parameters()):
         assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
@@ -91,25 +86,12 @@ def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(
-    dtype, tiny_tokenizer, tmp_path
-):
+def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(dtype, stored, tmp_path):
     """Gemma keeps the square root of its width as a buffer, made in the type it is loaded in: 5.66
     instead of 5.657 would make training and `evaluate.py` two models. The weights are in the type
     that was asked for all the same."""
-    config = AutoConfig.for_model(
-        "gemma3_text",
-        vocab_size=len(tiny_tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        head_dim=16,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        layer_types=["full_attention"] * 2,
-    )
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    settings = dict(head_dim=16, layer_types=["full_attention"] * 2)
+    stored("gemma3_text", torch.bfloat16, **SMALL, **settings)
     (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=dtype)
     assert {p.dtype for p in model.parameters()} == {dtype or torch.float32}
     for (name, a), b in zip(wide.named_buffers(), model.buffers()):
@@ -153,11 +135,8 @@ def cut_the_weights(path):
 
 def drop_a_weight(path):
     weights = load_file(path / "model.safetensors")
-    save_file(
-        {name: w for name, w in weights.items() if name != "lm_head.weight"},
-        path / "model.safetensors",
-        {"format": "pt"},
-    )
+    del weights["lm_head.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
 
 
 DAMAGES = {
@@ -181,14 +160,8 @@ def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_pa
     harm(path)
     with pytest.raises(BadModel) as error:
         load_model(path)
-    assert (
-        str(error.value).startswith(f"--model {path}: ")
-        and told in str(error.value)
-        and "\n" not in str(error.value)
-    )
-
-
-SMALL = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    line = str(error.value)
+    assert line.startswith(f"--model {path}: ") and told in line and "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -200,18 +173,13 @@ SMALL = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_atte
         ("mistral", dict(sliding_window=None), None),
         # as in Qwen2.5's config.json
         ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
-        ("llama", {}, None),
     ],
 )
-def test_a_model_with_sliding_windows_is_refused(family, settings, told, tiny_tokenizer, tmp_path):
+def test_a_model_with_sliding_windows_is_refused(family, settings, told, stored, tmp_path):
     """The trainer gives a model its mask, and so takes its windows from it: layers that were
     trained to see 4,096 tokens would see all. vLLM keeps them, and the two would disagree, but in
     dialogues that are longer than a window only."""
-    config = AutoConfig.for_model(
-        family, vocab_size=len(tiny_tokenizer), num_key_value_heads=2, **SMALL, **settings
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
+    stored(family, **SMALL, **settings)
     if told is None:
         assert load_model(tmp_path)
         return
@@ -220,18 +188,9 @@ def test_a_model_with_sliding_windows_is_refused(family, settings, told, tiny_to
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_model_whose_logits_this_code_would_get_wrong_is_refused(tiny_tokenizer, tmp_path):
+def test_a_model_whose_logits_this_code_would_get_wrong_is_refused(stored, tmp_path):
     """Granite divides its logits behind the output layer, which `Policy.forward` reads directly:
     log-probs would all be wrong, and the engine's alike, so that no self-check would show it."""
-    settings = {
-        **FAMILIES["qwen2"],
-        "vocab_size": len(tiny_tokenizer),
-        "logits_scaling": 4.0,
-        "initializer_range": 0.2,
-    }
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **settings)).save_pretrained(
-        tmp_path
-    )
-    tiny_tokenizer.save_pretrained(tmp_path)
+    stored("granite", **SMALL, logits_scaling=4.0, initializer_range=0.2)
     with pytest.raises(BadModel, match="not supported"):
         load_model(tmp_path)

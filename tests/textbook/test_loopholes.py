@@ -5,15 +5,13 @@ last test searches for a fixed reply that would do without listening."""
 import asyncio
 import functools
 import random
-from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from policy import Reply
 from rlver import converse
-from simulator import Simulator, User, make_simulator, toy_profiles
+from scripted import Agent
+from simulator import User, make_simulator, toy_profiles
 from toy import world
 from toy.words import ACTS, FEELING_WORDS, FEELINGS, NEEDS, PEOPLE, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, act_of, judge, read_scene, split_sentences
@@ -22,8 +20,8 @@ from toy_replies import change, sentences
 
 def test_an_example_by_hand():
     """Someone hurt by a sister wants to be told that it was not their fault. One sentence does it.
-    What policies made of it: half of another sentence, a word more, the same once more, a sentence
-    for every need."""
+    What policies made of it: half of another sentence (each three words of it are legal), a word
+    more, the same once more, a sentence for every need, two of them without a full stop."""
     good = "You are right in this."
     assert change(good, "side") == 8
     assert change("You are right and your sister.", "side") == -7
@@ -31,6 +29,7 @@ def test_an_example_by_hand():
     assert change(f"{good} {good}", "side") == -5
     listening, advice = "I am here, let it all out.", "Maybe you could pick a calm evening."
     assert change(f"{good} {listening} {advice}", "side") == -6
+    assert change(f"{listening[:-1]} maybe you could pick a calm evening.", "listen") == -7
 
 
 # ---------------------------------------------------------------------------------------- loopholes
@@ -46,15 +45,17 @@ def tampered(text, rng):
     lets it through."""
     words, end = text[:-1].split(), text[-1]
     i, j = rng.randrange(len(words)), rng.randrange(len(words) - 1)
-    yield words[:i] + words[i + 1 :], end  # one word less
-    yield words[:i] + [words[i]] + words[i:], end  # one twice
-    yield words[:j] + [words[j + 1], words[j]] + words[j + 2 :], end  # two swapped
-    yield words[:i] + ["zebra"] + words[i:], end  # one too many
-    yield words, ""  # no end
-    yield words + ["and", "and", "so"], end  # a junk tail
-    yield words, end + " thing thing"
-    yield words, end + " Zebra."
-    yield words + words, end
+    for changed in (
+        words[:i] + words[i + 1 :],  # one word less
+        words[:i] + [words[i]] + words[i:],  # one twice
+        words[:j] + [words[j + 1], words[j]] + words[j + 2 :],  # two swapped
+        words[:i] + ["zebra"] + words[i:],  # one too many
+        words + ["and", "and", "so"],  # a junk tail
+        words + words,
+    ):
+        yield " ".join(changed) + end
+    yield text[:-1]  # no end
+    yield text + " Zebra."
 
 
 def test_a_sentence_with_a_word_out_of_place_is_not_understood():
@@ -65,8 +66,7 @@ def test_a_sentence_with_a_word_out_of_place_is_not_understood():
     for act in NEEDS:
         for text in rng.sample(sentences(act), 20):
             assert change(text, act) >= 8
-            for words, end in tampered(text, rng):
-                new = " ".join(words) + end
+            for new in tampered(text, rng):
                 # "You are right today": a word less, and legal
                 if not is_legal(new):
                     assert change(new, act) < 0, new
@@ -87,62 +87,6 @@ def test_signs_that_are_no_words_are_seen_too(junk):
             text + junk,
         ):
             assert change(new, act) < 0, repr(new)
-
-
-def test_a_mash_up_of_two_templates_is_not_understood():
-    """Legal pieces of two acts in one sentence: where legality is asked of all acts together, "Take
-    your time, set one clear limit" serves two needs at once."""
-    rng, tried = random.Random(0), 0
-    for a, b in product(NEEDS, NEEDS):
-        for _ in range(6 * (a != b)):
-            one, other = ACTS[a].draw_parts(rng), ACTS[b].draw_parts(rng)
-            for mixed in (
-                [one[0], other[1], other[2]],
-                [one[0], one[1], other[2]],
-                [one[0], other[1], one[2]],
-            ):
-                text = join_parts(mixed, "sister", "hurt")
-                if not is_legal(text):
-                    assert change(text, a) < 0 and change(text, b) < 0, text
-                    tried += 1
-            # no full stop between: one sentence of two acts
-            joined = (
-                join_parts(one, "sister", "hurt")[:-1] + " " + join_parts(other, "sister", "hurt")
-            )
-            assert change(joined, a) < 0 and change(joined, b) < 0, joined
-    assert tried > 500
-
-
-def ngrams(words, n):
-    padded = ["^"] * (n - 1) + list(words) + ["$"]
-    return list(zip(*(padded[i:] for i in range(n))))
-
-
-@pytest.mark.slow
-def test_only_whole_sentences_are_understood():
-    """ "One step is the one step is the one step" ended a prototype at learning rate 3e-3: each
-    pair of its words is legal. Triples let 129 sentences pass that nobody would say, "You are
-    right and your sister." for one. So whatever pairs and triples of one act's words can be walked
-    through, by way of many random walks, is understood only if it is one of its sentences."""
-    rng, refused = random.Random(0), set()
-    for act in ACTS:
-        legal = {tuple(world.abstract(world.tokens_of(text))) for text in sentences(act)}
-        for n in (2, 3):
-            after = {}
-            for words in sorted(legal):
-                for *state, word in ngrams(words, n):
-                    after.setdefault(tuple(state), []).append(word)
-            for _ in range(2000):
-                words = ["^"] * (n - 1)
-                while words[-1] != "$" and len(words) < 25:
-                    words.append(rng.choice(after[tuple(words[-(n - 1) :])]))
-                walk = tuple(w for w in words if w not in "^$")
-                text = " ".join(walk).replace("<p>", "sister").replace("<f>", "hurt")
-                assert act_of(text) == (act if walk in legal else None), text
-                refused |= {walk} - legal
-    assert len(refused) > 500
-    assert change("You are right and your sister.", "side") == -7
-    assert act_of("") is None
 
 
 def test_no_sentence_has_two_kinds():
@@ -168,16 +112,12 @@ def test_the_wrong_person_or_feeling_hurts():
     """ "Your sister" to somebody whose boss shouted: without this check a policy learns one name
     and says it to all."""
     for act in NEEDS:
-        naming_the_person = next(p for p in ACTS[act].all_parts() if "<P>" in "".join(p))
-        for person in PERSON_WORDS:
-            reply = join_parts(naming_the_person, person, "hurt")
-            is_right = change(reply, act) == 10 if person == "sister" else change(reply, act) < 0
-            assert is_right, reply
-        naming_the_feeling = next(p for p in ACTS[act].all_parts() if "<F>" in "".join(p))
-        for feeling in FEELING_WORDS:
-            reply = join_parts(naming_the_feeling, "sister", feeling)
-            is_right = change(reply, act) == 10 if feeling == "hurt" else change(reply, act) < 0
-            assert is_right, reply
+        for sign, words, right in (("<P>", PERSON_WORDS, "sister"), ("<F>", FEELING_WORDS, "hurt")):
+            parts = next(p for p in ACTS[act].all_parts() if sign in "".join(p))
+            for word in words:
+                person, feeling = (word, "hurt") if sign == "<P>" else ("sister", word)
+                moved = change(join_parts(parts, person, feeling), act)
+                assert moved == 10 if word == right else moved < 0, (act, word)
 
 
 def test_nothing_helps_twice():
@@ -201,8 +141,7 @@ def test_nothing_helps_twice():
 
 def test_the_weak_scorer_falls_for_all_of_it():
     """The lesson of --simulator toy-weak: it counts warm words, so salad of any kind beats every
-    sentence. What it pays for, the judge punishes."""
-    weak = Simulator(world.ScriptedModel(weak=True))
+    sentence, as often as one likes. What it pays for, the judge punishes."""
     for profile in toy_profiles("heldout", 8):
         need = read_scene(profile.scene, profile.task).need
         # not even words for their own need
@@ -210,15 +149,11 @@ def test_the_weak_scorer_falls_for_all_of_it():
         bodies = [body for act in others for body in ACTS[act].bodies]
         salad = " ".join(word for body in bodies for word in body.split() if word.isalpha())
         for reply in (salad, salad + " 123 zebra zebra", salad.upper()):
-            changes = []
-            for simulator in (weak, weak, make_simulator("toy")):
-                user = User(simulator, profile)
-                changes.append(asyncio.run(user.feel(reply))[1])
-            assert changes[0] == changes[1] == 10 and changes[2] < 0
-        user = User(weak, profile)
-        for _ in range(2):  # and as often as one likes
-            asyncio.run(user.feel(salad))
-        assert user.emotion == 50
+            fooled, strict = (User(make_simulator(name), profile) for name in ("toy-weak", "toy"))
+            for _ in range(2):
+                asyncio.run(fooled.feel(reply))
+            asyncio.run(strict.feel(reply))
+            assert fooled.emotion == 50 and strict.emotion < 30
 
 
 # ----------------------------------------------------------------------------------- no fixed reply
@@ -248,24 +183,17 @@ def greedy(replies, people, turns=8):
     """The best fixed sequence that a greedy search finds on `people`, by the rules: stop at 0 and
     100, goodbye below 10."""
     scenes = [read_scene(p.scene, p.task) for p in people]
-
-    def score(reply, scene, earlier):  # said once or seven times before: it is old
-        once = tuple(dict.fromkeys(earlier))
-        return scored(reply, scene.need, scene.person, scene.feeling, once)
-
-    # [replies, people]
-    fresh = np.array([[score(reply, scene, []) for scene in scenes] for reply in replies])
+    sentences_of = {reply: set(split_sentences(reply)) for reply in replies}
     emotion, chosen = np.full(len(people), 30), []
+
+    def move(reply, scene):
+        """Of what was said before only what comes again counts, however often it was said."""
+        again = [old for old in chosen if sentences_of[old] & sentences_of[reply]]
+        return scored(reply, scene.need, scene.person, scene.feeling, tuple(dict.fromkeys(again)))
+
     for _ in range(turns):
-        before = {s for reply in chosen for s in split_sentences(reply)}
-        moves = np.array(
-            [
-                [score(reply, scene, chosen) for scene in scenes]
-                if before & set(split_sentences(reply))
-                else fresh[i]
-                for i, reply in enumerate(replies)
-            ]
-        )
+        # [replies, people]
+        moves = np.array([[move(reply, scene) for scene in scenes] for reply in replies])
         still = (emotion >= 10) & (emotion < 100)
         after = np.where(still, np.clip(emotion + np.clip(moves, -10, 10), 0, 100), emotion)
         best = int(after.mean(1).argmax())
@@ -277,23 +205,12 @@ def greedy(replies, people, turns=8):
 def held_out_score(replies, difficulty="vanilla"):
     """Mean final emotion of all held-out users, to each of whom `replies` are said, through the
     whole chain."""
-
-    def agent():
-        queue = iter(replies)
-
-        async def reply(line):
-            text = next(queue)
-            return Reply(text, text, "", False)
-
-        return SimpleNamespace(reply=reply, segments=[])
-
     simulator = make_simulator("toy", difficulty=difficulty)
-    return np.mean(
-        [
-            asyncio.run(converse(agent(), User(simulator, p), "Hm.", 8)).emotion
-            for p in toy_profiles("heldout")
-        ]
-    )
+
+    def end(profile):
+        return asyncio.run(converse(Agent(replies), User(simulator, profile), "Hm.", 8)).emotion
+
+    return np.mean([end(profile) for profile in toy_profiles("heldout")])
 
 
 @pytest.mark.slow

@@ -164,17 +164,12 @@ def test_an_edited_prompt_file_that_lost_a_placeholder_is_refused(tmp_path):
         text = load_prompt(name, "en", "vanilla")
         path = tmp_path / "en" / "vanilla" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        edits = [(text.replace(f"{{{{{p}}}}}", "?"), p) for p in PLACEHOLDERS[name]] + [
-            (text + "{{mood}}", "mood")
-        ]
-        for edited, placeholder in edits:
+        edits = {p: text.replace(f"{{{{{p}}}}}", "?") for p in PLACEHOLDERS[name]}
+        edits["mood"] = text + "{{mood}}"
+        for placeholder, edited in edits.items():
             path.write_text(edited, encoding="utf-8")
-            with pytest.raises(BadInput) as caught:
+            with pytest.raises(BadInput, match=f"{path}.*{{{{{placeholder}}}}}"):
                 load_prompt(name, "en", "vanilla", root=tmp_path)
-            message = str(caught.value)
-            assert (
-                str(path) in message and f"{{{{{placeholder}}}}}" in message and "\n" not in message
-            )
         path.unlink()
         with pytest.raises(BadInput, match="missing"):
             load_prompt(name, "en", "vanilla", root=tmp_path)

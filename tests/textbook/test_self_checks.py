@@ -100,12 +100,3 @@ def test_a_broken_gradient_stops_before_the_weights_do(slope, broken):
     with pytest.raises(SelfCheckFailed):
         update(policy, [pack(talk(0, 2, 5), talk(1, 2, 5))], critic)
     assert untouched(policy, before) and untouched(critic, critic_before)
-
-
-def test_a_reward_that_is_no_number_stops_the_update():
-    """One NaN, whitened over the batch, is everybody's advantage."""
-    policy, critic = Table(), Values()
-    before, critic_before = weights(policy), weights(critic)
-    with pytest.raises(SelfCheckFailed, match="gradient"):
-        update(policy, [pack(talk(0, 2, 5)), pack(talk(1, 2, 5, reward=NAN))], critic)
-    assert untouched(policy, before) and untouched(critic, critic_before)

@@ -16,22 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from answering import Model, feeling, saying, user_of
+from answering import Model, feeling, user_of
 from simulator import CHECK_REPLIES, Simulator, User, toy_profiles
-
-
-def test_an_example_by_hand():
-    """Two calls a turn: one asks how the user feels, one what it says. The first answer here cannot
-    be read, so the question is put once more."""
-    model = Model(["I would rather not say.", feeling(5)], [saying("Go on.")])
-    user = user_of(model)
-    _, change = asyncio.run(user.feel("I am here."))
-    assert change == 5 and user.emotion == 35 and len(model.prompts) == 2
-    assert asyncio.run(user.answer()) == ("Go on.", False) and len(model.prompts) == 3
-    assert user.dialogue == [
-        {"speaker": "friend", "text": "I am here."},
-        {"speaker": "me", "text": "Go on."},
-    ]
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():

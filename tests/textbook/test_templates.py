@@ -10,17 +10,16 @@ from support.chat_format import ChatFormat
 from support.errors import BadModel
 from support.loading import load_model, stop_ids
 
-import asyncio
 import json
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agents import LINES, LoadedDice
+from agents import LINES, speak
 from engine import TorchEngine
-from families import FAMILIES, REFUSED, THINKING, tokenizer_of, turns
-from policy import Agent, take_thoughts
+from families import FAMILIES, THINKING, tokenizer_of
+from policy import take_thoughts
 
 
 def own_ids(chat, *said):
@@ -46,16 +45,17 @@ def little_model(tokenizer):
 def converse(chat, texts, think):
     """A dialogue in which the policy says `texts` as its next tokens. Returns (agent, replies)."""
     engine = TorchEngine(little_model(chat.tokenizer), chat.stop_id)
-    agent = Agent(engine, chat, think=think, max_tokens=200, context=512, seed=0)
-    agent.rng = LoadedDice(
-        agent,
-        [text if isinstance(text, list) else chat.text(text) + [chat.stop_id] for text in texts],
-    )
+    said = [t if isinstance(t, list) else chat.text(t) + [chat.stop_id] for t in texts]
+    return speak(engine, chat, said, think=think, max_tokens=200)
 
-    async def talk():
-        return [await agent.reply(line) for line, _ in zip(LINES, texts)]
 
-    return agent, asyncio.run(talk())
+def trunk_of(agent):
+    """What later turns see."""
+    return [token for s in agent.segments if not s.branch for token in s.ids]
+
+
+def parts_of(replies):
+    return [(r.thought, r.visible, r.malformed) for r in replies]
 
 
 @pytest.mark.slow
@@ -87,12 +87,11 @@ def test_what_a_policy_reads_is_what_its_template_writes(name, system):
         ]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_tokenizer_that_adds_blanks_is_refused_with_the_reason(name):
+def test_a_tokenizer_that_adds_blanks_is_refused_with_the_reason():
     """Pieces that are encoded one by one would each get the blank of a text's beginning: the policy
     would be trained on "[INST]  My sister" and served "[INST] My sister"."""
     with pytest.raises(BadModel, match="adds a blank in front of every text.*byte-level"):
-        ChatFormat(tokenizer_of(name))
+        ChatFormat(tokenizer_of("Llama-2"))
 
 
 def test_other_text_is_refused_with_the_first_difference():
@@ -105,31 +104,6 @@ def test_other_text_is_refused_with_the_first_difference():
         ChatFormat(tokenizer)
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        turns(
-            "%S<|im_start|>user\\n%s<|im_end|>",
-            "<|im_start|>say\\n%s<|im_end|>",
-            "%s",
-            "<|im_start|>final\\n",
-        ),
-        turns(
-            "%S<|im_start|>user\\n%s<|im_end|>",
-            "<|im_start|>a<|channel|>final\\n%s<|im_end|>",
-            "%s",
-            "<|im_start|>a",
-        ),
-    ],
-)
-def test_two_openings_that_have_nothing_in_common_are_refused(template):
-    """The second is gpt-oss: its model writes the channel by itself."""
-    tokenizer = tokenizer_of("Qwen2.5")
-    tokenizer.chat_template = template
-    with pytest.raises(BadModel, match="one opening"):
-        ChatFormat(tokenizer)
-
-
 def test_the_stop_token_is_one_at_which_the_model_stops(tmp_path):
     """A template without an end of reply: the next speaker's token looks like one. The model's
     generation_config knows better, where there is one; GLM-4 really stops at <|user|>."""
@@ -139,12 +113,9 @@ def test_the_stop_token_is_one_at_which_the_model_stops(tmp_path):
     assert ChatFormat(tokenizer, stop_ids=[end, user]).stop_id == user
     with pytest.raises(BadModel, match=r"ends a reply with '<\|user\|>'.*'<\|endoftext\|>'"):
         ChatFormat(tokenizer, stop_ids=[end])
-    little_model(tokenizer).save_pretrained(tmp_path)
     for said, found in ((end, [end]), ([end, user], [end, user]), (None, [])):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
         assert stop_ids(tmp_path) == found
-    (tmp_path / "generation_config.json").unlink()
-    assert stop_ids(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -160,13 +131,12 @@ def test_a_template_that_begins_the_thought(name):
         ["hurt, wants ears</think>I am here.", "x</think>Tell me more.", "no end of it"],
         think=True,
     )
-    assert [(r.thought, r.visible, r.malformed) for r in replies] == [
+    assert parts_of(replies) == [
         ("hurt, wants ears", "I am here.", False),
         ("x", "Tell me more.", False),
         ("no end of it", "", True),
     ]
-    trunk = [t for s in agent.segments if not s.branch for t in s.ids]
-    assert trunk + chat.opening == own_ids(
+    assert trunk_of(agent) + chat.opening == own_ids(
         chat, LINES[0], "I am here.", LINES[1], "Tell me more.", LINES[2]
     )
     opened = [s for s in agent.segments if s.branch and s.log_probs is None]
@@ -179,14 +149,14 @@ def test_a_switch_of_the_template_closes_the_thought():
     tokenizer = tokenizer_of("Qwen3")
     chat = ChatFormat(tokenizer, "Be warm.", template_args={"enable_thinking": False})
     agent, replies = converse(chat, ["I am here.", "Tell me more.", "x"], think=False)
-    assert [(r.thought, r.visible, r.malformed) for r in replies] == [
+    assert parts_of(replies) == [
         ("", "I am here.", False),
         ("", "Tell me more.", False),
         ("", "x", False),
     ]
-    trunk = [t for s in agent.segments if not s.branch for t in s.ids]
-    assert chat.decode(trunk).endswith(LINES[2] + "<|im_end|>\n<|im_start|>assistant\nx<|im_end|>")
-    assert "<think>" not in chat.decode(trunk)
+    trunk = chat.decode(trunk_of(agent))
+    assert trunk.endswith(LINES[2] + "<|im_end|>\n<|im_start|>assistant\nx<|im_end|>")
+    assert "<think>" not in trunk
     with pytest.raises(BadModel, match="leave out --think"):
         ChatFormat(tokenizer, think=True, template_args={"enable_thinking": False})
 
@@ -223,14 +193,14 @@ def test_a_stray_thought_is_taken_out_logged_and_told_of_once(capsys):
     agent, replies = converse(
         chat, ["<think>hurt</think>I am here.", "Tell me more.", "<think>why</think>x"], think=False
     )
-    assert [(r.thought, r.visible, r.malformed) for r in replies] == [
+    assert parts_of(replies) == [
         ("hurt", "I am here.", False),
         ("", "Tell me more.", False),
         ("why", "x", False),
     ]
     told = capsys.readouterr().err
     assert told.count("--think") == told.count("--template-args '{\"enable_th") == 1
-    trunk = chat.decode([t for s in agent.segments if not s.branch for t in s.ids])
+    trunk = chat.decode(trunk_of(agent))
     assert "<think>" not in trunk and "I am here.<|im_end|>" in trunk
     assert [s.branch for s in agent.segments if s.log_probs] == [1, 0, 2]
 

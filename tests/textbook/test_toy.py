@@ -12,7 +12,6 @@ from toy import world
 from toy.words import (
     ACTS,
     FEELING_WORDS,
-    HABITS,
     NEEDS,
     PERSON_WORDS,
     join_parts,
@@ -68,9 +67,6 @@ def test_profiles_are_made_by_code_and_always_the_same():
         )
         counts = Counter(read_scene(row["scene"], row["task"]).need for row in rows)
         assert set(counts) == set(NEEDS) and max(counts.values()) - min(counts.values()) <= 1
-        assert [vars(p) for p in toy_profiles(split, 8)] == [
-            {**row, "topic": "", "first_talk": "", "need": "", "target": "eq"} for row in rows[:8]
-        ]
 
 
 def test_held_out_users_share_nothing_with_training_users():
@@ -103,24 +99,18 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
     is played all the same, and always alike."""
     monkeypatch.setattr(world, "profiles", None)
     monkeypatch.setattr(world, "NAMES", None)
-    lines = []
-    for _ in range(2):
+
+    def talk():
         user = User(make_simulator("toy"), HAND)
         heard = [asyncio.run(user.open())]
-        for reply, moved in (
-            (sentences("advise", "boss", "angry")[0], {8, 10}),
-            ("My, what a cake!", {-7}),
-        ):
-            text, change = asyncio.run(user.feel(reply))
-            heard += [text, asyncio.run(user.answer())[0]]
-            assert change in moved
-        assert (
-            heard[0] == "My boss ate my cake. I feel angry. Cue one."
-            and "Cue two." in heard[2]
-            and "Cue three." in heard[4]
-        )
-        lines.append((heard, user.emotion))
-    assert lines[0] == lines[1]
+        for reply in (sentences("advise", "boss", "angry")[0], "My, what a cake!"):
+            heard += [*asyncio.run(user.feel(reply)), asyncio.run(user.answer())[0]]
+        return heard
+
+    opening, _, good, second, _, bad, third = talk()
+    assert opening == "My boss ate my cake. I feel angry. Cue one."
+    assert good >= 8 and "Cue two." in second and bad == -7 and "Cue three." in third
+    assert talk() == talk()
 
 
 def test_the_scripted_model_plays_no_profile_of_another_world():
@@ -184,17 +174,3 @@ def test_every_sentence_is_known_and_helps_its_own_need(act):
             else:
                 assert vanilla == 3 if act == SECONDARY[need] else vanilla < 0, text
                 assert exacting < 0
-
-
-def test_payoffs_are_near_a_permutation():
-    """If one kind of reply paid for several needs, every policy would end there and stop at about
-    45, with nothing left to learn."""
-    for challenging in (False, True):
-        pays = {
-            act: [change(sentences(act)[0], need, (), challenging) for need in NEEDS]
-            for act in ACTS
-        }
-        for act, changes in pays.items():
-            assert sum(c > 0 for c in changes) <= (0 if act in HABITS else 1 if challenging else 2)
-            assert sum(c >= 8 for c in changes) == (act not in HABITS)
-            assert sum(changes) < 0  # said to everybody, it does harm
