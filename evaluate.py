@@ -15,22 +15,29 @@ From top to bottom: the dialogues and their lines in the result file; the policy
 the flags ask for.
 """
 
+from support import results
 from support.errors import BadInput, PromptRefused, SimulatorFailed, TooManyLost
 from support.files import (
     append_line,
     cut_unfinished_line,
-    lock_file,
+    lock,
     read_json,
     refuse_overwriting,
     write_json,
 )
-from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
-from support.results import describe, differences_of_rows, read_results, starting_policy_in_words
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
-from support.scores import compare, files_of_side, print_comparison, print_ranks, print_score, score
 from support.servers import ServerModel, digest
-from support.settings import split_name, vllm_is_there
+from support.settings import (
+    Parser,
+    emotion,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    split_name,
+    vllm_is_there,
+)
 
 import argparse
 import asyncio
@@ -203,8 +210,6 @@ def find_weights(name, step):
     """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
     policy that is no server. A run stands for its newest checkpoint, or for that of `step`; step 0
     is where it started. Raises BadInput."""
-    from support.loading import looks_like_a_path
-
     directory = Path(name)
     run_settings = read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
@@ -213,8 +218,6 @@ def find_weights(name, step):
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
         return str(directory), directory, read_json(directory / "rlver.json"), directory.parent
-    if not directory.exists() and looks_like_a_path(name):
-        raise BadInput(f"policy {name}: no such run or directory")
     return name, name, {}, None
 
 
@@ -371,18 +374,16 @@ def open_results(path, settings):
     """(lock, ids of the users whose dialogues it holds) of the result file `path`, which is made if
     it is not there. No other process can lock it until the lock is closed. Raises BadInput if it
     holds results of other settings, or if another process has it."""
-    lock = lock_file(path, "--out")
-    rows = read_results(path)[0] if path.stat().st_size else []
-    differences = ", ".join(differences_of_rows(rows, settings))
-    if differences:
-        os.close(lock)
-        results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
-        raise BadInput(
-            f"{path}: holds results of {results_of} ({differences}); choose another file with "
-            "--out, or remove it"
-        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    held_lock = lock(path)
+    rows = results.read_results(path)[0] if path.stat().st_size else []
+    found = results.differences(rows, settings)
+    if found:
+        os.close(held_lock)
+        raise BadInput(f"{path}: holds other results ({found}); name another file with --out")
     cut_unfinished_line(path)
-    return lock, {row["id"] for row in rows}
+    return held_lock, {row["id"] for row in rows}
 
 
 def default_path(policy):
@@ -414,7 +415,7 @@ def run(args):
     if args.before_after:
         return run_before_after(args)
     if args.compare:
-        return run_comparison(args, *[files_of_side(names) for names in args.compare])
+        return run_comparison(args, *[results.files_of_side(names) for names in args.compare])
     return run_scores(args) if args.score else run_benchmark(args)[0]
 
 
@@ -445,19 +446,19 @@ def run_benchmark(args):
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     # a path that cannot be written must be refused before the first dialogue
-    lock, finished_ids = open_results(path, settings)
+    held_lock, finished_ids = open_results(path, settings)
     try:
         refuse_overwriting({"--json": args.json}, [path])
         lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished_ids))
     finally:
-        os.close(lock)
+        os.close(held_lock)
     for profile_id, error in lost:
         complain(f"{profile_id} is missing: {error}; run the same command again to fill it in")
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
     ids = {user.id for user in users}
-    result = score(path, args.rule, args.anyway, ids, len(lost))
-    print_score(result)
+    result = results.score(path, args.rule, args.anyway, ids, len(lost))
+    results.print_score(result)
     print(f"results: {path}; to look at them: python -m tools.report {path}")
     code = finish(args, result, result["problems"])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
@@ -470,21 +471,21 @@ def run_benchmark(args):
 def run_scores(args):
     """Print the tables of the result files that --score names. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, args.score)
-    results = [score(path, args.rule, args.anyway) for path in args.score]
-    for result in results:
-        print_score(result)
-    print_ranks(results)
-    problems = [problem for result in results for problem in result["problems"]]
+    scored = [results.score(path, args.rule, args.anyway) for path in args.score]
+    for result in scored:
+        results.print_score(result)
+    results.print_ranks(scored)
+    problems = [problem for result in scored for problem in result["problems"]]
     # --json writes the tables of one file as an object, those of several as a list
-    return finish(args, results[0] if len(results) == 1 else results, problems)
+    return finish(args, scored[0] if len(scored) == 1 else scored, problems)
 
 
 def run_comparison(args, before, after, named=True, ids=None):
     """Print how the result files of two sides differ, lists of paths. named: see
     `print_comparison`; ids: see `compare`. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, before + after)
-    result = compare(before, after, args.rule, ids)
-    print_comparison(result, named)
+    result = results.compare(before, after, args.rule, ids)
+    results.print_comparison(result, named)
     return finish(args, result, result["problems"])
 
 

@@ -13,7 +13,7 @@ field are one of them broken:
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 
-from support.flags import Parser
+from support.settings import Parser
 
 import copy
 import math

@@ -30,8 +30,7 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAns
 from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
 from support.servers import Answer, CallLog, ServerModel, digest
-from support.settings import SCRIPTED, split_name
-from support.terminal import FORMS, fold
+from support.settings import SCRIPTED, fold, split_name
 
 import asyncio
 import copy
@@ -385,7 +384,9 @@ class Simulator:
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.model.format = getattr(text, "form", None)
-        print(fold(f"The form of the answers of {self.name} is {FORMS[self.model.format]}."))
+        form = self.model.format
+        means = f"response_format {form}" if form else "the prompt alone"
+        print(fold(f"{self.name} is held to the form of its answers by {means}."))
         return text
 
 

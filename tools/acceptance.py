@@ -15,8 +15,7 @@ here does not say how a dialogue with them would have gone: nobody answers.
 """
 
 from support.errors import BadInput
-from support.settings import made_by_rule
-from support.terminal import fold
+from support.settings import fold, made_by_rule
 
 import asyncio
 import sys

@@ -7,8 +7,7 @@ past again. `python -m tools.acceptance` and `python -m tools.validity --paraphr
 
 from support.errors import BadInput, SimulatorFailed
 from support.files import make_record
-from support.flags import positive
-from support.settings import SCRIPTED
+from support.settings import SCRIPTED, positive
 
 import contextlib
 from typing import NamedTuple

@@ -11,9 +11,8 @@ said.
 """
 
 from support.errors import BadInput, SimulatorFailed
-from support.flags import natural, not_negative, positive
 from support.servers import CallLog, ServerModel, digest
-from support.settings import split_name
+from support.settings import natural, not_negative, positive, split_name
 
 import asyncio
 import contextlib

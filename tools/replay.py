@@ -12,13 +12,11 @@ rewards' variance that the dialogues explain; it depends on how different the di
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_json
-from support.flags import Parser, not_negative, positive
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION
 from support.results import recorded_dialogues, scale_of_settings
 from support.rundir import profile_files
-from support.settings import made_by_rule
+from support.settings import Parser, fold, made_by_rule, not_negative, positive
 from support.stats import reliability
-from support.terminal import fold
 
 import asyncio
 import sys

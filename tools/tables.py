@@ -6,8 +6,7 @@ A tool makes its parser with `tool_parser`, prints its numbers with `show_table`
 
 from support.errors import BadInput
 from support.files import refuse_overwriting, write_json
-from support.flags import Parser
-from support.terminal import fold
+from support.settings import Parser, fold
 
 import argparse
 

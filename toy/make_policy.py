@@ -9,8 +9,8 @@ whom is left to reinforcement learning.
 """
 
 from support.chat_format import ChatFormat
-from support.flags import Parser
 from support.metrics import emotion_level
+from support.settings import Parser
 
 import hashlib
 import json

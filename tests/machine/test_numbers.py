@@ -2,7 +2,7 @@
 
 from support.errors import BadInput
 from support.metrics import cut_replies
-from support.results import differences_between
+from support.results import differences
 
 import asyncio
 import json
@@ -91,12 +91,16 @@ def test_all_settings_tell_results_apart():
     """Only keys that the new results have were compared: with --template-args, and then without,
     everything was there already, and the old score was printed as the new one."""
     here = {"policy": "p", "simulator_temperature": 0.0, "users": "abc", "world": None, "seed": 0}
-    assert differences_between(dict(here), here) == []
-    assert differences_between({**here, "ended": "goodbye", "traits": []}, here) == []
+
+    def words(there, here):
+        return differences([{"made_by": there}], here)
+
+    assert words(dict(here), here) == ""
+    assert words({**here, "ended": "goodbye", "traits": []}, here) == ""
     for more in ({"template_args": {"a": 1}}, {"context": 9}, {"users": "abd"}):
         (key,) = more
-        assert [key in words for words in differences_between({**here, **more}, here)] == [True]
-        assert [key in words for words in differences_between(here, {**here, **more})] == [True]
+        assert words({**here, **more}, here).startswith(f"{key} {more[key]} there, ")
+        assert words(here, {**here, **more}).endswith(f"{more[key]} here")
 
 
 # -------------------------------------------------------------------------------------- of how many

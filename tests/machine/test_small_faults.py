@@ -3,8 +3,8 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 from support import settings
 from support.errors import BadInput, BadModel
-from support.flags import Parser
 from support.loading import load_model
+from support.settings import Parser
 
 import ast
 import itertools

@@ -60,7 +60,7 @@ def test_people_who_chat_are_whole(lang):
 def test_an_unknown_target_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
-    with pytest.raises(BadInput, match="'small-talk' is unknown; there are eq, target, no-target"):
+    with pytest.raises(BadInput, match="'small-talk'; it should be eq, target, no-target"):
         load_profiles(path)
     path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": None}) + "\n")
     assert load_profiles(path)[0].target == "eq"
