@@ -12,9 +12,8 @@ It shares no code with policy.py on purpose: that engine and trainer agree about
 checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
-from support.chat_format import ChatFormat
 from support.errors import BadInput
-from support.loading import load_to_sample, stop_ids
+from support.loading import ChatFormat, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
 

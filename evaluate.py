@@ -244,8 +244,7 @@ def agents_in_process(weights, settings, is_toy):
     """A function seed -> Agent over weights that are loaded here, once and in the type of
     computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
     longest that the model allows, where nothing says it."""
-    from support.chat_format import ChatFormat
-    from support.loading import directory_of, load_to_sample, load_tokenizer, stop_ids
+    from support.loading import ChatFormat, directory_of, load_to_sample, load_tokenizer, stop_ids
 
     import torch
 

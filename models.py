@@ -9,15 +9,13 @@ This is not a part of rlver.py because a first reader needs to know only that it
 policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
-from support.chat_format import ChatFormat
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, memory_of, stop_ids
+from support.loading import ChatFormat, best_device, load_model, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
     broadcast,
-    check_world,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -178,7 +176,7 @@ class Models:
                 device=self.device,
                 dtype=self.dtype,
             )
-        engine = VllmEngine(
+        return VllmEngine(
             source,
             self.chat.stop_id,
             cfg.temperature,
@@ -188,8 +186,6 @@ class Models:
             clock=clock,
             memory_share=cfg.engine_memory,
         )
-        check_world()
-        return engine
 
     def make_adapters(self, model, saved, source):
         """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference

@@ -162,7 +162,7 @@ class Agent:
     """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
 
     engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
-    chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
+    chat        a ChatFormat (support/loading.py): the model's chat template, cut into token ids
     think       whether every reply has to begin with a thought
     max_tokens  the longest reply, in tokens: thought and stop token are counted
     context     the most tokens that the model can read at once, prompt and reply together
@@ -178,8 +178,6 @@ class Agent:
     opening_text         their text, which counts as the beginning of the reply's text
     past_reply(visible)  ids of a reply as later turns see it, its stop token included
     stop_id, decode      the id that ends a reply; ids -> their text
-    warn_of_stray_thoughts()
-                         warns, once, if there are thoughts in direct mode
     """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
@@ -222,8 +220,6 @@ class Agent:
             # Later turns see the sampled tokens themselves, unless a stray thought was cut out or
             # the template opened this reply.
             seen_as_sampled = not opening and visible == text.strip()
-            if thought:
-                self.chat.warn_of_stray_thoughts()
         reply = Reply(text, visible, thought, malformed)
         if seen_as_sampled:
             self.append_to_trunk(ids, log_probs)

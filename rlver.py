@@ -406,7 +406,6 @@ def main(argv=None):
                 print_summary(out)
                 print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
             return 0
-        ranks.check_world()
         run = rundir.RunDir(out, cfg, ranks.rank(), is_new=given["resume"] is None)
         run.finish(train(cfg, run))
         draw_report(run)

@@ -25,34 +25,28 @@ import functools
 import glob
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 # --------------------------------------------------------------------------------------- intentions
 
 
-class Intention(NamedTuple):
-    """One of the eight hidden intentions (RLVER, Table 5)."""
-
-    kind: str  # "rational" or "emotional"
-    words: str  # a regex for its hidden themes: SAGE's, in Chinese, and ours, in both languages
-
-
+# The eight hidden intentions (RLVER, Table 5): {name: ("rational" or "emotional", regex for its
+# hidden themes: SAGE's, in Chinese, and ours, in both languages)}.
 # They are tried in this order. "explain" comes before "analyse", because the released theme of
 # "explain" is to analyse (分析) why the others (其他人物) acted so, which matches both.
 INTENTIONS = {
-    "explain": Intention(
+    "explain": (
         "rational",
         r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
     ),
-    "analyse": Intention("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
-    "advise": Intention("rational", r"advice|建议"),
-    "reflect": Intention("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
-    "praise": Intention("emotional", r"praise|夸|赞"),
-    "listen": Intention("emotional", r"listen|倾听"),
-    "empathise": Intention("emotional", r"empath|felt deeply|共情"),
-    "side": Intention("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
+    "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
+    "advise": ("rational", r"advice|建议"),
+    "reflect": ("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
+    "praise": ("emotional", r"praise|夸|赞"),
+    "listen": ("emotional", r"listen|倾听"),
+    "empathise": ("emotional", r"empath|felt deeply|共情"),
+    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
 }
 
 
@@ -62,18 +56,17 @@ def intention_of(task, need=""):
     one, as in our profiles; else by the words of its hidden theme, `task`. ("other", "other") where
     it is none of the eight."""
     if need in INTENTIONS:
-        return need, INTENTIONS[need].kind
-    for name, intention in INTENTIONS.items():
-        if re.search(intention.words, task or "", re.IGNORECASE):
-            return name, intention.kind
+        return need, INTENTIONS[need][0]
+    for name, (kind, words) in INTENTIONS.items():
+        if re.search(words, task or "", re.IGNORECASE):
+            return name, kind
     return "other", "other"
 
 
 def hidden_need(profile):
     """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
     name, _ = intention_of(profile.task, profile.need)
-    in_brackets = "" if name == "other" else f" ({name})"
-    return f"The hidden need{in_brackets}, at which the user only hinted: {profile.task}"
+    return f"The hidden need ({name}), at which the user only hinted: {profile.task}"
 
 
 # ------------------------------------------------------------------------------------- result files

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields
@@ -112,9 +111,6 @@ def split_name(name):
 
 
 # ----------------------------------------------------------------------------- the presets of a run
-
-# Seconds that a rank waits for another one. A rollout ends long before that (ROLLOUT_TIMEOUT).
-GROUP_TIMEOUT = 7200
 
 # Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
 TOY = {
@@ -499,19 +495,11 @@ def vllm_is_there():
 
 
 def changed_from_defaults(cfg):
-    """What differs in the Settings `cfg` from the defaults of its algorithm and model, as one types
-    it: "--steps 10 --eval-size 32"; "" if nothing does."""
+    """What differs in the Settings `cfg` from the defaults of its algorithm and model: "steps 10,
+    eval_size 32"; "" if nothing does."""
     usual = defaults(vars(cfg))
-    words = []
-    for setting in FLAGS:
-        value = getattr(cfg, setting.name)
-        if value == usual[setting.name] or not has_effect(setting, cfg):
-            continue
-        if isinstance(value, dict):
-            value = json.dumps(value)
-        values = value if isinstance(value, list) else [value]
-        words += [flag_name(setting.name), *(str(v) for v in values if v is not True)]
-    return shlex.join(words)
+    changed = {name: value for name, value in vars(cfg).items() if value != usual[name]}
+    return ", ".join(f"{name} {value}" for name, value in changed.items())
 
 
 # ---------------------------------------------------------------------- settings of a resumed run
