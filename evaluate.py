@@ -345,16 +345,12 @@ def users_to_measure_with(args, policy, simulator_name, lang):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
-    wants_chat = args.world == "chit-chat"
     file = args.profiles
-    if wants_chat and not file:
+    if args.world == "chit-chat" and not file:
         file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
         refuse_foreign(simulator_name, users)
-        troubled = [user.id for user in users if user.target == "eq"]
-        if wants_chat and troubled:
-            raise BadInput(f"--world chit-chat: {file}: {troubled[0]} has a trouble (target eq)")
         return users, False
     if policy.run_settings.get("profiles"):
         files = profile_files(policy.home, policy.run_settings["profiles"])

@@ -265,7 +265,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             make_room()
             [batches] = split(episodes, len(heldout), 1, seed=0)
             log_probs_of(models.reference, batches)
-            perplexity = models.take_perplexity()
+            perplexity = models.reference.take_perplexity()
         scores = {"step": step, **summarise(everyone), **counts, "ref_perplexity": perplexity}
         state["seconds"]["evaluate"] += time.perf_counter() - began
         state["evaluations"].append(scores)
@@ -352,7 +352,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
             "kl_start": models.kl_start(run.start_file),
             # None without a KL, for which the reference is asked anyway
-            "ref_perplexity": models.take_perplexity(),
+            "ref_perplexity": models.reference and models.reference.take_perplexity(),
             # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
             "tokens_sampled": sampled + counts["tokens_dropped"],

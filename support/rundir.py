@@ -251,10 +251,6 @@ class RunDir:
         self.log_dialogues(step, "heldout", episodes)
         if self.writer:
             self.log_numbers("heldout", scores)
-        if scores["dropped"]:
-            self.tell(
-                f"evaluation at step {step}: {scores['dropped']} dialogues failed and do not count"
-            )
         if step == 0 and scores["malformed"] > 50:  # they all earn 0: nothing to learn from
             self.tell(
                 f"{scores['malformed']:.0f} % of the dialogues before training ended malformed, at "

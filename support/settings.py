@@ -7,7 +7,6 @@ here imports torch or a chapter.
 """
 
 from support.errors import BadInput, RunError
-from support.servers import CALL_TIMEOUT
 
 import argparse
 import importlib.util
@@ -156,7 +155,7 @@ def flag(default, text, read=None, needs=None, **options):
     effect: "--kl-coef", or "--algo ppo" if it needs this value, or "--simulator openai:|local:" for
     values that begin so. options: more of argparse's."""
     if read:
-        options = {"type": read, "metavar": "N" if read in (natural, positive) else "X", **options}
+        options = {"type": read, "metavar": "N", **options}
     return field(default=default, metadata={"text": text, "needs": needs, "options": options})
 
 
@@ -243,8 +242,8 @@ class Settings:
     )
     simulator_timeout: float = flag(
         60.0,
-        f"seconds until a call is tried again, {CALL_TIMEOUT} at most",
-        checked(float, lambda x: 0 < x <= CALL_TIMEOUT, f"a number above 0, up to {CALL_TIMEOUT},"),
+        "seconds until a call is tried again; after 300 in all it is given up",
+        above_zero,
         "--simulator openai:",
     )
     simulator_temperature: float = flag(

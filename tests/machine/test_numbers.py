@@ -206,14 +206,6 @@ def test_evaluations_of_a_run_open_with_the_users_own_line(tiny_dir, tmp_path):
 # --------------------------------------------------------------------------------- small, and wrong
 
 
-def test_chit_chat_is_not_had_with_somebody_who_wants_comfort(tiny_dir, tmp_path, capsys):
-    """The table called it chit-chat."""
-    people = profiles(tmp_path / "p.jsonl", 2)
-    flags = ["--world", "chit-chat", "--profiles", people, "--out", tmp_path / "r.jsonl"]
-    assert measure("--policy", tiny_dir, *flags) == 2
-    assert "toy-train-0000 has a trouble" in capsys.readouterr().err
-
-
 def test_cut_replies_are_counted():
     """A --max-tokens that cuts most replies must be seen. The last reply of a full context is
     shorter: it was cut as well, but more tokens a reply would not help."""
