@@ -158,6 +158,15 @@ def take_thoughts(text):
     return "\n".join(filter(None, stripped)), "".join(shown).strip()
 
 
+def read_reply(text, think):
+    """The Reply that a sampled text is, in think or in direct mode."""
+    if think:
+        thought, visible, malformed = split_thought(text)
+        return Reply(text, visible, thought, malformed)
+    thought, visible = take_thoughts(text)
+    return Reply(text, visible, thought, malformed=False)
+
+
 class Agent:
     """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
 
@@ -211,16 +220,10 @@ class Agent:
         )
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
-        if self.think:
-            thought, visible, malformed = split_thought(text)
-            seen_as_sampled = False
-        else:
-            thought, visible = take_thoughts(text)
-            malformed = False
-            # Later turns see the sampled tokens themselves, unless a stray thought was cut out or
-            # the template opened this reply.
-            seen_as_sampled = not opening and visible == text.strip()
-        reply = Reply(text, visible, thought, malformed)
+        reply = read_reply(text, self.think)
+        # In direct mode later turns see the sampled tokens themselves, unless a stray thought was
+        # cut out or the template opened this reply.
+        seen_as_sampled = not self.think and not opening and reply.visible == text.strip()
         if seen_as_sampled:
             self.append_to_trunk(ids, log_probs)
         else:

@@ -96,5 +96,5 @@ def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
         assert measure("--policy", tiny_dir, *flags, "--out", tmp_path / "r.jsonl") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "scripted user" in line and "--simulator" in line
-    with pytest.raises(BadInput, match="knows no chit-chat"):
+    with pytest.raises(BadInput, match="can only play the people"):
         refuse_foreign("toy-weak", load_profiles(chat))
