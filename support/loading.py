@@ -30,11 +30,9 @@ import ctypes
 import os
 import re
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
@@ -64,8 +62,6 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         None      As stored. The file is mapped and not copied, which saves memory. Before training
                   the caller must call `make_masters`, which makes fp32 copies.
         another   For weights that are never trained: the base under adapters, or what only samples.
-
-    Buffers (rotary frequencies, scales) are as exact as in float32, whatever the dtype.
 
     Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
     With dropout the same tokens would get other log-probs on every pass, and the first ratio would
@@ -158,38 +154,16 @@ def load_weights(directory, dtype):
     if a weight is missing, which transformers would make up at random."""
     from transformers import AutoModelForCausalLM
 
-    load = partial(
-        AutoModelForCausalLM.from_pretrained,
+    model, loading_info = AutoModelForCausalLM.from_pretrained(
         directory,
         attn_implementation="sdpa",
         local_files_only=True,
         output_loading_info=True,
+        dtype=dtype or "auto",
     )
-    model, loading_info = load(dtype=dtype or stored_dtype(directory))
-    narrow = (torch.bfloat16, torch.float16)
-    if any(buffer.dtype in narrow for buffer in model.buffers()):
-        # Buffers are not in the file. They are computed when the model is built, and here they were
-        # rounded to the narrow type. In a model that is built in fp32 they are not.
-        model, loading_info = load(dtype=torch.float32)
-        for p in model.parameters():
-            p.data = p.data.to(dtype or p.dtype)
     if loading_info["missing_keys"]:
         raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
     return model
-
-
-def stored_dtype(directory):
-    """The type in which all weights in a directory are stored. fp32 if there are several types: a
-    narrower one would round some of them."""
-    types = set()
-    for file in Path(directory).glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            types |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
-    if types == {"BF16"}:
-        return torch.bfloat16
-    if types == {"F16"}:
-        return torch.float16
-    return torch.float32
 
 
 def check_model(model, tokenizer):
