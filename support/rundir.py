@@ -83,7 +83,7 @@ def new_state():
         "evaluations": [],
         "seconds": dict.fromkeys(seconds, 0.0),
         "tokens": {"sampled": 0, "trained": 0},
-        # how long each log was at the checkpoint: `cut_logs` cuts off what came later
+        # how long each log was at the checkpoint: `RunDir.begin` cuts off what came later
         "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
         # the same of the log of calls of each rank: later calls were paid for, so they are not cut
         # off, but serve as answers when the steps after the checkpoint are done again
@@ -317,7 +317,7 @@ class RunDir:
         copy elsewhere says what it is. Raises CannotWrite."""
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
         calls = self.calls.path
-        size_here = [(calls.name, size_of(calls))] if calls and calls.exists() else []
+        size_here = [(calls.name, size_of(calls))] if calls else []
         state["call_bytes"].update(all_gather_list(size_here))
         if not self.first:
             return
@@ -391,15 +391,16 @@ def scale_of_run(settings):
 
 def print_head(cfg, out, training, held_out, ranks=1, step=0):
     """What a run prints before its first dialogue: what is trained on whom, what differs from the
-    defaults, where all goes, and what the user's server is asked. training, held_out: numbers of
+    defaults, how often the user's model is asked, and where all goes. training, held_out: numbers of
     users; step: the last step that is done, above 0 in a resumed run."""
     begin = f"Step {step} is done, going on: " if step > 0 else ""
     policy = "the toy's policy" if cfg.toy else cfg.model
     how = "thinking before each reply" if cfg.think else "replying directly"
+    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print(
         fold(
             f"{begin}{cfg.algo.upper()} trains {policy}, {how}: {cfg.steps} steps of "
-            f"{cfg.batch_size} dialogues, {cfg.group_size} with each user, on {ranks} ranks."
+            f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
         )
     )
     changed = changed_from_defaults(cfg)
