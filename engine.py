@@ -12,16 +12,14 @@ It shares no code with policy.py on purpose: that engine and trainer agree about
 checked at every step, and the check would be worth nothing if both ran the same lines.
 """
 
-from support.chat_format import ChatFormat
 from support.errors import BadInput
-from support.loading import load_to_sample, stop_ids
+from support.loading import ChatFormat, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
 
 import asyncio
 import copy
 import os
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -356,7 +354,7 @@ class VllmEngine:
 
     def start(self, memory_share, **settings):
         """Build vLLM's LLM with the `settings` of this run and those that this engine needs. Raises
-        BadInput if the share of the GPU's memory is too small."""
+        BadInput for what vLLM refuses."""
         # Else the engine core is another process, and it cannot take weights tensor by tensor.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -382,13 +380,9 @@ class VllmEngine:
             settings["distributed_executor_backend"] = "external_launcher"
         try:
             return LLM(**settings)
-        except ValueError as error:
-            if not re.search("cache blocks|KV cache|free memory", str(error), re.I):
-                raise
-            raise BadInput(
-                f"--engine-memory {memory_share}: there vLLM has no room for a dialogue "
-                f"of {settings['max_model_len']} tokens: {str(error).splitlines()[0][:200]}"
-            ) from None
+        except ValueError as error:  # no room for a dialogue in this share, mostly
+            first_line = str(error).partition("\n")[0]
+            raise BadInput(f"--engine-memory {memory_share}: vLLM: {first_line:.300}") from None
 
     async def generate(self, prompt, max_tokens, rng, key=None):
         """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""

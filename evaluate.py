@@ -15,22 +15,21 @@ From top to bottom: the dialogues and their lines in the result file; the policy
 the flags ask for.
 """
 
+from support import files, results
 from support.errors import BadInput, PromptRefused, SimulatorFailed, TooManyLost
-from support.files import (
-    append_line,
-    cut_unfinished_line,
-    lock_file,
-    read_json,
-    refuse_overwriting,
-    write_json,
-)
-from support.flags import Parser, emotion, json_object, natural, not_negative, positive
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
-from support.results import describe, differences_of_rows, read_results, starting_policy_in_words
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
-from support.scores import compare, files_of_side, print_comparison, print_ranks, print_score, score
 from support.servers import ServerModel, digest
-from support.settings import split_name, vllm_is_there
+from support.settings import (
+    Parser,
+    emotion,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    split_name,
+    vllm_is_there,
+)
 
 import argparse
 import asyncio
@@ -87,7 +86,7 @@ async def hold_dialogues(policy, simulator, users, settings, path, finished_ids)
             episode = await converse(agent, user, first_line, settings["max_turns"], floor=FLOOR)
             if not episode.turns:  # as in a rollout: nothing was said that could be scored
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
-            append_line(path, row_of(profile, episode, user, settings))
+            files.append_line(path, row_of(profile, episode, user, settings))
         except SimulatorFailed as error:
             lost.append((profile.id, error))
         bar.update()
@@ -189,13 +188,6 @@ def load_policy(name, args=None):
         weights = world.base_policy(settings["think"])
         label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
     make_agent = agents_in_process(weights, settings, is_toy)
-    if not run_settings and not is_toy:
-        print(
-            f"{label} is no run of this project; assumed: {world.mode_of(settings['think'])} "
-            f"(--think), prompts in {settings['policy_lang']} (--lang), temperature "
-            f"{settings['temperature']:g}, at most {settings['max_tokens']} tokens a reply "
-            f"(--max-tokens), {settings['context']} a dialogue (--context)"
-        )
     return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
@@ -203,46 +195,47 @@ def find_weights(name, step):
     """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
     policy that is no server. A run stands for its newest checkpoint, or for that of `step`; step 0
     is where it started. Raises BadInput."""
-    from support.loading import looks_like_a_path
-
     directory = Path(name)
-    run_settings = read_json(directory / "config.json")
+    run_settings = files.read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
         return checkpoint_of_run(directory, run_settings, step)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
-        return str(directory), directory, read_json(directory / "rlver.json"), directory.parent
-    if not directory.exists() and looks_like_a_path(name):
-        raise BadInput(f"policy {name}: no such run or directory")
+        return (
+            str(directory),
+            directory,
+            files.read_json(directory / "rlver.json"),
+            directory.parent,
+        )
     return name, name, {}, None
 
 
 def checkpoint_of_run(directory, run_settings, step):
     """As `find_weights`, for the `directory` of a run with these settings. step: of the
     checkpoint, None for the newest."""
-    by_step = {int(path.name.removeprefix("checkpoint-")): path for path in checkpoints(directory)}
-    if step == 0 and 0 not in by_step:
+    existing = checkpoints(directory)
+    path = directory / f"checkpoint-{step or 0:06d}"
+    if step is None and existing:
+        path = existing[-1]
+    if step == 0 and path not in existing:
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        return f"{directory}/checkpoint-000000", run_settings["model"], run_settings, directory
-    if step is None:
-        step = max(by_step, default=None)
-    if step not in by_step:
-        there = ", ".join(map(str, by_step)) or "none"
+        return str(path), run_settings["model"], run_settings, directory
+    if path not in existing:
+        there = ", ".join(place.name for place in existing) or "none"
         raise BadInput(
             f"policy {directory}: no checkpoint of this step; there are: {there}; --step 0 measures "
             "where it started"
         )
-    return str(by_step[step]), by_step[step], run_settings, directory
+    return str(path), path, run_settings, directory
 
 
 def agents_in_process(weights, settings, is_toy):
     """A function seed -> Agent over weights that are loaded here, once and in the type of
     computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
     longest that the model allows, where nothing says it."""
-    from support.chat_format import ChatFormat
-    from support.loading import directory_of, load_to_sample, load_tokenizer, stop_ids
+    from support.loading import ChatFormat, directory_of, load_to_sample, load_tokenizer, stop_ids
 
     import torch
 
@@ -286,20 +279,16 @@ class ServerAgent:
 
     async def reply(self, line):
         """As policy.Agent.reply, but for the tokens. Raises SimulatorFailed."""
-        from policy import Reply, split_thought, take_thoughts
+        from policy import read_reply
 
         self.messages.append({"role": "user", "content": line})
         try:
             text = await self.server.chat(self.messages, self.settings["max_tokens"])
         except PromptRefused as error:  # which would be counted as an answer of the user
             raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
-        if self.settings["think"]:
-            thought, visible, malformed = split_thought(text)
-        else:
-            thought, visible = take_thoughts(text)
-            malformed = False
-        self.messages.append({"role": "assistant", "content": visible})  # without the thought
-        return Reply(text, visible, thought, malformed)
+        reply = read_reply(text, self.settings["think"])
+        self.messages.append({"role": "assistant", "content": reply.visible})
+        return reply
 
 
 # -------------------------------------------------------------------------------- who talks to whom
@@ -343,16 +332,12 @@ def users_to_measure_with(args, policy, simulator_name, lang):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
-    wants_chat = args.world == "chit-chat"
     file = args.profiles
-    if wants_chat and not file:
+    if args.world == "chit-chat" and not file:
         file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
         refuse_foreign(simulator_name, users)
-        troubled = [user.id for user in users if user.target == "eq"]
-        if wants_chat and troubled:
-            raise BadInput(f"--world chit-chat: {file}: {troubled[0]} has a trouble (target eq)")
         return users, False
     if policy.run_settings.get("profiles"):
         files = profile_files(policy.home, policy.run_settings["profiles"])
@@ -371,18 +356,16 @@ def open_results(path, settings):
     """(lock, ids of the users whose dialogues it holds) of the result file `path`, which is made if
     it is not there. No other process can lock it until the lock is closed. Raises BadInput if it
     holds results of other settings, or if another process has it."""
-    lock = lock_file(path, "--out")
-    rows = read_results(path)[0] if path.stat().st_size else []
-    differences = ", ".join(differences_of_rows(rows, settings))
-    if differences:
-        os.close(lock)
-        results_of = starting_policy_in_words(describe(rows[0]["made_by"]))
-        raise BadInput(
-            f"{path}: holds results of {results_of} ({differences}); choose another file with "
-            "--out, or remove it"
-        )
-    cut_unfinished_line(path)
-    return lock, {row["id"] for row in rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    held_lock = files.lock(path)
+    rows = results.read_results(path)[0] if path.stat().st_size else []
+    found = results.differences(rows, settings)
+    if found:
+        os.close(held_lock)
+        raise BadInput(f"{path}: holds other results ({found}); name another file with --out")
+    files.cut_unfinished_line(path)
+    return held_lock, {row["id"] for row in rows}
 
 
 def default_path(policy):
@@ -414,7 +397,7 @@ def run(args):
     if args.before_after:
         return run_before_after(args)
     if args.compare:
-        return run_comparison(args, *[files_of_side(names) for names in args.compare])
+        return run_comparison(args, *[results.files_of_side(names) for names in args.compare])
     return run_scores(args) if args.score else run_benchmark(args)[0]
 
 
@@ -425,10 +408,7 @@ def run_before_after(args):
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} has no effect with --before-after; leave it out")
     directory = Path(args.policy or newest_run())
-    if "algo" not in read_json(directory / "config.json"):  # as in `find_weights`
-        raise BadInput(f"--before-after: {directory} is no run, so it has no step 0; name a run")
     paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
-    refuse_overwriting({"--json": args.json}, paths.values())
     for step, path in paths.items():
         of_side = dict(policy=str(directory), step=step, out=path, json=None)
         code, ids = run_benchmark(argparse.Namespace(**{**vars(args), **of_side}))
@@ -445,21 +425,20 @@ def run_benchmark(args):
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     # a path that cannot be written must be refused before the first dialogue
-    lock, finished_ids = open_results(path, settings)
+    held_lock, finished_ids = open_results(path, settings)
     try:
-        refuse_overwriting({"--json": args.json}, [path])
         lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished_ids))
     finally:
-        os.close(lock)
+        os.close(held_lock)
     for profile_id, error in lost:
         complain(f"{profile_id} is missing: {error}; run the same command again to fill it in")
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
     ids = {user.id for user in users}
-    result = score(path, args.rule, args.anyway, ids, len(lost))
-    print_score(result)
+    result = results.score(path, args.rule, args.anyway, ids, len(lost))
+    results.print_score(result)
     print(f"results: {path}; to look at them: python -m tools.report {path}")
-    code = finish(args, result, result["problems"])
+    code = finish(args, result, result["problems"], [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):
         complain(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
@@ -469,29 +448,29 @@ def run_benchmark(args):
 
 def run_scores(args):
     """Print the tables of the result files that --score names. Returns the exit code."""
-    refuse_overwriting({"--json": args.json}, args.score)
-    results = [score(path, args.rule, args.anyway) for path in args.score]
-    for result in results:
-        print_score(result)
-    print_ranks(results)
-    problems = [problem for result in results for problem in result["problems"]]
+    scored = [results.score(path, args.rule, args.anyway) for path in args.score]
+    for result in scored:
+        results.print_score(result)
+    results.print_ranks(scored)
+    problems = [problem for result in scored for problem in result["problems"]]
     # --json writes the tables of one file as an object, those of several as a list
-    return finish(args, results[0] if len(results) == 1 else results, problems)
+    return finish(args, scored[0] if len(scored) == 1 else scored, problems, args.score)
 
 
 def run_comparison(args, before, after, named=True, ids=None):
     """Print how the result files of two sides differ, lists of paths. named: see
     `print_comparison`; ids: see `compare`. Returns the exit code."""
-    refuse_overwriting({"--json": args.json}, before + after)
-    result = compare(before, after, args.rule, ids)
-    print_comparison(result, named)
-    return finish(args, result, result["problems"])
+    result = results.compare(before, after, args.rule, ids)
+    results.print_comparison(result, named)
+    return finish(args, result, result["problems"], before + after)
 
 
-def finish(args, result, problems):
-    """Write `result` where --json says, and name what could not be used. Returns the exit code."""
+def finish(args, result, problems, inputs):
+    """Write `result` where --json says, and name what could not be used. inputs: the files that
+    were read. Returns the exit code."""
+    files.refuse_overwriting({"--json": args.json}, inputs)
     if args.json:
-        write_json(args.json, result)
+        files.write_json(args.json, result)
     for problem in problems:
         complain(problem)
     return 2 if problems else 0

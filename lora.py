@@ -21,8 +21,8 @@ out: dropout, and adapters on embeddings and output layer. Run it alone for the 
 
 from support.errors import BadInput
 from support.files import write_json
-from support.flags import Parser
 from support.ranks import full_tensor
+from support.settings import Parser
 
 import contextlib
 from types import SimpleNamespace

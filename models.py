@@ -9,15 +9,12 @@ This is not a part of rlver.py because a first reader needs to know only that it
 policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
-from support.chat_format import ChatFormat
-from support.errors import BadInput
 from support.files import write_json
-from support.loading import best_device, load_model, memory_of, stop_ids
+from support.loading import ChatFormat, best_device, load_model, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
     broadcast,
-    check_world,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -35,7 +32,6 @@ from operator import attrgetter
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
@@ -113,7 +109,7 @@ class Models:
             file = checkpoint / "trainer.pt"
             saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         if cfg.lora_rank:
-            reference = self.make_adapters(model, saved, source)
+            reference = self.make_adapters(model, saved)
         else:
             reference = self.make_whole_models(model, saved, source, start)
         self.reference = Reference(reference) if reference else None
@@ -151,7 +147,7 @@ class Models:
         return load_model(place, dtype=self.dtype, prefix=prefix)
 
     def set_chat_format(self, model, source):
-        """Set `chat`, `pad` and `context`, the tokens of a dialogue. Raises BadInput."""
+        """Set `chat`, `pad` and `context`, the tokens of a dialogue."""
         cfg = self.cfg
         # The toy knows its task; a system prompt would take a third of its context.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
@@ -160,11 +156,6 @@ class Models:
         )
         self.pad = self.tokenizer.pad_token_id or 0
         self.context = cfg.context or model.config.max_position_embeddings
-        if len(self.chat.first_prompt("")) + 2 > self.context:
-            raise BadInput(
-                f"--model {cfg.model}: its context of {self.context} tokens "
-                "is too short for the system prompt alone"
-            )
 
     def make_engine(self, model, source, clock):
         """The sampling engine, with the weights of `model`, or, vLLM, of the directory `source`."""
@@ -178,7 +169,7 @@ class Models:
                 device=self.device,
                 dtype=self.dtype,
             )
-        engine = VllmEngine(
+        return VllmEngine(
             source,
             self.chat.stop_id,
             cfg.temperature,
@@ -188,10 +179,8 @@ class Models:
             clock=clock,
             memory_share=cfg.engine_memory,
         )
-        check_world()
-        return engine
 
-    def make_adapters(self, model, saved, source):
+    def make_adapters(self, model, saved):
         """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference
         policy, a third view."""
         cfg = self.cfg
@@ -203,8 +192,9 @@ class Models:
             seed=cfg.seed,
         )
         if saved:
-            load_adapters(base, saved["adapters"], self.checkpoint)
-            check_base(model, source, self.checkpoint)
+            for name, p in base.named_parameters():
+                if p.requires_grad:
+                    p.data.copy_(saved["adapters"][name])
         if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         self.make_masters_or_shards(base)
@@ -342,10 +332,6 @@ class Models:
         kl, tokens = self.reduce(sums).tolist()
         return kl / max(1, tokens)
 
-    def take_perplexity(self):
-        """`Reference.take_perplexity`; None if there is no reference in memory."""
-        return self.reference.take_perplexity() if self.reference else None
-
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
@@ -409,36 +395,6 @@ class Reference:
         negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
         self.sums = torch.zeros(2, dtype=torch.float64)
         return math.exp(negative_log_likelihood / tokens) if tokens else None
-
-
-def load_adapters(base, adapters, checkpoint):
-    """Give a SharedBase the `adapters` of a checkpoint, {name: tensor}. Raises BadInput if they
-    were made with another lora_rank."""
-    for name, p in base.named_parameters():
-        if not p.requires_grad:
-            continue
-        if name not in adapters or adapters[name].shape != p.shape:
-            raise BadInput(
-                f"--resume: the adapters in {checkpoint.name} are not of "
-                f"config.json's lora_rank ({name}); has it been edited?"
-            )
-        p.data.copy_(adapters[name])
-
-
-def check_base(model, source, checkpoint):
-    """Raise BadInput if the adapters of a checkpoint were made for another base than `source`.
-    `model` holds base and adapters; merged, they must be the weights in the checkpoint."""
-    files = [safe_open(path, "pt") for path in checkpoint.glob("*.safetensors")]
-    file_of = {name: file for file in files for name in file.keys()}
-    for name, merged in merge(model.state_dict().items(), model):
-        if name not in file_of:
-            continue
-        expected = file_of[name].get_tensor(name).float()
-        if not torch.allclose(expected, merged.float(), rtol=1e-5, atol=1e-6):
-            raise BadInput(
-                f"--resume: {source} is not the base that this run's adapters were made "
-                f"for ({name} differs from {checkpoint.name}'s); put it back"
-            )
 
 
 def adamw(module, lr):

@@ -13,7 +13,7 @@ field are one of them broken:
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 
-from support.flags import Parser
+from support.settings import Parser
 
 import copy
 import math
@@ -158,11 +158,20 @@ def take_thoughts(text):
     return "\n".join(filter(None, stripped)), "".join(shown).strip()
 
 
+def read_reply(text, think):
+    """The Reply that a sampled text is, in think or in direct mode."""
+    if think:
+        thought, visible, malformed = split_thought(text)
+        return Reply(text, visible, thought, malformed)
+    thought, visible = take_thoughts(text)
+    return Reply(text, visible, thought, malformed=False)
+
+
 class Agent:
     """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
 
     engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
-    chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
+    chat        a ChatFormat (support/loading.py): the model's chat template, cut into token ids
     think       whether every reply has to begin with a thought
     max_tokens  the longest reply, in tokens: thought and stop token are counted
     context     the most tokens that the model can read at once, prompt and reply together
@@ -178,8 +187,6 @@ class Agent:
     opening_text         their text, which counts as the beginning of the reply's text
     past_reply(visible)  ids of a reply as later turns see it, its stop token included
     stop_id, decode      the id that ends a reply; ids -> their text
-    warn_of_stray_thoughts()
-                         warns, once, if there are thoughts in direct mode
     """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
@@ -213,18 +220,10 @@ class Agent:
         )
         stopped = ids[-1] == self.chat.stop_id
         text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
-        if self.think:
-            thought, visible, malformed = split_thought(text)
-            seen_as_sampled = False
-        else:
-            thought, visible = take_thoughts(text)
-            malformed = False
-            # Later turns see the sampled tokens themselves, unless a stray thought was cut out or
-            # the template opened this reply.
-            seen_as_sampled = not opening and visible == text.strip()
-            if thought:
-                self.chat.warn_of_stray_thoughts()
-        reply = Reply(text, visible, thought, malformed)
+        reply = read_reply(text, self.think)
+        # In direct mode later turns see the sampled tokens themselves, unless a stray thought was
+        # cut out or the template opened this reply.
+        seen_as_sampled = not self.think and not opening and reply.visible == text.strip()
         if seen_as_sampled:
             self.append_to_trunk(ids, log_probs)
         else:

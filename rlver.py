@@ -16,11 +16,11 @@ files and printing are in support/, pictures in tools/report.py: a first reading
 """
 
 from support import errors, ranks, rundir, settings
-from support.loading import refuse_missing, return_freed_memory
+from support.loading import return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
 from support.results import hidden_need
+from support.rundir import dialogue_text, print_head, print_summary, progress
 from support.servers import LocalModel
-from support.terminal import dialogue_text, print_finished, print_head, print_summary, progress
 
 import asyncio
 import os
@@ -187,8 +187,6 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     what a checkpoint keeps of the run: step, seconds, tokens, evaluations.
     """
     # ---- the people, the model behind them, and the models that are trained
-    if run.is_new and not cfg.toy:
-        refuse_missing(cfg.model)  # before the user's server is asked, which may take a while
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     files = cfg.profiles if run.is_new else rundir.profile_files(run.path, cfg.profiles)
     users, heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
@@ -206,7 +204,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
-        print_head(cfg, run.path, *sizes, state["step"], answer.tokens)
+        print_head(cfg, run.path, *sizes, state["step"])
 
     # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):
@@ -267,7 +265,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             make_room()
             [batches] = split(episodes, len(heldout), 1, seed=0)
             log_probs_of(models.reference, batches)
-            perplexity = models.take_perplexity()
+            perplexity = models.reference.take_perplexity()
         scores = {"step": step, **summarise(everyone), **counts, "ref_perplexity": perplexity}
         state["seconds"]["evaluate"] += time.perf_counter() - began
         state["evaluations"].append(scores)
@@ -354,7 +352,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
             "kl_start": models.kl_start(run.start_file),
             # None without a KL, for which the reference is asked anyway
-            "ref_perplexity": models.take_perplexity(),
+            "ref_perplexity": models.reference and models.reference.take_perplexity(),
             # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
             "tokens_sampled": sampled + counts["tokens_dropped"],
@@ -397,7 +395,7 @@ def interrupt(*_):
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     rank = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
-    given = settings.read_flags(argv, quiet=rank > 0)
+    given = vars(settings.make_parser().parse_args(argv))
     run, out, code, message = None, None, 0, ""
     usual_handler = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -405,14 +403,14 @@ def main(argv=None):
         cfg, out, finished = ranks.broadcast(rundir.open_run, given)
         if finished:
             if rank == 0:
-                print_finished(out)
+                print_summary(out)
+                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
             return 0
-        ranks.check_world()
         run = rundir.RunDir(out, cfg, ranks.rank(), is_new=given["resume"] is None)
-        summary = run.finish(train(cfg, run))
+        run.finish(train(cfg, run))
         draw_report(run)
         if run.first:
-            print_summary(summary, out)
+            print_summary(out)
     except (Exception, KeyboardInterrupt) as error:
         code, message = errors.explain(error, out, rank, ranks.world_size())
     finally:

@@ -30,8 +30,7 @@ from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAns
 from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
 from support.servers import Answer, CallLog, ServerModel, digest
-from support.settings import SCRIPTED, split_name
-from support.terminal import FORMS, fold
+from support.settings import SCRIPTED, fold, split_name
 
 import asyncio
 import copy
@@ -110,8 +109,6 @@ def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None)
     more and no less; default: PLACEHOLDERS[name], or none if the file is not listed there. Raises
     BadInput."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
-    if not path.is_file():
-        raise BadInput(f"prompt file {path} is missing")
     text = path.read_text(encoding="utf-8")
     if placeholders is None:
         placeholders = PLACEHOLDERS.get(name, set())
@@ -357,10 +354,8 @@ class Simulator:
     def example(self):
         """The user of the first question, in the run's language, who has heard one reply."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
-        dialogue = [
-            {"speaker": "me", "text": profile.first_talk},
-            {"speaker": "friend", "text": CHECK_REPLIES[self.lang]},
-        ]
+        lines = {"me": profile.first_talk, "friend": CHECK_REPLIES[self.lang]}
+        dialogue = [{"speaker": speaker, "text": text} for speaker, text in lines.items()]
         return User(self, profile, dialogue=dialogue)
 
     async def pass_check(self, template, values, schema):
@@ -385,7 +380,8 @@ class Simulator:
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.model.format = getattr(text, "form", None)
-        print(fold(f"The form of the answers of {self.name} is {FORMS[self.model.format]}."))
+        way = f"response_format {self.model.format}"  # None: the prompt alone asks for it
+        print(fold(f"{self.name} is held to the form of its answers by {way}."))
         return text
 
 
@@ -590,8 +586,7 @@ def profiles_of_step(people, count, seed, step):
     an epoch, in an order that depends on the seed and the epoch alone."""
     chosen = []
     order_of_epoch = {}
-    first = (step - 1) * count
-    for i in range(first, first + count):
+    for i in range((step - 1) * count, step * count):
         epoch, place = divmod(i, len(people))
         if epoch not in order_of_epoch:
             rng = random.Random(f"{seed} {epoch}")
@@ -620,11 +615,6 @@ def refuse_foreign(simulator_name, profiles):
     if simulator_name not in SCRIPTED:
         return
     for profile in profiles:
-        if profile.target != "eq":
-            raise BadInput(
-                f"profile {profile.id!r}: its target is {profile.target}, and the scripted user "
-                "knows no chit-chat; choose a real --simulator, as openai:MODEL@URL"
-            )
         try:
             world.read_scene(profile.scene, profile.task)
         except world.NotOfThisWorld as error:

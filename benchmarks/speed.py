@@ -26,8 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.chat_format import ChatFormat
-from support.loading import load_model
+from support.loading import ChatFormat, load_model
 from support.settings import resolve_settings
 
 import numpy as np

@@ -30,8 +30,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.flags import Parser, positive
 from support.results import recorded_dialogues
+from support.settings import Parser, positive
 from support.stats import mean_interval
 
 import numpy as np

@@ -24,7 +24,7 @@ labs.toml "own user" is this one, too: the user that the dialogue was meant for.
 from patches import ROOT, read_toml, replaced  # first: it finds the project
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.results import read_dialogues
+from support.results import recorded_dialogues
 
 import asyncio
 import difflib
@@ -303,7 +303,7 @@ def dialogues_of(run):
 def dialogues_by_step(path):
     """The training dialogues in a log, a list for each step."""
     steps = {}
-    for dialogue in read_dialogues(path):
+    for dialogue in recorded_dialogues(path):
         if dialogue["split"] == "train":
             steps.setdefault(dialogue["step"], []).append(dialogue)
     return [steps[step] for step in sorted(steps)]

@@ -23,8 +23,7 @@ for place in (Path.cwd(), Path.cwd().parent):
         sys.path.insert(0, str(place))
 
 # support comes first: it sets what torch reads when it is imported
-from support.chat_format import ChatFormat
-from support.loading import load_model
+from support.loading import ChatFormat, load_model
 
 import asyncio
 import itertools

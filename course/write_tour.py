@@ -11,7 +11,7 @@ cell.
 
 from patches import HERE
 from support.files import write_json
-from support.flags import Parser
+from support.settings import Parser
 
 import re
 

@@ -18,40 +18,18 @@ STARTED = time.perf_counter()
 
 # ---- versions and packages: if something is missing, say so in one line, without a traceback
 INSTALL = "%s -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
-ACTIVATE = "it may be in .venv, which is not active: type `. .venv/bin/activate`; else: " + INSTALL
-
-
-def remedy(usual_words, python):
-    """What to do if something is missing. An environment that is made, but not active in this
-    terminal, only has to be activated."""
-    is_active = os.path.realpath(sys.prefix) == os.path.realpath(".venv")
-    if os.path.exists(os.path.join(".venv", "bin", "activate")) and not is_active:
-        return ACTIVATE % python
-    return usual_words + ": " + INSTALL % python
-
-
-if sys.version_info[:2] < (3, 11):
-    print(
-        "Python 3.11 or newer is needed, this is %d.%d; %s"
-        % (
-            sys.version_info[0],
-            sys.version_info[1],
-            remedy("with a newer one", "python3.11"),
-        ),
-        file=sys.stderr,
-    )
-    sys.exit(2)
 lacking = [
     name
     for name in ("numpy", "torch", "tqdm", "transformers")
     if not importlib.util.find_spec(name)
 ]
+problem = ""
 if lacking:
-    print(
-        "not installed: %s; %s"
-        % (", ".join(lacking), remedy("what is needed is installed by", "python3")),
-        file=sys.stderr,
-    )
+    problem = "not installed, or .venv is not active: " + ", ".join(lacking)
+if sys.version_info[:2] < (3, 11):
+    problem = "Python 3.11 or newer is needed"
+if problem:
+    print(problem + "; to install all: " + INSTALL % "python3", file=sys.stderr)
     sys.exit(2)
 
 # ---- threads: torch's threads spin while they wait for one another. Two processes of two threads

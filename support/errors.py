@@ -13,12 +13,8 @@ class RunError(Exception):
     exit_code = 1
     # Do all ranks raise this error together? Then only the first rank prints it.
     on_all_ranks = False
-    # Can a run that ended so be resumed, once it has a checkpoint?
-    is_resumable = False
-    # What to do next, appended to the message, if the run can be resumed. {out} is its directory.
-    advice_to_resume = ""
-    # The same if it cannot be resumed.
-    advice_to_restart = ""
+    # Can a run that ended so go on, when what was wrong is repaired?
+    is_resumable = True
 
 
 class BadInput(RunError, ValueError):
@@ -26,6 +22,7 @@ class BadInput(RunError, ValueError):
 
     exit_code = 2
     on_all_ranks = True
+    is_resumable = False
 
 
 class BadModel(BadInput):
@@ -53,9 +50,6 @@ class SimulatorRefused(RunError):
     stops with the server's message."""
 
     exit_code = 2
-    is_resumable = True
-    advice_to_resume = "; when this is fixed: python rlver.py --resume {out}"
-    advice_to_restart = "; when this is fixed, start it again"
 
 
 class TooManyLost(RunError):
@@ -64,25 +58,19 @@ class TooManyLost(RunError):
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
-    is_resumable = True
-    advice_to_resume = (
-        "\nthe run is saved; when the simulator works again: python rlver.py --resume {out}"
-    )
-    advice_to_restart = "; nothing is saved yet: start the run again when the simulator works"
 
 
 class CannotWrite(RunError):
     """A checkpoint that could not be written, mostly because the disk is full."""
 
     on_all_ranks = True
-    is_resumable = True
-    advice_to_resume = "; make room, then: python rlver.py --resume {out}"
-    advice_to_restart = "; make room, and start the run again"
 
 
 class SelfCheckFailed(RunError, RuntimeError):
     """Something that must hold does not, and training on would waste the run. The message says
     where to look."""
+
+    is_resumable = False
 
 
 def explain(error, out=None, rank=0, world=1):
@@ -92,40 +80,21 @@ def explain(error, out=None, rank=0, world=1):
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""
     name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
-    if isinstance(error, SelfCheckFailed):
-        return error.exit_code, f"{name}: stopped by a self-check: {error}"
-    if isinstance(error, RunError):
-        if error.on_all_ranks and rank > 0:
-            return error.exit_code, ""
-        return error.exit_code, f"rlver.py: {error}{advice_for(error, out)}"
+    code, message = getattr(error, "exit_code", 1), f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):
-        message = "\nstopped"
-        if out and (out / "config.json").exists():
-            message += f"; go on with: python rlver.py --resume {out}"
-        return 130, message
-    if isinstance(error, OSError):
-        message = f"rlver.py: {error}"
-        if out and any(out.glob("checkpoint-*")):
-            message += (
-                "; the run can be continued from its last checkpoint: "
-                f"python rlver.py --resume {out}"
-            )
-        return 1, message
-    if is_lost_connection(error) and world > 1:
+        code, message = 130, "\nstopped"
+    elif isinstance(error, SelfCheckFailed):
+        message = f"{name}: stopped by a self-check: {error}"
+    elif isinstance(error, RuntimeError) and world > 1 and CONNECTION.search(str(error)):
         return 1, f"{name}: another rank is gone"
-    raise error
+    elif not isinstance(error, (RunError, OSError)):
+        raise error
+    if getattr(error, "on_all_ranks", False) and rank > 0:
+        return code, ""
+    if getattr(error, "is_resumable", True) and out and (out / "config.json").exists():
+        message += f"; go on with: python rlver.py --resume {out}"
+    return code, message
 
 
-def advice_for(error, out):
-    """What to do next after a RunError: how to resume the run in `out`, or how to start it again if
-    it cannot be resumed."""
-    can_resume = out and error.is_resumable and any(out.glob("checkpoint-*"))
-    advice = error.advice_to_resume if can_resume else error.advice_to_restart
-    return advice.format(out=out)
-
-
-def is_lost_connection(error):
-    """Is this what torch raises when another rank has ended?"""
-    if not isinstance(error, RuntimeError):
-        return False
-    return re.search("gloo|nccl|connection", str(error), re.I) is not None
+# in what torch raises when another rank has ended
+CONNECTION = re.compile("gloo|nccl|connection", re.IGNORECASE)

@@ -26,18 +26,14 @@ def write_json(path, value):
 
 
 def append_line(path, value):
-    """Append a line to a JSONL file. Raises an OSError that names the file, as that of a full disk
-    does not."""
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    """Append a line to a JSONL file."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def cut_unfinished_line(path):
-    """Cut off what stands behind the last newline: an evaluation that was stopped while it wrote
-    leaves half a line, and that dialogue is held again."""
+    """Cut off what stands behind the last newline: a program that was stopped while it wrote leaves
+    half a line."""
     whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
     os.truncate(path, whole_lines)
 
@@ -68,21 +64,10 @@ def read_jsonl(path, start=0, containing=b""):
         for number, line in enumerate(file, 1):
             if not line.strip() or containing not in line:
                 continue
-            row, problem = read_line(line)
-            yield number, row, problem
-
-
-def read_line(line):
-    """(value, None) of a line of JSON, as bytes, or (None, why it cannot be read)."""
-    try:
-        return json.loads(line), None
-    except UnicodeDecodeError as error:
-        return None, f"not UTF-8 text ({error.reason} at byte {error.start})"
-    except json.JSONDecodeError as error:
-        where = f"{error.msg}, column {error.colno}"
-        return None, f"not a whole JSON object ({where}); is the file half-written?"
-    except RecursionError:
-        return None, "brackets within brackets, too deep for a line of this kind"
+            try:
+                yield number, json.loads(line), None
+            except (ValueError, RecursionError) as error:
+                yield number, None, f"not a whole JSON object ({error}); is the file half-written?"
 
 
 def read_records(path, record, flag, other_names, allowed_values):
@@ -112,22 +97,14 @@ def make_record(row, record, where, other_names, allowed_values):
     for member in dataclasses.fields(record):
         name, kind = member.name, member.type
         value = row.get(name, row.get(other_names.get(name)))
-        if value is None or value == "":
-            if member.default is dataclasses.MISSING:
-                raise BadInput(
-                    f"{where}: field {name!r} (or {other_names.get(name, name)!r}) is missing or "
-                    "empty"
-                )
-            continue
-        if not isinstance(value, kind):
-            raise BadInput(
-                f"{where}: field {name!r} should be a {kind.__name__}, it is a "
-                f"{type(value).__name__}"
-            )
-        choices = allowed_values.get(name, [value])
-        if value not in choices:
-            raise BadInput(f"{where}: {name} {value!r} is unknown; there are {', '.join(choices)}")
-        values[name] = without_surrogates(value) if kind is str else value
+        if value not in (None, ""):
+            wanted = allowed_values.get(name)
+            if not isinstance(value, kind) or (wanted and value not in wanted):
+                wanted = ", ".join(wanted) if wanted else f"a {kind.__name__}"
+                raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
+            values[name] = without_surrogates(value) if kind is str else value
+        elif member.default is dataclasses.MISSING:
+            raise BadInput(f"{where}: field {name!r} is missing or empty")
     return record(**values)
 
 
@@ -139,41 +116,28 @@ def size_of(path):
 # -------------------------------------------------------------------------------- locks and clashes
 
 
-def try_lock(path, mode):
-    """Lock a file or a directory, opened in a `mode` of os.open. Returns the lock, an open file
-    descriptor (to close it releases the lock), or None if another process has it."""
-    descriptor = os.open(path, mode, 0o644)
+def lock(path):
+    """Lock a file or a directory. Returns the lock, an open file descriptor: to close it releases
+    the lock. Raises BadInput if another process has it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        return None
-    return descriptor
-
-
-def lock_file(path, flag):
-    """Lock the file `path`, which is made if it is not there. Returns the lock, as `try_lock`.
-    Raises BadInput, whose message begins with the `flag`, if another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = try_lock(path, os.O_RDWR | os.O_CREAT)
-    if lock is None:
         raise BadInput(
-            f"{flag} {path}: another process is writing there; wait for it, or choose another file"
-        )
-    return lock
+            f"{path}: another process is at work there; wait for it, or name another place"
+        ) from None
+    return descriptor
 
 
 def refuse_overwriting(outputs, inputs):
     """Raise BadInput if an output file is also an input, or two outputs are the same file. outputs:
     {flag: path or None}; inputs: paths."""
-    used = {Path(path).resolve(): f"{path} is read" for path in inputs}
+    used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
         if path is None:
             continue
         place = Path(path).resolve()
         if place in used:
-            raise BadInput(
-                f"{flag} {path}: would overwrite a file of this command "
-                f"({used[place]}); choose another name"
-            )
-        used[place] = f"{flag} writes {path}"
+            raise BadInput(f"{flag} {path}: would overwrite a file of this command")
+        used.add(place)

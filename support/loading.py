@@ -1,8 +1,27 @@
-"""support/loading.py - a model and its tokenizer: from a directory or from the hub.
+r"""support/loading.py - a model, its tokenizer, and its chat template cut into pieces.
 
 What cannot be trained here is refused while loading, in one line: a directory without weights, a
 tokenizer that does not give back what it was given, layers that do not attend to all that came
-before, logits that are no output of the last layer.
+before, logits that are no output of the last layer, templates that cannot be cut.
+
+A dialogue grows by one message at a time, and no token that was sampled may ever be encoded again.
+But a template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at
+its messages. After that, prompts are put together from the ids of the pieces and the ids of the
+messages, and the template is no longer needed.
+
+A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
+
+    head       [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
+               My sister forgot my birthday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+               Tell me more.
+    stop_id    [<|im_end|>]
+    after      [\n<|im_start|>user\n]
+               It was last Monday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+    opening    [<think>\n]
+
+The second reply is sampled behind that. Most templates have no opening.
 """
 
 from support.errors import BadModel
@@ -11,11 +30,9 @@ import ctypes
 import os
 import re
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
 
@@ -46,8 +63,6 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                   the caller must call `make_masters`, which makes fp32 copies.
         another   For weights that are never trained: the base under adapters, or what only samples.
 
-    Buffers (rotary frequencies, scales) are as exact as in float32, whatever the dtype.
-
     Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
     With dropout the same tokens would get other log-probs on every pass, and the first ratio would
     not be 1.
@@ -71,8 +86,6 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
             for name in DROPOUTS:
                 if isinstance(getattr(part, name, None), float):
                     setattr(part, name, 0.0)
-    except BadModel as error:
-        raise BadModel(f"{typed}: {error}") from None
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
         raise BadModel(f"{typed}: {in_one_line(error)}") from None
@@ -88,54 +101,24 @@ def load_to_sample(path, prefix):
 
 def in_one_line(error):
     """The beginning of what an error says."""
-    return " ".join(str(error).split())[:200]
-
-
-def refuse_missing(name):
-    """Raise BadModel if --model `name` is no model, as far as can be seen without loading or
-    downloading anything. A run asks this first, before it waits for the simulator's server."""
-    try:
-        check_place(name)
-    except BadModel as error:
-        raise BadModel(f"--model {name}: {error}") from None
-
-
-def check_place(place):
-    """Raise BadModel if `place` is neither a directory with a model nor possibly a name on the
-    hub."""
-    needed = "one is needed that holds config.json, weights and a tokenizer"
-    if Path(place).is_dir():
-        if not (Path(place) / "config.json").is_file():
-            raise BadModel(f"this directory holds no config.json; {needed}")
-    elif not may_be_on_the_hub(place):
-        raise BadModel(f"no such directory; {needed}, or a model of the hub, OWNER/NAME")
-
-
-def may_be_on_the_hub(name):
-    """Could `name` be a model on the hub, OWNER/NAME? (`./NAME` and `../NAME` are paths, and NAME
-    alone is more likely a directory that is not here. The oldest models of the hub once had such
-    names, and have an owner now: openai-community/gpt2.)"""
-    is_a_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name))
-    return bool(is_a_name) and not Path(name).exists() and not looks_like_a_path(name)
-
-
-def looks_like_a_path(name):
-    """Is `name`, which does not exist here, meant as a path and not as a model on the hub? It is if
-    it begins with runs/, or if its parent is a directory. Then it is a typing error, and the hub
-    need not be asked for it."""
-    if Path(name).parts[0] == "runs":
-        return True
-    parent = Path(name).parent
-    return parent != Path() and parent.is_dir()
+    return " ".join(str(error).split())[:300]
 
 
 def directory_of(place):
-    """The directory with the files of a model, which is downloaded if `place` is a name on the hub.
-    Files that hold the same weights once more, in other formats, are left out. Raises BadModel if
-    it is neither a directory with a model nor to be had from the hub."""
-    check_place(place)
-    if Path(place).is_dir():
+    """The directory with the files of a model, which is downloaded if `place` is a name on the hub,
+    OWNER/NAME. Files that hold the same weights once more, in other formats, are left out. Raises
+    BadModel if it is neither a directory with a model nor to be had from the hub."""
+    path = Path(place)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise BadModel("this directory holds no config.json")
+    if path.is_dir():
         return place
+    # What stands in a directory that is here, or in runs/, is a path with a typing error.
+    is_a_name = re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place))
+    if not is_a_name or path.parent.exists():
+        raise BadModel(
+            "no such directory; a directory is needed, or a model of the hub, OWNER/NAME"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import logging
 
@@ -147,8 +130,7 @@ def directory_of(place):
             ignore_patterns=["consolidated*", "*/*"],
         )
     except Exception as error:
-        reason = in_one_line(error)
-        raise BadModel(f"no such directory, and not to be had from the hub: {reason}") from None
+        raise BadModel(f"no such directory, and not to be had from the hub: {error}") from None
 
 
 def load_tokenizer(directory):
@@ -172,38 +154,16 @@ def load_weights(directory, dtype):
     if a weight is missing, which transformers would make up at random."""
     from transformers import AutoModelForCausalLM
 
-    load = partial(
-        AutoModelForCausalLM.from_pretrained,
+    model, loading_info = AutoModelForCausalLM.from_pretrained(
         directory,
         attn_implementation="sdpa",
         local_files_only=True,
         output_loading_info=True,
+        dtype=dtype or "auto",
     )
-    model, loading_info = load(dtype=dtype or stored_dtype(directory))
-    narrow = (torch.bfloat16, torch.float16)
-    if any(buffer.dtype in narrow for buffer in model.buffers()):
-        # Buffers are not in the file. They are computed when the model is built, and here they were
-        # rounded to the narrow type. In a model that is built in fp32 they are not.
-        model, loading_info = load(dtype=torch.float32)
-        for p in model.parameters():
-            p.data = p.data.to(dtype or p.dtype)
     if loading_info["missing_keys"]:
         raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
     return model
-
-
-def stored_dtype(directory):
-    """The type in which all weights in a directory are stored. fp32 if there are several types: a
-    narrower one would round some of them."""
-    types = set()
-    for file in Path(directory).glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            types |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
-    if types == {"BF16"}:
-        return torch.bfloat16
-    if types == {"F16"}:
-        return torch.float16
-    return torch.float32
 
 
 def check_model(model, tokenizer):
@@ -248,9 +208,7 @@ def stop_ids(path):
     except OSError:
         return []
     eos = config.eos_token_id  # None, an id, or a list of ids
-    if eos is None:
-        return []
-    return eos if isinstance(eos, list) else [eos]
+    return [eos] if isinstance(eos, int) else eos or []
 
 
 def best_device():
@@ -273,3 +231,175 @@ def return_freed_memory():
     glibc nothing is done."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+# -------------------------------------------------------------------------------- the chat template
+
+
+class ChatFormat:
+    """The chat template: cut once into pieces of ids, which are then put around every message.
+
+        head      from the beginning to the user's first text
+        ask       from a user's text to the reply to it
+        opening   in front of a reply that is to be sampled; not in front of a past one
+        close     white space in front of the stop token; mostly none
+        stop_id   sampled by the policy, hence an action, hence trained
+        after     from the stop token to the user's next text; context, hence never trained
+
+    Some templates write more in front of a reply that is to be sampled than in front of one that is
+    past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
+    Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
+
+    The pieces are encoded with special tokens, what people say without: a user who types <|im_end|>
+    has typed ten characters. Once they are cut, a dialogue of two turns is glued together from them
+    and compared with the template's own.
+
+    system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
+    arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
+    model's generation_config stops, if it names any. Raises BadModel for a tokenizer whose texts
+    cannot be put together, and for a template that cannot be cut, or that does not suit `think` or
+    `stop_ids`.
+    """
+
+    def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
+        self.tokenizer, self.system_prompt = tokenizer, system_prompt
+        self.template_args = template_args or {}
+        self.check_tokenizer()
+        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
+        self.past_reply_prefix = before_past_reply[len(ask) :]
+        self.opening_text = before_new_reply[len(ask) :]
+        self.check_openings(before_past_reply, before_new_reply, think)
+        self.head, self.ask = self.encode(head), self.encode(ask)
+        self.opening = self.encode(self.opening_text)
+        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
+        self.check_pieces()
+
+    # ------------------------------------------------------------------------------- cutting, once
+
+    def check_tokenizer(self):
+        """Raise BadModel for a tokenizer that puts a blank in front of every text it encodes, as
+        SentencePiece's mostly do. In front of a message that stands behind something else, this
+        blank would be one that the template does not write."""
+        if self.decode(self.text("My") + self.text("self")) != "Myself":
+            raise BadModel(
+                "the tokenizer adds a blank in front of every text (SentencePiece: Llama 2, "
+                "Mistral, Phi-3), so the tokens of a message depend on what stands before it; "
+                "take a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+            )
+
+    def split_template(self):
+        """The template's own text around the messages of a dummy dialogue: up to the user's first
+        text, from there to a past reply, from there to the user's next text, and from there to a
+        reply that is to be sampled. Raises BadModel."""
+        text = self.render("@@1@@", "@@2@@", "@@3@@")
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
+        if not match or self.system_prompt.strip() not in match[1]:
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        return match.groups()
+
+    def render(self, *texts):
+        """The template's own text of a dialogue, up to where the next reply begins. texts: of the
+        user and of the policy by turns, the user's first."""
+        messages = []
+        if self.system_prompt:
+            messages.append({"role": "system", "content": self.system_prompt})
+        for i, text in enumerate(texts):
+            messages.append({"role": ("user", "assistant")[i % 2], "content": text})
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.template_args
+            )
+        except Exception as error:
+            # a template may refuse whatever it likes, a system message for one
+            raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
+
+    def check_openings(self, before_past_reply, before_new_reply, think):
+        """Raise BadModel unless the template opens past and new replies alike. One of the two may
+        have something more: a past one white space, a new one <think> in think mode, or
+        <think></think> in direct mode."""
+        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
+        is_blank = not self.past_reply_prefix.strip()
+        if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
+            raise BadModel(
+                f"the chat template opens a first reply with {before_past_reply!r} and a "
+                f"later one with {before_new_reply!r}; this code needs one opening"
+            )
+        opening = self.opening_text.strip()
+        if opening and think != ("</think>" not in opening):
+            raise BadModel(
+                f"the chat template opens every reply with {opening!r}; train it with --think if "
+                "that begins a thought, and without if it is an empty one (--template-args)"
+            )
+
+    def find_stop(self, tail, stop_ids):
+        """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
+        Raises BadModel if there is none, if more than white space stands in front of it, or if the
+        model does not stop at it."""
+        added = self.tokenizer.added_tokens_decoder
+        special_ids = {token_id for token_id, token in added.items() if token.special}
+        at = next((i for i, token_id in enumerate(tail) if token_id in special_ids), None)
+        if at is None or self.decode(tail[:at]).strip():
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode(tail)!r}, which does not begin "
+                "with a special token; the policy could not learn to stop"
+            )
+        if stop_ids and tail[at] not in stop_ids:
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([tail[at]])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({self.decode(stop_ids)!r})"
+            )
+        return tail[:at], tail[at], tail[at + 1 :]
+
+    def check_pieces(self):
+        """Glue a dialogue of two turns together, and raise BadModel with the first difference if
+        its text is not the template's own."""
+        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
+        first_line, reply, next_line = texts
+        wanted = self.decode(self.encode(self.render(*texts)))
+        glued = self.decode(
+            self.first_prompt(first_line)
+            + self.past_reply(reply)
+            + self.next_prompt(next_line)
+            + self.opening
+        )
+        if glued != wanted:
+            i = max(0, len(os.path.commonprefix([wanted, glued])) - 20)
+            raise BadModel(
+                "the chat template cannot be cut into pieces: it writes "
+                f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
+            )
+
+    # --------------------------------------------------------------- speaking, for every message
+
+    def first_prompt(self, line):
+        """Ids from the beginning to where the first reply is sampled, but for the opening."""
+        return self.head + self.text(line) + self.ask
+
+    def next_prompt(self, line):
+        """Ids from behind a reply's stop token to where the next one is sampled, but for the
+        opening."""
+        return self.after + self.text(line) + self.ask
+
+    def past_reply(self, visible):
+        """Ids of a reply as later turns see it, its stop token included."""
+        return self.text(self.past_reply_prefix + visible) + self.close + [self.stop_id]
+
+    def text(self, text):
+        """Ids of what somebody said: text only, and no special token, even if it spells one."""
+        return self.encode(text, split_special_tokens=True)
+
+    def encode(self, text, **options):
+        """Ids of a text, in which special tokens are special, without any that the tokenizer would
+        add. options: further arguments of the tokenizer."""
+        return self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]
+
+    def decode(self, ids):
+        """The text of ids, special tokens shown."""
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )

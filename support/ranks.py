@@ -8,8 +8,7 @@ Several nodes (torchrun --nnodes 2) need no shared file system for a new run; fo
 needs the run's directory, shared or copied.
 """
 
-from support.errors import BadInput, RunError, SelfCheckFailed
-from support.settings import GROUP_TIMEOUT
+from support.errors import RunError
 
 import ctypes
 import dataclasses
@@ -18,11 +17,13 @@ import signal
 import sys
 from datetime import timedelta
 from operator import attrgetter
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+# Seconds that a rank waits for another one. A rollout ends long before that (ROLLOUT_TIMEOUT).
+GROUP_TIMEOUT = 7200
 
 
 def world_size():
@@ -41,44 +42,20 @@ def join_ranks(cuda):
     later reductions silently do nothing."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1 and sys.platform == "linux":
-        die_with_torchrun()
+        # Die when torchrun dies. Without that the processes outlive a torchrun that is killed, and
+        # wait for each other for hours.
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if cuda:
-        take_a_gpu()
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if dist.is_initialized() or (ranks == 1 and not cuda):
         return
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    timeout = timedelta(seconds=GROUP_TIMEOUT)
-    if ranks > 1:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        # One GPU, without torchrun. On a GPU it is FSDP2 that computes in bf16 from fp32 masters,
-        # and FSDP2 wants a process group even for one rank. (A HashStore needs no address.)
-        dist.init_process_group(
-            backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1
-        )
-
-
-def die_with_torchrun():
-    """Ask Linux to kill this process when torchrun dies. Without that the processes outlive a
-    torchrun that is killed, and wait for each other for hours."""
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The children of a dead process become those of process 1. In a container that may be torchrun
-    # itself.
-    if os.getppid() == 1 and "torch" not in Path("/proc/1/cmdline").read_text():
-        raise SelfCheckFailed("torchrun is gone")
-
-
-def take_a_gpu():
-    """Compute on the GPU that has this process' number on its machine. Raises BadInput if there
-    are too few."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if local >= torch.cuda.device_count():
-        raise BadInput(
-            f"--nproc-per-node: this machine has {torch.cuda.device_count()} GPUs, "
-            "and each process wants its own"
-        )
-    torch.cuda.set_device(local)
+    # One GPU without torchrun: on a GPU it is FSDP2 that computes in bf16 from fp32 masters, and
+    # FSDP2 wants a process group even for one rank. (A HashStore needs no address.)
+    alone = {} if ranks > 1 else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=GROUP_TIMEOUT), **alone
+    )
 
 
 def leave_ranks(code):
@@ -95,16 +72,6 @@ def leave_ranks(code):
         sys.stderr.flush()
         os._exit(0)
     sys.exit(code)
-
-
-def check_world():
-    """Raise SelfCheckFailed unless the process group has as many ranks as torchrun started."""
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size() != ranks:
-        raise SelfCheckFailed(
-            f"torchrun started {ranks} processes, but this one is in a group of {world_size()}: "
-            "the process group must be joined before an engine is built"
-        )
 
 
 # ----------------------------------------------------------------------- what ranks tell each other

@@ -1,21 +1,31 @@
-"""support/rundir.py - the directory of a run: its lock, logs and checkpoints; how a run goes on.
+"""support/rundir.py - the directory of a run: its lock, logs and checkpoints; how a run goes on; and
+what it prints.
 
     config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.json  checkpoint-000050/
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
-done again. Nothing here knows what a policy is: `save_checkpoint` is handed a function that writes
-it.
+done again. Nothing here knows what a policy is: `RunDir.save` is handed a function that writes it.
+
+The head of a run says what differs from the defaults, config.json has the rest. Wherever a score is
+printed its scale stands beside it (support.metrics.scale_in_words), and what is made by rule says
+so.
 """
 
 from support import STARTED
 from support.errors import BadInput, CannotWrite, TooManyLost
-from support.files import append_line, read_json, size_of, try_lock, write_json
-from support.metrics import Clock, warnings_of
-from support.results import metrics_of
+from support.files import append_line, lock, read_json, size_of, write_json
+from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
+from support.results import metrics_of, print_table
 from support.servers import CallLog
-from support.settings import SCRIPTED, resolve_settings, resumed_settings
-from support.terminal import score_text
+from support.settings import (
+    SCRIPTED,
+    changed_from_defaults,
+    fold,
+    made_by_rule,
+    resolve_settings,
+    resumed_settings,
+)
 
 import asyncio
 import contextlib
@@ -23,10 +33,10 @@ import dataclasses
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import time
-import weakref
 from pathlib import Path
 
 from tqdm import tqdm
@@ -42,54 +52,19 @@ def open_run(given):
     directory  Path; of a new run it may not exist yet
     finished   whether all steps are done and evaluated, so that there is nothing to resume"""
     if given["resume"] is not None:
-        return open_old_run(given)
+        out = Path(given["resume"])
+        settings = resumed_settings(read_json(out / "config.json"), given)
+        finished = read_json(out / "summary.json").get("steps") == settings.steps
+        return settings, out, finished
     settings = resolve_settings(given)
-    default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
-    while Path(default).exists():  # two runs that were started in the same second
-        default += "x"
-    out = Path(given["out"] or default)
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out}: is a file, and a run needs a directory; choose another")
-    if out.exists() and any(out.iterdir()) and not has_no_step(out):
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
+    out = Path(given["out"] or f"runs/{name}")
+    if out.is_file() or (out.exists() and any(out.iterdir())):
         raise BadInput(
-            f"--out {out}: exists and is not empty; choose another, or "
-            f"continue that run with --resume {out}"
+            f"--out {out}: is there already; choose another, or continue that run with "
+            f"--resume {out}"
         )
     return settings, out, False
-
-
-def open_old_run(given):
-    """`open_run` for --resume."""
-    out = Path(given["resume"])
-    settings = resumed_settings(read_json(out / "config.json"), given)
-    finished = read_json(out / "summary.json").get("steps") == settings.steps
-    return settings, out, finished
-
-
-# What a run writes before its first step is done, beside its logs of calls. Files that are written
-# under another name and renamed have, until then, a dot in front of their names.
-RENAMED = ("config.json", "heldout.json", "start.json", "checkpoint-000000", "report.html")
-BEFORE_THE_FIRST_STEP = {
-    *RENAMED,
-    *(f".{name}" for name in RENAMED),
-    "dialogues.jsonl",
-    "dropped.jsonl",
-    "metrics.jsonl",
-    "learning_curve.png",
-    "tensorboard",
-}
-
-
-def has_no_step(out):
-    """Is this a run that was stopped before its first step was done? Then nothing of worth is lost
-    if another run is started in its place. (Its calls.jsonl, which was paid for, is kept.)"""
-    metrics = out / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size:
-        return False
-    names = {path.name for path in out.iterdir()}
-    is_run = bool(names & {"config.json", ".config.json"})
-    later_names = {name for name in names - BEFORE_THE_FIRST_STEP if not name.startswith("calls")}
-    return is_run and not later_names
 
 
 def model_of(given):
@@ -108,7 +83,7 @@ def new_state():
         "evaluations": [],
         "seconds": dict.fromkeys(seconds, 0.0),
         "tokens": {"sampled": 0, "trained": 0},
-        # how long each log was at the checkpoint: `cut_logs` cuts off what came later
+        # how long each log was at the checkpoint: `RunDir.begin` cuts off what came later
         "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
         # the same of the log of calls of each rank: later calls were paid for, so they are not cut
         # off, but serve as answers when the steps after the checkpoint are done again
@@ -141,7 +116,7 @@ class RunDir:
         self.clock = Clock()
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
         self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
-        self.unlock = None  # the function that releases the lock; None: not locked yet
+        self.held_lock = None  # of `lock`; None: not locked yet
         self.writer = None  # of TensorBoard, with --tensorboard
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
@@ -149,28 +124,19 @@ class RunDir:
     # ---- begin and end
 
     def enter(self, broadcast, all_gather_list):
-        """Lock the directory, and empty it if the run is new. Returns the newest checkpoint, or
-        None. The two functions are of support/ranks.py, which imports torch; this file does
-        without. Raises BadInput, on every rank, where one does not find the checkpoint (another
-        node without a shared file system)."""
+        """Lock the directory, if it is there. Returns the newest checkpoint, or None. The two
+        functions are of support/ranks.py, which imports torch; this file does without. Raises
+        BadInput, on every rank, where one does not find the checkpoint (another node without a
+        shared file system)."""
         self.lock()
-        if self.first and self.is_new and self.path.exists():
-            # a run without a step (`has_no_step`); its calls were paid for, so they stay
-            for path in self.path.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif not path.name.startswith("calls"):
-                    path.unlink()
         existing = broadcast(checkpoints, self.path)
         if not existing:
             return None
-        checkpoint = self.path / existing[-1].name
-        is_here = (checkpoint / "state.json").is_file()
-        nodes_without_it = all_gather_list([] if is_here else [os.uname().nodename])
-        if nodes_without_it:
+        checkpoint = existing[-1]
+        if not all(all_gather_list([checkpoint.is_dir()])):
             raise BadInput(
-                f"--resume {self.path}: {checkpoint.name} is not on {nodes_without_it[0]}; every "
-                "node needs this directory, by a shared file system or as a copy"
+                f"--resume {self.path}: {checkpoint.name} is not on every node; each needs this "
+                "directory, shared or as a copy"
             )
         return checkpoint
 
@@ -185,22 +151,26 @@ class RunDir:
                 "--steps is the total"
             )
         self.seconds_before = state["seconds"]["total"]
-        if not self.is_new:
-            self.cut_logs(state["log_bytes"])
+        for name, size in state["log_bytes"].items():
+            path = self.path / name
+            if self.first and size_of(path) > size:  # to cut to more would fill it up with zeros
+                os.truncate(path, size)
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
-        if self.first:
-            try:
-                write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
-            except OSError as error:
-                raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
-            self.lock()  # a new run's directory is there now
-            if self.cfg.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
+        if not self.first:
+            return state
+        try:
+            write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
+        except OSError as error:
+            raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
+        self.lock()  # a new run's directory is there now
+        (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
+        if self.cfg.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
 
-                self.writer = SummaryWriter(self.path / "tensorboard")
-        if self.first and not (self.path / "heldout.json").exists():
+            self.writer = SummaryWriter(self.path / "tensorboard")
+        if not (self.path / "heldout.json").exists():
             # From it an evaluation knows whom the run was not trained on, and where its files are.
             places = {name: str(Path(name).resolve()) for name in self.cfg.profiles or ()}
             ids = [profile.id for profile in heldout]
@@ -208,34 +178,44 @@ class RunDir:
         return state
 
     def finish(self, state):
-        """Write summary.json, by which a run is known to be over. Returns what it holds."""
+        """Write summary.json, by which a run is known to be over."""
+        if not self.first:
+            return
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
-        return write_summary(self.path, state) if self.first else {}
+        unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        evaluations = state["evaluations"]
+        before, after = [
+            {key: value for key, value in scores.items() if key != "step"}
+            for scores in (evaluations[0], evaluations[-1])
+        ]
+        summary = {
+            "before": before,
+            "after": after,
+            "steps": state["step"],
+            "seconds": state["seconds"],
+            "tokens": state["tokens"],
+            "peak_rss_mb": round(peak, 1),
+            "warnings": list(warnings_of(metrics_of(self.path)).values()),
+            "evaluations": evaluations,
+        }
+        write_json(self.path / "summary.json", summary)
 
     def close(self):
         """Release the lock, and cancel the dialogues that are still open: quietly, where asyncio
         would print ten lines about each of them."""
-        if self.unlock:
-            self.unlock()
+        if self.held_lock is not None:
+            os.close(self.held_lock)
+            self.held_lock = None
         self.runner.get_loop().set_exception_handler(lambda loop, context: None)
         with contextlib.suppress(KeyboardInterrupt):  # a cancelled dialogue raises it once more
             self.runner.close()
 
-    # ---- the lock
-
     def lock(self):
         """Lock the directory, if it is there: two runs would undo each other's files. The lock ends
         with the process, or with `close`. Raises BadInput if another process has it."""
-        if not self.first or self.unlock or not self.path.exists():
-            return
-        lock = try_lock(self.path, os.O_RDONLY)
-        if lock is None:
-            raise BadInput(
-                f"{self.path}: another process is at work in this run; wait for it, or stop it"
-            )
-        # finalize(...) is a function that closes the lock once, however often it is called. It is
-        # also called when this object is no longer used, so that no lock is left behind.
-        self.unlock = weakref.finalize(self, os.close, lock)
+        if self.first and self.held_lock is None and self.path.exists():
+            self.held_lock = lock(self.path)
 
     # ---- the logs, and what is printed
 
@@ -271,10 +251,6 @@ class RunDir:
         self.log_dialogues(step, "heldout", episodes)
         if self.writer:
             self.log_numbers("heldout", scores)
-        if scores["dropped"]:
-            self.tell(
-                f"evaluation at step {step}: {scores['dropped']} dialogues failed and do not count"
-            )
         if step == 0 and scores["malformed"] > 50:  # they all earn 0: nothing to learn from
             self.tell(
                 f"{scores['malformed']:.0f} % of the dialogues before training ended malformed, at "
@@ -283,7 +259,8 @@ class RunDir:
                 "--think"
             )
         if 0 < step < self.cfg.steps:
-            self.tell(score_text(step, scores["score"], vars(self.cfg)))
+            scale = scale_of_run(vars(self.cfg))
+            self.tell(f"step {step}: held-out score {scores['score']:.1f} ({scale})")
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
@@ -297,18 +274,12 @@ class RunDir:
             save()
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        unreadable = sum(row["unreadable"] for row in rows)
-        if too_many and 2 * unreadable > len(rows):
-            raise TooManyLost(
-                f"in {unreadable} of {n_dialogues} dialogues nothing that the user's model "
-                f"said could be read, or it refused the prompt: {rows[0]['reason']}; "
-                "what was said before stands in dropped.jsonl"
-            )
         if too_many:
             raise TooManyLost(
-                f"the simulator failed in {len(rows)} of {n_dialogues} dialogues: "
-                f"{rows[0]['reason']}"
+                f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
+                f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
             )
+        unreadable = sum(row["unreadable"] for row in rows)
         tokens = sum(row["tokens"] for row in rows)
         return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}
 
@@ -330,22 +301,6 @@ class RunDir:
         title = f"step {step}" if kind == "training" else f"evaluating, step {step}"
         return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)
 
-    def cut_logs(self, sizes):
-        """Cut the logs to the `sizes` that a checkpoint knows: what was logged after it will be
-        done again. Raises BadInput for a log that is shorter."""
-        if not self.first:
-            return
-        for name, size in sizes.items():
-            path = self.path / name
-            present = size_of(path)
-            if present < size:
-                raise BadInput(
-                    f"--resume {self.path}: {name} has lost its end ({present} bytes, the "
-                    f"checkpoint knows {size}); put it back, or start a new run"
-                )
-            if present:
-                os.truncate(path, size)
-
     # ---- checkpoints
 
     def needs_checkpoint(self, step):
@@ -362,7 +317,7 @@ class RunDir:
         copy elsewhere says what it is. Raises CannotWrite."""
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
         calls = self.calls.path
-        size_here = [(calls.name, size_of(calls))] if calls and calls.exists() else []
+        size_here = [(calls.name, size_of(calls))] if calls else []
         state["call_bytes"].update(all_gather_list(size_here))
         if not self.first:
             return
@@ -376,11 +331,8 @@ class RunDir:
             write_json(scratch / "state.json", state)
         except Exception as error:  # a full disk: an OSError to Python, other things to torch
             shutil.rmtree(scratch, ignore_errors=True)
-            earlier = checkpoints(self.path)
-            remaining = f"{earlier[-1].name} is whole" if earlier else "there is none before it"
             raise CannotWrite(
-                f"{self.path / name} could not be written ({error}), perhaps because "
-                f"the disk is full; {remaining}"
+                f"{self.path / name} could not be written ({error}); is the disk full?"
             ) from None
         os.rename(scratch, self.path / name)
         for old in checkpoints(self.path)[:-2]:
@@ -397,41 +349,13 @@ def checkpoints(out):
 
 
 def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet or is of fewer steps (the
-    run was resumed), the state.json of its newest checkpoint. Raises BadInput if there is neither.
-    """
-    state = read_json(out / "summary.json")
-    for place in checkpoints(out)[-1:]:
-        at_checkpoint = read_json(place / "state.json")
-        if at_checkpoint.get("step", -1) > state.get("steps", -1):
-            state = at_checkpoint
-    if "evaluations" not in state:
-        raise BadInput(f"{out}: this run has not come to its first checkpoint")
-    return state
-
-
-def write_summary(out, state):
-    """Write summary.json, by which a run is known to be over. state: as in state.json. Returns what
-    it holds."""
-    evaluations = state["evaluations"]
-    unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    before, after = (
-        {key: value for key, value in evaluation.items() if key != "step"}
-        for evaluation in (evaluations[0], evaluations[-1])
-    )
-    summary = {
-        "before": before,
-        "after": after,
-        "steps": state["step"],
-        "seconds": state["seconds"],
-        "tokens": state["tokens"],
-        "peak_rss_mb": round(peak, 1),
-        "warnings": list(warnings_of(metrics_of(out)).values()),
-        "evaluations": evaluations,
-    }
-    write_json(out / "summary.json", summary)
-    return summary
+    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
+    newest checkpoint. Raises BadInput if there is neither."""
+    states = [read_json(place / "state.json") for place in checkpoints(out)[-1:]]
+    for state in [read_json(out / "summary.json"), *states]:
+        if "evaluations" in state:
+            return state
+    raise BadInput(f"{out}: this run has not come to its first checkpoint")
 
 
 # ----------------------------------------------------------------------------------- held-out users
@@ -453,3 +377,116 @@ def profile_files(out, names):
     from another directory, where they were when it began."""
     places = read_json(Path(out) / "heldout.json").get("profiles", {})
     return [name if Path(name).is_file() else places.get(name, name) for name in names or ()]
+
+
+# ------------------------------------------------------------------------------- what a run prints
+
+SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
+
+
+def scale_of_run(settings):
+    """The scale of a run's scores. settings: as in its config.json."""
+    return scale_in_words(INITIAL_EMOTION["training"], settings["max_turns"])
+
+
+def print_head(cfg, out, training, held_out, ranks=1, step=0):
+    """What a run prints before its first dialogue: what is trained on whom, what differs from the
+    defaults, how often the user's model is asked, and where all goes. training, held_out: numbers of
+    users; step: the last step that is done, above 0 in a resumed run."""
+    begin = f"Step {step} is done, going on: " if step > 0 else ""
+    policy = "the toy's policy" if cfg.toy else cfg.model
+    how = "thinking before each reply" if cfg.think else "replying directly"
+    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
+    print(
+        fold(
+            f"{begin}{cfg.algo.upper()} trains {policy}, {how}: {cfg.steps} steps of "
+            f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
+        )
+    )
+    changed = changed_from_defaults(cfg)
+    if changed:
+        print(fold(f"Settings that differ from the defaults: {changed}"))
+    print(
+        fold(
+            f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
+            f"{held_out} held out. {made_by_rule(cfg.simulator)}"
+        )
+    )
+    scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
+    print(fold(f"Scores are mean final emotions, {scales}."))
+    if cfg.simulator not in SCRIPTED:
+        print(fold(calls_text(cfg, step)))
+    print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
+
+
+def calls_text(cfg, step):
+    """How many calls the user's model gets at most in the steps after `step`.
+
+    At most: as if no user said goodbye. A dialogue of T turns is T calls of f_emo and T - 1 of
+    f_reply, because the last reply gets no answer; a group is one call more, for its first line. An
+    evaluation is one dialogue with each held-out user."""
+    steps = range(max(step, 0) + 1, cfg.steps + 1)
+    of_step = cfg.batch_size // cfg.group_size + cfg.batch_size * (2 * cfg.max_turns - 1)
+    # before (unless that is done), after, and every --eval-every steps between
+    evaluations = (step < 0) + (cfg.steps > 0)
+    if cfg.eval_every:
+        evaluations += sum(n % cfg.eval_every == 0 for n in steps[:-1])
+    calls = len(steps) * of_step + evaluations * cfg.eval_size * 2 * cfg.max_turns
+    return f"Calls to the user's model, at most: {of_step:,} a step, {calls:,} in all."
+
+
+def progress(metrics, rollout_seconds):
+    """A step's metrics in the few words that fit behind a progress bar."""
+    tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
+    return (
+        f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
+        f"{tokens_per_second:.0f} tokens/s, {metrics['dropped']} dropped"
+    )
+
+
+def dialogue_text(title, episode, hidden_need):
+    """One dialogue, word for word, and then what its user needed, in words."""
+    counts = ", which counts 0" if episode.ended == "malformed" else ""
+    lines = [
+        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
+        f"{episode.emotion}{counts}",
+        f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
+    ]
+    for turn in episode.turns:
+        if turn["thought"]:
+            lines.append(f"    (thinks      {turn['thought']})")
+        lines.append(f"    policy       {turn['reply']}")
+        if turn["emotion"] is not None:
+            emotion, change = f"[{turn['emotion']:3}]", f"({turn['change']:+d})"
+            if turn["user"] is None:  # the dialogue is over: there is no answer
+                lines.append(f"    (end) {emotion}  {change}")
+            else:
+                lines.append(f"    user  {emotion}  {turn['user']}  {change}")
+    lines.append(fold(hidden_need))
+    return "\n".join(lines) + "\n"
+
+
+def print_summary(out):
+    """The end of a run: scores before and after, time and memory, warnings, what to do next."""
+    config, summary = read_json(out / "config.json"), read_json(out / "summary.json")
+    print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
+    print_table({name: summary[name] for name in ("before", "after")})
+    malformed = summary["after"]["malformed"]
+    print(
+        fold(
+            f"success: dialogues that end at 100; failure: below 10; {malformed:.1f} % end with a "
+            f"malformed reply. {made_by_rule(config['simulator'])}"
+        )
+    )
+    seconds = summary["seconds"]
+    parts = (
+        f"rollout {seconds['rollout']:.0f} (waiting for the user {seconds['simulator']:.0f}), "
+        f"update {seconds['update']:.0f}, evaluate {seconds['evaluate']:.0f}"
+    )
+    print(fold(f"{seconds['total']:.0f} s in all: {parts}; {summary['peak_rss_mb']:.0f} MiB"))
+    for warning in summary["warnings"]:
+        print(f"warning: {warning}")
+    run, report = [shlex.quote(str(path)) for path in (out, out / "report.html")]
+    print(f"\nopen {report}")
+    print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
+    print(f"    python evaluate.py --policy {run} --before-after")

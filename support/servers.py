@@ -14,12 +14,13 @@ second.
 """
 
 from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused
-from support.files import read_jsonl, without_surrogates
+from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
 
 import asyncio
 import hashlib
 import json
 import os
+import re
 import sys
 
 from tqdm import tqdm
@@ -111,10 +112,8 @@ class ServerModel:
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
                 f"{self.last_failure or 'it is silent'}"
             ) from None
-        except openai.APIStatusError as error:
-            raise self.refusal(error) from None
         except openai.APIError as error:
-            raise SimulatorFailed(f"{self.url}: {self.quote(error)}") from None
+            raise self.refusal(error) from None
         return answer
 
     def parse_body(self, body):
@@ -133,24 +132,26 @@ class ServerModel:
         return answer
 
     def refusal(self, error):
-        """The exception for a response with the status of an error, openai.APIStatusError."""
+        """The exception for what openai's client raises, an openai.APIError."""
         message = f"{self.url}: {self.quote(error)}"
-        if error.status_code in PROMPT_STATUSES:
+        status = getattr(error, "status_code", 500)  # none: there was no whole response
+        if status in PROMPT_STATUSES:
             return PromptRefused(message)
-        if may_heal(error.status_code):  # but its Retry-After is longer than openai's client waits
+        if may_heal(status):  # but its Retry-After is longer than openai's client waits
             return SimulatorFailed(message)
         return SimulatorRefused(message)
 
     def tell_failure(self, reason):
         """Say the first time that a try failed, or the wait would look like a hang."""
+        reason = self.quote(reason)
         if not self.last_failure:
-            tqdm.write(f"{self.url}: {self.quote(reason)}; trying again", file=sys.stderr)
-        self.last_failure = self.quote(reason)
+            tqdm.write(f"{self.url}: {reason}; trying again", file=sys.stderr)
+        self.last_failure = reason
 
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
         quote it."""
-        text = str(words).replace(self.key, "***") if self.key != "none" else str(words)
+        text = str(words).replace(self.key, "***")
         return " ".join(without_surrogates(text).split())[:300]
 
 
@@ -177,10 +178,8 @@ def json_schema(kind):
         }
     if isinstance(kind, list):
         return {"type": "array", "items": json_schema(kind[0])}
-    if isinstance(kind, range):
-        return {"type": "integer"}
-    if isinstance(kind, tuple):
-        return {"type": "string"}
+    if isinstance(kind, (range, tuple)):
+        kind = type(kind[0])
     return {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
 
 
@@ -209,17 +208,13 @@ def client_that_tells(tell):
 
 
 def read_key():
-    """The server's key: $RLVER_API_KEY, else $OPENAI_API_KEY, else "none". White space around it is
-    removed, because a key that was read from a file ends in a newline. Raises BadInput for
-    characters that no HTTP header can hold."""
-    name = "RLVER_API_KEY" if os.environ.get("RLVER_API_KEY") else "OPENAI_API_KEY"
-    key = os.environ.get(name, "").strip() or "none"
-    if not all(" " < character < "\x7f" for character in key):
-        raise BadInput(
-            f"${name}: the key contains a character that a key cannot contain (a space, a line "
-            "end, a letter that is not ASCII); set it again"
-        )
-    return key
+    """The server's key: $RLVER_API_KEY, else $OPENAI_API_KEY, else "no-key". White space around it
+    is removed, because a key that was read from a file ends in a newline. Raises BadInput for
+    characters that no HTTP header can hold: the HTTP library would show the key."""
+    key = os.environ.get("RLVER_API_KEY") or os.environ.get("OPENAI_API_KEY") or "no-key"
+    if not re.fullmatch("[!-~]+", key.strip()):
+        raise BadInput("$RLVER_API_KEY or $OPENAI_API_KEY holds a character that no key can hold")
+    return key.strip()
 
 
 # --------------------------------------------------------------------------- a model in this process
@@ -263,10 +258,7 @@ class LocalModel:
 
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice. Also
-    the answers of earlier logs, which `Simulator.ask` searches before it asks the model.
-
-    A line that a killed run left half-written is skipped, and the next line begins after a
-    newline."""
+    the answers of earlier logs, which `Simulator.ask` searches before it asks the model."""
 
     def __init__(self, path=None):
         """path: the file to append to, or None."""
@@ -274,7 +266,9 @@ class CallLog:
         self.answers = {}  # {key: text}, see Simulator.key
 
     def read(self, path, start=0):
-        """Read the answers of an earlier log, from byte `start` on."""
+        """Read the answers of an earlier log, from byte `start` on. A line that a killed run left
+        half-written is cut off."""
+        cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers[row["key"]] = row["answer"]
@@ -290,12 +284,7 @@ class CallLog:
             "seconds": round(seconds, 4),
             "tokens": getattr(text, "tokens", None),
         }
-        with open(self.path, "ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # the last line is half-written
-                    file.write(b"\n")
-            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+        append_line(self.path, row)
 
 
 def digest(*parts):

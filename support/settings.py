@@ -1,37 +1,115 @@
-"""support/settings.py - the settings of a run, and the flags that set them.
+"""support/settings.py - the command line of every program, and the settings of a run.
 
-`Settings` is one dataclass: each field is a setting, with its default and the help text of its
+First a parser that complains in one line, types for numbers that have bounds, and names of models.
+Then `Settings`, a dataclass: each field is a setting, with its default and the help text of its
 flag. Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing
 here imports torch or a chapter.
 """
 
-from support.errors import BadInput
-from support.flags import (
-    Parser,
-    above_zero,
-    checked,
-    fraction,
-    json_object,
-    natural,
-    not_negative,
-    positive,
-)
-from support.servers import CALL_TIMEOUT
+from support.errors import BadInput, RunError
 
 import argparse
-import contextlib
 import importlib.util
-import io
 import json
+import os
 import re
-import shlex
+import sys
+import textwrap
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-# Seconds that a rank waits for another one. A rollout ends long before that (ROLLOUT_TIMEOUT).
-GROUP_TIMEOUT = 7200
+# --------------------------------------------------------------------------- any program's command
 
-# -------------------------------------------------------------------------------------- two presets
+WIDTH = 80  # columns of a usual terminal
+
+
+def fold(text, width=WIDTH):
+    """A paragraph in lines of `width` columns. Paths and flags stay whole, so that they can be
+    copied."""
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line, not the whole usage."""
+
+    def error(self, message):
+        """End the program with exit code 2. (Of many ranks the first one complains.)"""
+        is_first = os.environ.get("RANK", "0") == "0"
+        self.exit(2, f"{self.prog}: {message} (see --help)\n" if is_first else None)
+
+    def run(self, work, argv):
+        """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
+        in one line, without a traceback."""
+        args = self.parse_intermixed_args(argv)
+        try:
+            return work(args)
+        except (RunError, OSError) as error:
+            print(f"{self.prog}: {error}", file=sys.stderr)
+            return getattr(error, "exit_code", 2)
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+            return 130
+
+
+def checked(read, test, what, example=""):
+    """A type for argparse: a function that returns read(text) if that passes `test`, and else
+    complains in one line that `what` is needed, as in the `example`."""
+
+    def check(text):
+        try:
+            value = read(text)
+        except (ValueError, RecursionError):
+            value = None
+        if value is None or not test(value):
+            raise argparse.ArgumentTypeError(f"{what} is needed{example}, not {text!r}")
+        return value
+
+    return check
+
+
+natural = checked(int, lambda x: x >= 0, "a whole number from 0")
+positive = checked(int, lambda x: x >= 1, "a whole number from 1")
+above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
+not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
+fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
+json_object = checked(
+    json.loads,
+    lambda value: isinstance(value, dict),
+    "a JSON object",
+    ", as '{\"enable_thinking\": false}'",
+)
+
+
+# The --simulator names of users that are played by rule, and what these rules are. They cost
+# nothing, log no calls, and can play only the people that were made for them.
+SCRIPTED = {
+    "toy": "a script. It knows a small grammar and cannot judge comfort",
+    "toy-weak": "a script. It counts words and is made to be hacked",
+    "feelings": "a script. Learned models of text rate each reply; they cannot judge comfort",
+}
+
+
+def made_by_rule(simulator_name):
+    """A sentence that says so if this user is played by rule; else ""."""
+    if simulator_name not in SCRIPTED:
+        return ""
+    return f"Made by rule: the user {simulator_name} is {SCRIPTED[simulator_name]}."
+
+
+def split_name(name):
+    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
+    openai, the last "@". Raises BadInput."""
+    kind, _, rest = name.partition(":")
+    if kind != "openai":
+        return kind, rest, ""
+    model, _, url = rest.rpartition("@")
+    if not model or not re.match(r"https?://[^\s/]", url):
+        raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
+    return kind, model, url
+
+
+# ----------------------------------------------------------------------------- the presets of a run
 
 # Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
 TOY = {
@@ -77,7 +155,7 @@ def flag(default, text, read=None, needs=None, **options):
     effect: "--kl-coef", or "--algo ppo" if it needs this value, or "--simulator openai:|local:" for
     values that begin so. options: more of argparse's."""
     if read:
-        options = {"type": read, "metavar": "N" if read in (natural, positive) else "X", **options}
+        options = {"type": read, "metavar": "N", **options}
     return field(default=default, metadata={"text": text, "needs": needs, "options": options})
 
 
@@ -164,8 +242,8 @@ class Settings:
     )
     simulator_timeout: float = flag(
         60.0,
-        f"seconds until a call is tried again, {CALL_TIMEOUT} at most",
-        checked(float, lambda x: 0 < x <= CALL_TIMEOUT, f"a number above 0, up to {CALL_TIMEOUT},"),
+        "seconds until a call is tried again; after 300 in all it is given up",
+        above_zero,
         "--simulator openai:",
     )
     simulator_temperature: float = flag(
@@ -331,14 +409,6 @@ def help_of(setting):
     return f"{about['text']} ({'; '.join(notes)})" if notes else about["text"]
 
 
-def read_flags(argv, quiet=False):
-    """The flags as {name: value}, None where a flag was not given. quiet: print no complaint,
-    because the first of many ranks prints the same one."""
-    errors = contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext()
-    with errors:
-        return vars(make_parser().parse_args(argv))
-
-
 # -------------------------------------------------------------------------- settings of a new run
 
 
@@ -424,19 +494,11 @@ def vllm_is_there():
 
 
 def changed_from_defaults(cfg):
-    """What differs in the Settings `cfg` from the defaults of its algorithm and model, as one types
-    it: "--steps 10 --eval-size 32"; "" if nothing does."""
+    """What differs in the Settings `cfg` from the defaults of its algorithm and model: "steps 10,
+    eval_size 32"; "" if nothing does."""
     usual = defaults(vars(cfg))
-    words = []
-    for setting in FLAGS:
-        value = getattr(cfg, setting.name)
-        if value == usual[setting.name] or not has_effect(setting, cfg):
-            continue
-        if isinstance(value, dict):
-            value = json.dumps(value)
-        values = value if isinstance(value, list) else [value]
-        words += [flag_name(setting.name), *(str(v) for v in values if v is not True)]
-    return shlex.join(words)
+    changed = {name: value for name, value in vars(cfg).items() if value != usual[name]}
+    return ", ".join(f"{name} {value}" for name, value in changed.items())
 
 
 # ---------------------------------------------------------------------- settings of a resumed run
@@ -468,34 +530,3 @@ def resumed_settings(config, given):
     cfg = Settings(**{**config, **changes})
     check(cfg, given)
     return cfg
-
-
-# ------------------------------------------------------------------------------- names of models
-
-
-# The --simulator names of users that are played by rule, and what these rules are. They cost
-# nothing, log no calls, and can play only the people that were made for them.
-SCRIPTED = {
-    "toy": "a script. It knows a small grammar and cannot judge comfort",
-    "toy-weak": "a script. It counts words and is made to be hacked",
-    "feelings": "a script. Learned models of text rate each reply; they cannot judge comfort",
-}
-
-
-def made_by_rule(simulator_name):
-    """A sentence that says so if this user is played by rule; else ""."""
-    if simulator_name not in SCRIPTED:
-        return ""
-    return f"Made by rule: the user {simulator_name} is {SCRIPTED[simulator_name]}."
-
-
-def split_name(name):
-    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
-    openai, the last "@". Raises BadInput."""
-    kind, _, rest = name.partition(":")
-    if kind != "openai":
-        return kind, rest, ""
-    model, _, url = rest.rpartition("@")
-    if not model or not re.match(r"https?://[^\s/]", url):
-        raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
-    return kind, model, url

@@ -181,7 +181,7 @@ def tiny_tokenizer():
 @pytest.fixture(scope="session")
 def chat(tiny_tokenizer):
     """The template of the tiny tokenizer in pieces, with a system prompt."""
-    from support.chat_format import ChatFormat
+    from support.loading import ChatFormat
 
     return ChatFormat(tiny_tokenizer, "Be warm.")
 

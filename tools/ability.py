@@ -11,8 +11,8 @@ does not ask is not in the number.
 
 from support.errors import BadInput
 from support.files import read_jsonl, write_json
-from support.flags import Parser
 from support.servers import digest
+from support.settings import Parser
 from support.stats import sign_flips
 
 import math

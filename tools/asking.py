@@ -8,8 +8,8 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 """
 
 from support.errors import BadInput, SimulatorFailed
-from support.flags import natural, not_negative, positive
 from support.servers import CallLog, digest
+from support.settings import natural, not_negative, positive
 
 import contextlib
 import json

@@ -16,7 +16,7 @@ The dialogues are with a simulated user. Wins do not say how a rater would have 
 
 from support.errors import BadInput
 from support.files import read_json, write_json
-from support.flags import natural, positive
+from support.settings import natural, positive
 from support.stats import interval, sign_flips
 
 import csv

@@ -7,10 +7,8 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
 """
 
 from support.errors import BadInput
-from support.flags import Parser
 from support.results import hidden_need, scale_of_settings
-from support.settings import made_by_rule
-from support.terminal import WIDTH, fold
+from support.settings import WIDTH, Parser, fold, made_by_rule
 
 import asyncio
 import secrets

@@ -9,10 +9,9 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
-from support.flags import Parser
 from support.results import intention_of, recorded_dialogues
 from support.rundir import profile_files
-from support.terminal import fold
+from support.settings import Parser, fold
 
 import argparse
 from dataclasses import dataclass

@@ -18,10 +18,10 @@ that was killed goes on where it was and ends with the same file.
 
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.flags import Parser, fraction, natural, positive
 from support.metrics import words_of
 from support.results import intention_of
 from support.servers import CallLog
+from support.settings import Parser, fraction, natural, positive
 
 import asyncio
 import json

@@ -23,10 +23,8 @@ both. (Without --judge a script does it, for the toy's sentences.)
 from support import stats
 from support.errors import BadInput, SimulatorFailed
 from support.files import make_record, read_json, read_jsonl
-from support.flags import not_negative, positive
 from support.results import recorded_dialogues
-from support.settings import SCRIPTED, made_by_rule
-from support.terminal import fold
+from support.settings import SCRIPTED, fold, made_by_rule, not_negative, positive
 
 import asyncio
 import contextlib

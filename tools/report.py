@@ -11,7 +11,6 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_file
-from support.flags import Parser
 from support.metrics import INITIAL_EMOTION, scores_by, signs_in_words, stderr_of, warnings_of
 from support.results import (
     PERSONA_GROUPS,
@@ -22,9 +21,8 @@ from support.results import (
     scale_of_settings,
     world_of,
 )
-from support.rundir import newest_state, profile_files
-from support.settings import Settings, changed_from_defaults, made_by_rule
-from support.terminal import scale_of_run
+from support.rundir import newest_state, profile_files, scale_of_run
+from support.settings import Parser, Settings, changed_from_defaults, made_by_rule
 
 import io
 import re
@@ -209,7 +207,7 @@ def dialogues_of_run(out, config, last_step):
 
 def page_of_results(path):
     """What the page shows of a result file. Raises BadInput."""
-    from support.scores import score  # a run's page needs none
+    from support.results import score  # a run's page needs none
 
     result = score(path)
     dialogues = [{**d, "player": d["raw"].get("player")} for d in recorded_dialogues(path)]

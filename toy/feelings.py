@@ -15,7 +15,7 @@ Ask it yourself:  python -m toy.feelings "I am so sorry. It must hurt, what your
 """
 
 from support.errors import BadInput
-from support.flags import Parser
+from support.settings import Parser
 
 import importlib.util
 import json

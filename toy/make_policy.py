@@ -8,9 +8,9 @@ The corpus plants the words, those of the held-out users too, and bad habits; wh
 whom is left to reinforcement learning.
 """
 
-from support.chat_format import ChatFormat
-from support.flags import Parser
+from support.loading import ChatFormat
 from support.metrics import emotion_level
+from support.settings import Parser
 
 import hashlib
 import json

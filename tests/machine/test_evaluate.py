@@ -54,7 +54,10 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
 
     ids, wanted = ([line["id"] for line in lines(file)] for file in (path, results))
     assert set(ids) == set(wanted) and len(ids) == 12
-    assert measure(*flags, "--seed", 1) == 2 and "holds results of" in capsys.readouterr().err
+    assert (
+        measure(*flags, "--seed", 1) == 2
+        and "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
+    )
 
 
 def test_a_fixed_first_line_is_used(tiny_dir, tmp_path):

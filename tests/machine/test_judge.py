@@ -297,7 +297,7 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     """Dialogues of a group and of every step are units of their own; curves go by step."""
     rows = []
     for number, row in enumerate(json.loads(line) for line in open(good, encoding="utf-8")):
-        d = next(recorded_dialogues(write(tmp_path / "one.jsonl", [row])))
+        (d,) = recorded_dialogues(write(tmp_path / "one.jsonl", [row]))
         keep = {k: d[k] for k in ("profile_id", "first_line", "turns", "ended", "reward")}
         rows += [{**keep, "step": step, "split": "train", "group": number} for step in (1, 2)]
     log = write(tmp_path / "dialogues.jsonl", rows)

@@ -1,7 +1,7 @@
 """Models and tokenizers as they come: without a pad token, with a context that is too short, with a
 template that has a switch of its own."""
 
-from support.chat_format import ChatFormat
+from support.loading import ChatFormat
 
 import copy
 

@@ -5,7 +5,6 @@ them, nobody waits for ever. (Whole runs: test_rank_runs.py.)
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -165,27 +164,6 @@ def test_what_the_first_rank_raises_for_all_is_raised_on_all(two_ranks):
     assert two_ranks["refused on ranks"] == [(0, True), (1, True)]
 
 
-@pytest.mark.parametrize(
-    "parent, command, stops",
-    [
-        (1, "/sbin/init", True),
-        (1, "/usr/bin/python /usr/local/bin/torchrun --nproc-per-node 2", False),
-        (4711, "/sbin/init", False),
-    ],
-)
-def test_torchrun_may_be_the_first_process_of_a_container(parent, command, stops, monkeypatch):
-    """A rank whose torchrun has died becomes a child of process 1. In a container process 1 may be
-    torchrun itself, and then nothing is wrong."""
-    from support import ranks
-    from support.errors import SelfCheckFailed
-
-    monkeypatch.setattr(ranks.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(ranks.os, "getppid", lambda: parent)
-    monkeypatch.setattr(ranks.Path, "read_text", lambda path: command.replace(" ", "\0"))
-    with pytest.raises(SelfCheckFailed) if stops else contextlib.nullcontext():
-        ranks.die_with_torchrun()
-
-
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
     """The others sit in a collective call and would wait there for hours."""
@@ -203,19 +181,6 @@ def test_a_bad_flag_is_told_by_the_first_rank(rank, monkeypatch, capfd):
         rlver.main(["--algo", "dpo"])
     assert stop.value.code == 2
     assert len(re.findall("^rlver.py: ", capfd.readouterr().err, re.M)) == (rank == "0")
-
-
-def test_ranks_that_were_built_in_the_wrong_order_are_caught(
-    tiny_dir, tmp_path, monkeypatch, capfd
-):
-    """An engine before init_process_group leaves each rank in a world of one, where every reduction
-    silently does nothing."""
-    import rlver
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(rlver.ranks, "join_ranks", lambda cuda: None)
-    assert rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", tmp_path / "out"])) == 1
-    assert "torchrun started 2 processes, but this one is in a group of 1" in capfd.readouterr().err
 
 
 def failing(tiny_dir, out):

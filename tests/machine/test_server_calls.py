@@ -70,7 +70,7 @@ def test_only_the_check_decides_how_the_form_is_kept(capsys):
 
     with Loopback(formats=("json_object", "text")) as server:
         assert asyncio.run(ask(user_at(server))) == (None, "json_object")
-    assert "(response_format json_object)" in " ".join(capsys.readouterr().out.split())
+    assert "by response_format json_object" in " ".join(capsys.readouterr().out.split())
 
 
 # ------------------------------------------------------------------------------ what is tried again
@@ -181,6 +181,7 @@ def test_a_line_that_was_cut_off_is_no_answer_and_spoils_no_other(tmp_path):
     with open(path, "ab") as file:
         file.write('{"key": "two", "answer": "好'.encode()[:-1])
     log = CallLog(path)
+    log.read(path)
     log.write("three", "p", "3", 0.1)
     log.read(path)
     assert log.answers == {"one": "1", "three": "3"}

@@ -100,7 +100,6 @@ def test_ppo_and_grpo_get_the_same_dialogues_and_the_same_number_of_updates():
         ("--algo dpo", "--algo"),
         ("--lr nan", "--lr"),
         ("--temperature 0", "--temperature"),
-        ("--simulator-timeout 301", "up to 300"),  # a question has no more time in all
         ("--gamma 1.5", "--gamma"),
         ("--learning-rate 1", "--learning-rate"),
         ("--batch-size 6 --group-size 4", "--group-size 4"),

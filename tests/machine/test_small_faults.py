@@ -3,8 +3,8 @@ first line of ours, advice that led nowhere. Each test is one of them."""
 
 from support import settings
 from support.errors import BadInput, BadModel
-from support.flags import Parser
 from support.loading import load_model
+from support.settings import Parser
 
 import ast
 import itertools
@@ -129,38 +129,26 @@ def test_an_old_python_can_read_as_far_as_the_message(path):
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
-INSTALL = "-m venv .venv && . .venv/bin/activate && pip install -r requirements.txt\n"
+INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt\n"
 
 
 @pytest.mark.parametrize(
     "trick, told",
     [
-        (
-            "sys.version_info = (3, 8, 18)",
-            "Python 3.11 or newer is needed, this is 3.8; {}: python3.11 ",
-        ),
+        ("sys.version_info = (3, 8, 18)", "Python 3.11 or newer is needed"),
         (
             "sys.modules['tqdm'] = sys.modules['torch'] = None",
-            "not installed: torch, tqdm; {}: python3 ",
+            "not installed, or .venv is not active: torch, tqdm",
         ),
     ],
 )
-@pytest.mark.parametrize("is_there", [False, True])
-def test_what_is_missing_is_said_in_one_line(trick, told, is_there, tmp_path):
-    """An environment that only is not active need not be made again."""
-    words = "with a newer one" if "newer" in told else "what is needed is installed by"
-    if is_there:
-        (tmp_path / ".venv" / "bin").mkdir(parents=True)
-        (tmp_path / ".venv" / "bin" / "activate").write_text("")
-        words = "it may be in .venv, which is not active: type `. .venv/bin/activate`; else"
+def test_what_is_missing_is_said_in_one_line(trick, told):
     code, out, err = started(
         sys.executable,
         "-c",
-        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); {trick}; "
-        f"runpy.run_path({str(ROOT / 'rlver.py')!r}, run_name='__main__')",
-        cwd=tmp_path,
+        f"import runpy, sys; {trick}; runpy.run_path('rlver.py', run_name='__main__')",
     )
-    assert (code, out, err) == (2, "", told.format(words) + INSTALL)
+    assert (code, out, err) == (2, "", f"{told}; to install all: {INSTALL}")
 
 
 def test_a_terminal_without_chinese_letters_shows_their_numbers():

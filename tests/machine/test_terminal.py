@@ -1,10 +1,9 @@
 """What programs print: the head and the end of a run, the scale beside every score, names beside
 codes, and what is made by rule."""
 
-from support import terminal
+from support import rundir
 from support.metrics import scale_in_words
-from support.results import scale_of_settings
-from support.scores import what_scores_are
+from support.results import scale_of_settings, what_scores_are
 from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
 
 import json
@@ -23,7 +22,7 @@ from toy import world
 
 def head(capsys, given, **more):
     """What a run with the flags `given` prints at its start."""
-    terminal.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
+    rundir.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
     return capsys.readouterr().out
 
 
@@ -37,32 +36,30 @@ def test_a_usual_run_says_what_is_trained_on_whom_and_nothing_of_defaults(capsys
 
 
 @pytest.mark.parametrize(
-    "given, typed",
+    "given, said",
     [
         # 0 is a value and not "no value"; the default of steps hangs on thinking
-        ({"steps": 0}, "--steps 0"),
-        ({"think": True, "steps": 30}, "--think"),
-        ({"steps": 30}, "--steps 30"),
+        ({"steps": 0}, "steps 0"),
+        ({"think": True, "steps": 30}, "think True"),
+        ({"steps": 30}, "steps 30"),
         # with adapters another learning rate is usual: it is no change
-        ({"lora_rank": 8}, "--lora-rank 8"),
-        ({"lora_rank": 8, "lr": 4e-4}, "--lora-rank 8 --lr 0.0004"),
+        ({"lora_rank": 8}, "lora_rank 8"),
+        ({"lora_rank": 8, "lr": 4e-4}, "lora_rank 8, lr 0.0004"),
         # PPO's groups of one are no choice, and a real model has defaults of its own
-        ({"algo": "ppo"}, "--algo ppo"),
-        ({"model": "a/b", "steps": 36, "engine": "torch"}, "--model a/b --steps 36"),
+        ({"algo": "ppo"}, "algo ppo"),
+        ({"model": "a/b", "steps": 36, "engine": "torch"}, "model a/b, steps 36"),
         ({"engine": "torch"}, ""),
-        ({"template_args": {"a": False}}, """--template-args '{"a": false}'"""),
-        ({"profiles": ["a.jsonl", "b.jsonl"]}, "--profiles a.jsonl b.jsonl"),
     ],
 )
-def test_what_counts_as_changed(given, typed):
-    assert changed_from_defaults(resolve_settings(given)) == typed
+def test_what_counts_as_changed(given, said):
+    assert changed_from_defaults(resolve_settings(given)) == said
 
 
 def test_a_resumed_run_says_where_it_is(capsys):
     assert head(capsys, {}, step=5).startswith("Step 5 is done, going on: GRPO trains")
     text = head(capsys, {"algo": "ppo", "think": True, "eval_size": 32}, ranks=2)
     assert "PPO trains the toy's policy, thinking before each reply" in text
-    assert "on 2 ranks." in text and "defaults: --algo ppo --think --eval-size 32" in text
+    assert "on 2 ranks." in text and "defaults: algo ppo, think True, eval_size 32" in text
 
 
 def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
@@ -76,44 +73,38 @@ def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
 
 
 def finished_run(out, **settings):
-    """The directory of a run that is over, as far as `print_summary` reads it."""
+    """Make the directory of a run that is over, as far as `print_summary` reads it."""
     out.mkdir()
     config = {"simulator": "toy", "max_turns": 8, **settings}
     (out / "config.json").write_text(json.dumps(config))
     (out / "metrics.jsonl").write_text("")
     scores = {"stderr": 1.5, "success": 0.0, "failure": 30.0, "malformed": 2.0, "n": 32}
-    return {
+    summary = {
         "before": {"score": 23.5, **scores},
         "after": {"score": 87.25, **scores, "failure": 0.0},
         "steps": 10,
-        "seconds": {"total": 50.0, "rollout": 30.0},
+        "seconds": {"total": 50, "rollout": 30, "simulator": 6, "update": 9, "evaluate": 4},
         "peak_rss_mb": 700.0,
         "warnings": [],
     }
+    (out / "summary.json").write_text(json.dumps(summary))
 
 
 def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, capsys):
     out = tmp_path / "a run"
-    terminal.print_summary(finished_run(out, max_turns=3), out)
+    finished_run(out, max_turns=3)
+    rundir.print_summary(out)
     text = capsys.readouterr().out
     assert "held-out users, mean final emotion (from 30, 3 replies):" in text
-    difference = next(line for line in text.splitlines() if line.startswith("difference"))
-    assert difference.split() == ["difference", "+63.8", "+0.0%", "-30.0%", "+0.0%"]
+    after = next(line for line in text.splitlines() if line.startswith("after"))
+    assert after.split() == ["after", "87.2", "1.5", "0.0%", "0.0%", "32"]
+    # the waits for the user are a part of the rollout
+    assert "50 s in all: rollout 30 (waiting for the user 6), update 9, evaluate 4;" in text
     assert "Made by rule: the user toy" in text
     # the path has a space in it: what is printed can be typed
     *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
-
-
-def test_the_times_add_up_and_the_user_is_part_of_the_rollout():
-    """261 s in all, and the parts, the simulator as one of them, made 250."""
-    seconds = {"total": 261, "rollout": 114, "simulator": 6, "update": 115}
-    text = terminal.seconds_in_words({**seconds, "evaluate": 14})
-    assert text == (
-        "261 s in all: rollout 114 (waiting for the user 6), update 115, evaluate 14, loading and "
-        "saving 18"
-    )
 
 
 def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
@@ -124,12 +115,12 @@ def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
         {**heard, "emotion": 24, "user": None, "change": -4},
     ]
     episode = Episode("toy-heldout-0000", 0, "Hi.", turns=turns, ended="turn_limit", emotion=24)
-    text = terminal.dialogue_text("before training", episode, "The hidden need: advice.")
+    text = rundir.dialogue_text("before training", episode, "The hidden need: advice.")
     first, *_, last, need = text.strip().splitlines()
     assert first.endswith("ended by turn_limit, final emotion 24")
     assert last == "    (end) [ 24]  (-4)" and need == "The hidden need: advice."
     episode.ended = "malformed"
-    assert "final emotion 24, which counts 0" in terminal.dialogue_text("", episode, "")
+    assert "final emotion 24, which counts 0" in rundir.dialogue_text("", episode, "")
 
 
 # --------------------------------------------------------------------------------------- the scale

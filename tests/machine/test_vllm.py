@@ -1,8 +1,7 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
-from support.chat_format import ChatFormat
-from support.loading import load_model
+from support.loading import ChatFormat, load_model
 from support.ranks import iter_full_weights
 from support.servers import ServerModel
 from support.settings import vllm_is_there

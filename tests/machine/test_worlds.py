@@ -60,7 +60,7 @@ def test_people_who_chat_are_whole(lang):
 def test_an_unknown_target_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
     path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": "small-talk"}) + "\n")
-    with pytest.raises(BadInput, match="'small-talk' is unknown; there are eq, target, no-target"):
+    with pytest.raises(BadInput, match="'small-talk'; it should be eq, target, no-target"):
         load_profiles(path)
     path.write_text(json.dumps({**world.profiles("train", 1)[0], "target": None}) + "\n")
     assert load_profiles(path)[0].target == "eq"
@@ -95,5 +95,5 @@ def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
         assert measure("--policy", tiny_dir, *flags, "--out", tmp_path / "r.jsonl") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "scripted user" in line and "--simulator" in line
-    with pytest.raises(BadInput, match="knows no chit-chat"):
+    with pytest.raises(BadInput, match="can only play the people"):
         refuse_foreign("toy-weak", load_profiles(chat))

@@ -2,8 +2,8 @@
 templates of real families are in test_templates.py.
 """
 
-from support.chat_format import ChatFormat
 from support.errors import BadModel
+from support.loading import ChatFormat
 
 import copy
 

@@ -62,40 +62,19 @@ def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mixed", [False, True])
 def test_weights_that_are_loaded_as_they_are_stored_become_the_same_masters(
-    family, mixed, stored, tmp_path
+    family, stored, tmp_path
 ):
     """A rank maps the file and turns block by block into fp32: the same weights as if all were
-    loaded in fp32, and the same log-probs, so no buffer was rounded either. A file of two types is
-    loaded in the wider one: a checkpoint in which one tensor is fp32 has it for a reason."""
+    loaded in fp32, and the same log-probs, so no buffer was rounded either."""
     stored(family, torch.bfloat16, **FAMILIES[family])
-    if mixed:
-        file = tmp_path / "model.safetensors"
-        weights = load_file(file)
-        name = max(weights)
-        save_file(weights | {name: weights[name].float() + 1e-6}, file, {"format": "pt"})
     (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
-    wanted = torch.float32 if mixed else torch.bfloat16
-    assert {p.dtype for p in model.parameters()} == {wanted}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     make_masters(model)
     for (name, a), b in zip(wide.named_parameters(), model.parameters()):
         assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
     ids = torch.arange(3, 40)[None]
     assert torch.equal(wide.eval()(ids).logits, model.eval()(ids).logits)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_buffer_that_would_be_rounded_has_the_model_loaded_in_fp32(dtype, stored, tmp_path):
-    """Gemma keeps the square root of its width as a buffer, made in the type it is loaded in: 5.66
-    instead of 5.657 would make training and `evaluate.py` two models. The weights are in the type
-    that was asked for all the same."""
-    settings = dict(head_dim=16, layer_types=["full_attention"] * 2)
-    stored("gemma3_text", torch.bfloat16, **SMALL, **settings)
-    (wide, _), (model, _) = load_model(tmp_path), load_model(tmp_path, dtype=dtype)
-    assert {p.dtype for p in model.parameters()} == {dtype or torch.float32}
-    for (name, a), b in zip(wide.named_buffers(), model.buffers()):
-        assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
 
 
 def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):

@@ -6,9 +6,8 @@ reply has, the next speaker's token taken for the end of a reply. A model that i
 scaffold learns, and is wrong wherever its own template is used.
 """
 
-from support.chat_format import ChatFormat
 from support.errors import BadModel
-from support.loading import load_model, stop_ids
+from support.loading import ChatFormat, load_model, stop_ids
 
 import json
 
@@ -157,7 +156,7 @@ def test_a_switch_of_the_template_closes_the_thought():
     trunk = chat.decode(trunk_of(agent))
     assert trunk.endswith(LINES[2] + "<|im_end|>\n<|im_start|>assistant\nx<|im_end|>")
     assert "<think>" not in trunk
-    with pytest.raises(BadModel, match="leave out --think"):
+    with pytest.raises(BadModel, match="without if it is an empty one"):
         ChatFormat(tokenizer, think=True, template_args={"enable_thinking": False})
 
 
@@ -187,7 +186,7 @@ def test_take_thoughts(text, thought, visible):
     assert take_thoughts(text) == (thought, visible)
 
 
-def test_a_stray_thought_is_taken_out_logged_and_told_of_once(capsys):
+def test_a_stray_thought_is_taken_out_and_logged():
     """Qwen3 thinks unless it is told not to. In direct mode the user would hear all of it."""
     chat = ChatFormat(tokenizer_of("Qwen3"), "Be warm.")
     agent, replies = converse(
@@ -198,8 +197,6 @@ def test_a_stray_thought_is_taken_out_logged_and_told_of_once(capsys):
         ("", "Tell me more.", False),
         ("why", "x", False),
     ]
-    told = capsys.readouterr().err
-    assert told.count("--think") == told.count("--template-args '{\"enable_th") == 1
     trunk = chat.decode(trunk_of(agent))
     assert "<think>" not in trunk and "I am here.<|im_end|>" in trunk
     assert [s.branch for s in agent.segments if s.log_probs] == [1, 0, 2]

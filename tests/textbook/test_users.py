@@ -68,9 +68,9 @@ BAD_FILES = {
     },
     "null": ([{**LIN, "task": None}], ["line 1", "'task'", "missing"]),
     "empty field": ([{**LIN, "scene": ""}], ["line 1", "'scene'", "empty"]),
-    "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "int"]),
+    "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "is 7", "a str"]),
     "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
-    "wrong optional": ([{**LIN, "first_talk": ["hi"]}], ["line 1", "'first_talk'", "list"]),
+    "wrong optional": ([{**LIN, "first_talk": ["hi"]}], ["line 1", "'first_talk'", "a str"]),
     "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "earlier line"]),
 }
 
@@ -95,7 +95,7 @@ def test_a_profile_file_that_is_missing_or_no_text(tmp_path):
     for name, needle in (
         ("nowhere.jsonl", "no such file"),
         ("", "no such file"),
-        ("gbk.jsonl", "UTF-8"),
+        ("gbk.jsonl", "utf-8"),
     ):
         with pytest.raises(BadInput, match=needle):
             load_profiles(tmp_path / name)
