@@ -178,7 +178,7 @@ def json_schema(kind):
         }
     if isinstance(kind, list):
         return {"type": "array", "items": json_schema(kind[0])}
-    if isinstance(kind, (range, tuple)):
+    if isinstance(kind, tuple | range):
         kind = type(kind[0])
     return {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
 

@@ -36,9 +36,8 @@ def no_system(tokenizer):
     [
         (no_system, {}, "System role not supported"),
         (lambda t: None, {"vocab_size": 300}, "its tokenizer knows ids up to"),
-        (lambda t: None, {"max_position_embeddings": 64}, "context of 64 tokens is too short"),
     ],
-    ids=["system", "vocabulary", "context"],
+    ids=["system", "vocabulary"],
 )
 def test_a_model_that_cannot_do_is_refused_in_one_line(
     change, settings, told, tiny_tokenizer, tmp_path, capfd
