@@ -30,28 +30,22 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
 
     import ppo
+    from adapters import shared
     from grpo import grpo_update
-    from lora import AdapterView, SharedBase, merge
+    from lora import merge
     from policy import Critic, Policy, empty_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)
     torch.manual_seed(0)
     if lora:
-        root = SharedBase(Policy(model), lora, 8, critic=True)
-        policy, critic, reference = (
-            AdapterView(root, who) for who in ("policy", "critic", "reference")
-        )
-        head, modules = root.critic.head, [root]
-        for layer in root.modules():  # as after some training
-            if hasattr(layer, "lora_B"):
-                for B in layer.lora_B.values():
-                    torch.nn.init.normal_(B, std=0.1)
+        root, policy, critic, reference = shared(model, rank=lora)
+        modules, model = [root], policy.model
         recompute_activations(model, context_fn=root.checkpoint_contexts)
     else:
         recompute_activations(model)
         policy, critic, reference = Policy(model), Critic(model), Policy(load_model(tiny_dir)[0])
-        head, modules = critic.head, [policy, critic]
-    torch.nn.init.normal_(head.weight)
+        torch.nn.init.normal_(critic.head.weight)
+        modules = [policy, critic]
     for module in modules if ranks else ():
         shard(module, "cpu")
     cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
@@ -236,7 +230,6 @@ def loading(model_dir, out):
     done.set()
     watcher.join()
     numbers = [sum(p.numel() for p in m.parameters()) for m in (made.policy, made.critic)]
-    assert {p.dtype for m in (made.policy, made.critic) for p in m.parameters()} == {torch.float32}
     block = made.policy.model.get_input_embeddings().weight.numel()
     found = all_gather_list([most - before])
     if rank() == 0:

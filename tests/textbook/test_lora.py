@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from adapters import shared
 from agents import assert_close, random_episode
 from conftest import make_tiny_model
-from lora import AdapterView, SharedBase, add_adapters, merge, use_adapter
+from lora import add_adapters, merge, use_adapter
 from policy import Policy, pack, recompute_activations
 
 
@@ -23,18 +24,6 @@ from policy import Policy, pack, recompute_activations
 def batch(tiny_tokenizer):
     rng = np.random.default_rng(3)
     return pack([random_episode(rng, len(tiny_tokenizer), think=True) for _ in range(3)])
-
-
-def shared(model, critic=True, rank=4, alpha=8, learnt=True, seed=0):
-    """(root, policy, critic, reference) on a copy of `model`. learnt: as after some training, no B
-    is zero."""
-    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank, alpha, critic, seed)
-    if learnt:
-        rng = torch.Generator().manual_seed(1)
-        for name, p in root.named_parameters():
-            if "lora_B" in name or name == "critic.head.weight":
-                p.data.normal_(0, 0.1, generator=rng)
-    return root, *(AdapterView(root, who) for who in ("policy", "critic", "reference"))
 
 
 # -------------------------------------------------------------------------------------- one layer

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from adapters import shared
 from agents import random_episode, rows_of
-from lora import AdapterView, SharedBase
 from models import Reference
 from policy import Policy, empty_batch, pack
 
@@ -46,11 +46,7 @@ def whole_model(model):
 
 def under_adapters(model):
     """A reference that is the base below adapters which have learnt something."""
-    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank=4, alpha=8)
-    for name, p in root.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.constant_(p, 0.1)
-    return Reference(AdapterView(root, "reference"))
+    return Reference(shared(model)[3])
 
 
 def ask(reference, *batches):
