@@ -135,12 +135,13 @@ def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
 # -------------------------------------------------------------------------------------- new weights
 
 
-def test_a_synced_engine_is_a_new_one(chat, model):
+@pytest.mark.parametrize("max_slots", [1, 64])
+def test_a_synced_engine_is_a_new_one(max_slots, chat, model):
     """Defect 27: after a sync the engine says what the new weights say to the whole dialogue, keys
     and values of the old ones are gone; before it and after it, whatever happens to the trainer's,
     what it said before. Tensors are known by their names, in whatever order they come."""
     trained = copy.deepcopy(model)
-    engine = TorchEngine(trained, chat.stop_id)
+    engine = TorchEngine(trained, chat.stop_id, max_slots=max_slots)
     agent = Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3)
 
     def train():
