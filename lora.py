@@ -115,13 +115,13 @@ def use_adapter(switch, name):
         switch.active = name_before
 
 
-def merge(named_tensors, model, name="policy"):
+def merge(named_tensors, model):
     """Yield the weights of `model` as those of a plain one, without adapters: each W that has some
     becomes W + (alpha / r) B A, in fp32; all others stay as they are.
 
     named_tensors: (name, whole tensor), as of state_dict() or iter_full_weights(). One is merged at
-    a time, so that there is never a second model in memory. name: of the adapters. On many ranks a
-    collective call: every rank must walk to the end."""
+    a time, so that there is never a second model in memory. On many ranks a collective call: every
+    rank must walk to the end."""
     layers = {
         f"{path}.weight": module
         for path, module in model.named_modules()
@@ -132,8 +132,8 @@ def merge(named_tensors, model, name="policy"):
             continue
         layer = layers.get(key)
         if layer is not None:
-            A = full_tensor(layer.lora_A[name].detach())
-            B = full_tensor(layer.lora_B[name].detach())
+            A = full_tensor(layer.lora_A["policy"].detach())
+            B = full_tensor(layer.lora_B["policy"].detach())
             tensor = tensor.float() + layer.scale * (B @ A)
         yield key, tensor
 
