@@ -97,10 +97,10 @@ def test_its_ids_are_what_was_sampled(engine, policy):
     """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
     behind it; the limit holds."""
     _, chat = policy
-    episodes = gossip(engine, chat, 12, think=False, max_tokens=60)
+    episodes = gossip(engine, chat, 40, think=False, max_tokens=60)
     replies = [s for episode in episodes for s in sampled(episode)]
     assert all(
-        len(s.ids) == len(s.log_probs) <= 71 and chat.stop_id not in s.ids[:-1] for s in replies
+        len(s.ids) == len(s.log_probs) <= 99 and chat.stop_id not in s.ids[:-1] for s in replies
     )
     assert {s.ids[-1] == chat.stop_id for s in replies} == {True, False}
 
