@@ -1,4 +1,4 @@
-"""labs.py - thirteen mistakes, made on purpose: healthy runs beside broken ones, one command and
+"""labs.py - fourteen mistakes, made on purpose: healthy runs beside broken ones, one command and
 one picture each.
 
     python course/course.py lab                     what there is
@@ -80,7 +80,7 @@ def scripts_of(lab, arm):
     kind = arm.split("-")[0]  # "broken" of broken-300
     for number, patch in enumerate(lab.get("patch", []), 1):
         file = patch["file"]
-        if patch["arm"] in (kind, "both"):
+        if patch["arm"] in (arm, kind, "both"):
             text = replaced(
                 scripts[file].decode(),
                 old=patch["old"],
@@ -113,16 +113,16 @@ def copy_of(scripts):
 
 
 def show(lab):
-    """Print the patches of a lab as unified diffs: first what both arms get, if anything, then the
-    mistake."""
+    """Print the patches of a lab as unified diffs: first what all arms get, if anything, then the
+    mistake of each."""
     project = project_scripts()
     healthy = scripts_of(lab, "healthy")
-    broken = scripts_of(lab, "broken")
     print(f"# {lab['name']}: {lab['title']}\n# all arms: {lab['flags']}")
     for arm, flags in lab["arms"].items():
         print(f"# {arm}: {flags or 'no further flags'}")
-    print_diff(project, "project", healthy, "both arms")
-    print_diff(healthy, "both arms", broken, "broken")
+    print_diff(project, "project", healthy, "all arms")
+    for arm in lab["arms"]:
+        print_diff(healthy, "all arms", scripts_of(lab, arm), arm)
 
 
 def print_diff(old_scripts, old_name, new_scripts, new_name):
@@ -319,7 +319,7 @@ def healthy_finals(run):
     """The final emotions of the healthy users when they hear the run's replies, [step][dialogue].
     A malformed dialogue is worth 0."""
     module = load_simulator(copy_of(run.healthy_twin().scripts))
-    simulator = module.make_simulator("toy")
+    simulator = module.make_simulator(run.lab.get("user", "toy"))
     profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
 
     async def final_emotion(dialogue):
@@ -380,6 +380,17 @@ def not_followed(run):
         analyses = [turn["analysis"] for turn in turns if turn["analysis"]]
         shares.append(100 * np.mean(["I cannot follow that" in text for text in analyses]))
     return shares
+
+
+def term(run, name):
+    """The mean over replies of a term of the user with learned feelings (toy/feelings.py), as its
+    analyses name it: computed in every arm, whatever its weight there."""
+    means = []
+    for dialogues in dialogues_of(run):
+        turns = [turn for dialogue in dialogues for turn in dialogue["turns"]]
+        found = [re.search(rf"\b{name} ([+-]\d\.\d\d)", turn["analysis"] or "") for turn in turns]
+        means.append(np.mean([float(match[1]) for match in found if match]))
+    return means
 
 
 def thoughts_read(run):
@@ -464,6 +475,8 @@ TELL_TALES = {
     "reported_minus_healthy": reported_minus_healthy,
     "wrong_reward": wrong_reward,
     "not_followed": not_followed,
+    "repetition": functools.partial(term, name="repetition"),
+    "about": functools.partial(term, name="about"),
     "thoughts_read": thoughts_read,
     "copies": copies,
     "foreign_tokens": foreign_tokens,
