@@ -116,8 +116,7 @@ def test_the_numbered_steps_are_those_of_the_code():
 
 
 def test_the_docs_name_what_a_resumed_run_may_change():
-    page = PAGES["docs/checkpoints.md"]
-    section = page.split("## What may a resumed run change?")[1].split("\n## ")[0]
+    section = PAGES["docs/running.md"].split("It keeps its settings but for these:")[1]
     for name in RESUMABLE:
         assert f"`--{name.replace('_', '-')}`" in section, name
 
