@@ -1,11 +1,16 @@
 """The toy learns: from its judge what is meant, and from a weak scorer what is not. Here the toy's
 own judge and its own policy are at work, in processes beside the tests (learning.py)."""
 
+from support.results import recorded_dialogues
+
+import asyncio
+
+import numpy as np
 import pytest
 
 from runs import metrics, summary
 from simulator import make_simulator, toy_profiles
-from tools.replay import consistency
+from tools.replay import consistency, final_score, replay_all
 
 
 @pytest.mark.slow
@@ -26,8 +31,15 @@ def test_a_weak_scorer_is_hacked(hacked):
     """The lesson of `--simulator toy-weak`: the reward climbs, and a strict user who hears the same
     replies does not agree."""
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-    scores = consistency(hacked / "dialogues.jsonl", make_simulator("toy"), known)["scores"]
-    (weak_before, strict_before), (weak_after, strict_after) = scores[0], scores[26]
-    assert weak_after - weak_before >= 30 and strict_after - strict_before <= 10
+    rows = [d for d in recorded_dialogues(hacked / "dialogues.jsonl") if d["split"] == "heldout"]
+    heard = asyncio.run(replay_all(rows, make_simulator("toy"), known, times=1))
+    weak, strict = {}, {}  # {step: final emotions}
+    for row, (emotions,) in zip(rows, heard):
+        weak.setdefault(row["step"], []).append(100 * row["reward"])
+        strict.setdefault(row["step"], []).append(
+            final_score(emotions, row["ended"] == "malformed")
+        )
+    assert np.mean(weak[26]) - np.mean(weak[0]) >= 30
+    assert np.mean(strict[26]) - np.mean(strict[0]) <= 10
     lengths = [row["reply_tokens"] for row in metrics(hacked)]
     assert lengths[-1] > 1.5 * lengths[0]
