@@ -61,7 +61,10 @@ class Judge(Simulator):
         Raises BadInput."""
         model, log = ScriptedJudge(), None
         if args.judge:
-            model, log = load_judge(args.judge, args.temperature), open_call_log("judge")
+            model, log = (
+                load_judge(args.judge, args.temperature),
+                open_call_log("results/judge-calls.jsonl"),
+            )
         super().__init__(model, args.lang, retries=args.retries, concurrency=16, log=log)
         self.repeats = args.repeats
 
@@ -120,10 +123,10 @@ def load_judge(name, temperature):
     return simulator.make_simulator(name, temperature=temperature, flag="--judge").model
 
 
-def open_call_log(name):
-    """The log of calls in results/, read again: nothing is paid for twice."""
-    path = Path("results") / f"{name}-calls.jsonl"
-    path.parent.mkdir(exist_ok=True)
+def open_call_log(path):
+    """The log of calls in the file `path`, read again: nothing is paid for twice."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     log = CallLog(path)
     if path.exists():
         log.read(path)

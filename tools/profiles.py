@@ -20,7 +20,6 @@ from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.metrics import words_of
 from support.results import intention_of
-from support.servers import CallLog
 from support.settings import Parser, fraction, natural, positive
 
 import asyncio
@@ -45,6 +44,7 @@ from simulator import (
     load_prompt,
     make_simulator,
 )
+from tools.asking import open_call_log
 from toy.words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
 from toy.world import ScriptedModel, need_of, tags_of
 
@@ -57,9 +57,10 @@ def make_users(args):
         raise BadInput("--out FILE is needed: the file that the users are written to")
     if args.count % 2:
         raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
-    paths = {"train": Path(args.out)}
+    out = Path(args.out)
+    paths = {"train": out}
     if args.split:
-        paths["test"] = Path(args.out.removesuffix(".jsonl") + "-test.jsonl")
+        paths["test"] = out.with_name(f"{out.stem}-test.jsonl")
     for path in paths.values():
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
@@ -84,11 +85,8 @@ def open_writer(args):
         if args.lang != "en":
             raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
         return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"))
-    path = Path(args.out.removesuffix(".jsonl") + ".calls.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = CallLog(path)
-    if path.exists():
-        log.read(path)
+    out = Path(args.out)
+    log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
     how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
     return make_simulator(args.writer, args.lang, **how)
 

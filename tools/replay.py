@@ -40,6 +40,7 @@ from evaluate import USUAL_USER, user_label
 from simulator import User
 from tools.asking import Judge, load_question, made_by, open_call_log
 from tools.dialogues import (
+    cell,
     check_files,
     load_dialogues,
     make_cases,
@@ -61,10 +62,14 @@ def replay_file(args):
     (path,) = args.files
     people = {dialogue.profile_id: profile_of(dialogue, path) for dialogue in load_dialogues(path)}
     recorded = USUAL_USER | settings_of(path)
-    is_other = args.simulator and user_label(args.simulator) != user_label(recorded["simulator"])
     args.simulator = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
+    # the address of a server does not matter
+    is_other = user_label(args.simulator) != user_label(recorded["simulator"])
+    is_other = is_other or args.lang != recorded["lang"]
     levels = args.difficulty or [recorded["difficulty"]]
+    if args.paraphrase and len(levels) > 1:
+        raise BadInput("--paraphrase: one user hears both wordings; name one --difficulty")
     simulator.refuse_foreign(args.simulator, people.values())
     if args.paraphrase:
         result = {"paraphrase": asyncio.run(compare_words(args, levels[0], people))}
@@ -83,7 +88,7 @@ def replay_file(args):
 def settings_of(path):
     """The settings that the dialogues of a file were recorded with: a line of our result files has
     them itself; those of a run's log are in its directory."""
-    first = next((row for _, row, _ in read_jsonl(path)), {})
+    first = next((row for _, row, _ in read_jsonl(path) if row), {})
     return read_json(Path(path).parent / "config.json") | first.get("rlver", {})
 
 
@@ -187,7 +192,7 @@ def print_consistency(result):
         print(f"the same {what:<8} {100 * result[what]:5.1f} % of {result[of]} {of}")
     if "spread" in result:
         print(f"standard deviation of one dialogue's final emotion: {result['spread']:.1f}")
-        print(f"reliability of the score: {result['reliability'] or float('nan'):.2f}")
+        print(f"reliability of the score: {cell(result['reliability'])}")
     for difference in result["found"][:SHOWN]:
         print(f"not as recorded: {difference}")
 
@@ -222,7 +227,7 @@ async def acceptance(args, levels, people):
 async def hear_all(args, level, replies, people):
     """What users of this difficulty feel who hear each of `replies`, (dialogue, turn from 0, text):
     [change, None where the user failed]. Raises BadInput if all fail."""
-    log = None if args.simulator in SCRIPTED else open_call_log("replay")
+    log = None if args.simulator in SCRIPTED else open_call_log("results/replay-calls.jsonl")
     model = make_user(args, level, log)
     await model.check()
     calls = []

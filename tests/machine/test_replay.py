@@ -111,6 +111,15 @@ def test_a_moody_user_is_seen_to_be_moody(run):
     assert result["spread"] > 0 and 0 < result["reliability"] < 1
 
 
+def test_a_reward_that_is_all_luck_is_said_to_be(capsys):
+    """A reliability of 0 is a number, and None, where no score differs, is not one."""
+    shares = dict.fromkeys(("turns", "emotion", "sign", "dialogues", "final"), 1.0)
+    for reliability, shown in ((0.0, "0.00"), (None, "-")):
+        result = {**shares, "found": [], "spread": 0.0, "reliability": reliability}
+        replay.print_consistency(result)
+        assert capsys.readouterr().out.endswith(f"reliability of the score: {shown}\n")
+
+
 def test_replays_of_a_dialogue_that_nobody_felt(run, tmp_path):
     """Its first reply was malformed: there is no emotion to replay, and none in the reliability."""
     rows = [json.loads(line) for line in open(run / "dialogues.jsonl", encoding="utf-8")][:3]
@@ -192,3 +201,5 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
     assert result["paraphrase"] == {"moved": [9, 9, 9, 5], "same sign": [0, 0, 0, 5]}
     moved = judging.run("replay", good, "--paraphrase", "--limit", 16)[1]["paraphrase"]
     assert moved["moved"][3] == 16 and moved["moved"][0] < 4  # the scripted judge keeps the kind
+    both = "--difficulty", "vanilla", "challenging"
+    assert judging.call("replay", good, "--paraphrase", *both) == 2  # one user hears both wordings
