@@ -258,3 +258,24 @@ def smollm2_dir():
     converter = [sys.executable, ROOT / "recipes" / "convert_smollm2.py", place]
     subprocess.run(converter, check=True, capture_output=True)
     return place
+
+
+@pytest.fixture
+def fresh_tools(tmp_path, monkeypatch):
+    """The test in its own directory, with files read anew, and Models instead of servers."""
+    import judging  # here, because few tests need a judge
+
+    judging.fresh(tmp_path, monkeypatch)
+    return judging
+
+
+@pytest.fixture
+def good(fresh_tools, tmp_path):
+    """A result file of eight dialogues in which every reply is what the user needs."""
+    return fresh_tools.good_file(tmp_path)
+
+
+@pytest.fixture
+def bad(fresh_tools, tmp_path):
+    """A result file of the same users, cheered up."""
+    return fresh_tools.bad_file(tmp_path)

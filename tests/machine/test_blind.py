@@ -7,24 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import judging
 from judging import call, run
 from tools.dialogues import load_dialogues
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    judging.fresh(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def good(tmp_path):
-    return judging.good_file(tmp_path)
-
-
-@pytest.fixture
-def bad(tmp_path):
-    return judging.bad_file(tmp_path)
+pytestmark = pytest.mark.usefixtures("fresh_tools")
 
 
 def rows_of(sheet):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import judging
 import simulator
 import tools.judge
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
@@ -24,20 +23,7 @@ from tools.asking import MACHINERY_ONLY, ScriptedJudge
 from tools.dialogues import load_dialogues
 from toy.words import NEEDS
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    judging.fresh(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def good(tmp_path):
-    return judging.good_file(tmp_path)
-
-
-@pytest.fixture
-def bad(tmp_path):
-    return judging.bad_file(tmp_path)
+pytestmark = pytest.mark.usefixtures("fresh_tools")
 
 
 def scored(file, *flags):

@@ -132,13 +132,6 @@ def test_replays_of_a_dialogue_that_nobody_felt(run, tmp_path):
 # -------------------------------------------------------------- would another user accept the replies?
 
 
-@pytest.fixture
-def good(tmp_path, monkeypatch):
-    """Eight dialogues in which every reply is what the user needs."""
-    judging.fresh(tmp_path, monkeypatch)
-    return judging.good_file(tmp_path)
-
-
 def test_the_same_replies_to_two_users(good, tmp_path):
     """What is said is in the file, what they feel is their own: these accept no sentence a second
     time, though it was recorded as a lift. And nobody accepts cheer."""
