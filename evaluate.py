@@ -472,7 +472,7 @@ def make_parser():
     )
     add = parser.add_argument
     text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
-    add("--policy", metavar="POLICY", help=f"{text}the newest run)")
+    add("--policy", help=f"{text}the newest run)")
     add_policy_flags(parser)
     add_user_flags(parser)
     add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
@@ -483,8 +483,7 @@ def make_parser():
         "--rule", choices=["every", "sage"], help="sage: a tenth reply is not scored (as SAGE does)"
     )
     add("--anyway", action="store_true", help="average results of different simulators, too")
-    sides = ("BEFORE", "AFTER")
-    one_of("--compare", nargs=2, metavar=sides, help="measure nothing: compare on common users")
+    one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare on common users")
     add("--json", metavar="FILE", help="write the tables to FILE, too")
     return parser
 
@@ -514,7 +513,7 @@ def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     add = parser.add_argument
     text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
-    add("--simulator", metavar="NAME", help=f"model that plays the users: {text}")
+    add("--simulator", help=f"model that plays the users: {text}")
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")

@@ -258,8 +258,7 @@ class CallLog:
     def write(self, key, text, seconds):
         """Append one answer."""
         if self.path:
-            row = {"key": key, "answer": text, "seconds": round(seconds, 4)}
-            append_line(self.path, row)
+            append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
 
 
 def digest(*parts):

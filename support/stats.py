@@ -49,7 +49,7 @@ def interval(statistic, *columns, draws=1000):
     if n > 1:
         samples = rng.integers(n, size=(draws, n))  # indices of units
         with np.errstate(all="ignore"):  # the correlation of a constant is NaN
-            estimate = float(statistic(*columns))
+            estimate = statistic(*columns)
             estimates = [statistic(*columns[:, sample]) for sample in samples]
         if np.isfinite(estimate):
             value = estimate
