@@ -77,10 +77,7 @@ class Loopback(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-
-    def setup(self):
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -114,18 +111,16 @@ class Handler(BaseHTTPRequestHandler):
             server.prompts.append(prompt)
         if server.outage and server.calls == server.outage[0]:
             server.down_until = time.monotonic() + server.outage[1]
-        shares = {**server.faults, None: 1 - sum(server.faults.values())}
-        return server.rng.choices([*shares], [*shares.values()])[0]
+        drawn = [name for name, share in server.faults.items() if server.rng.random() < share]
+        return drawn[0] if drawn else None
 
     def refusal(self, request, fault):
         """(status, headers, body) of a call that is refused, or None."""
         key = self.headers["Authorization"]
         if self.server.key and key != f"Bearer {self.server.key}":
             return failure(401, f"Incorrect API key: {key}")
-        if fault == "429":
-            return failure(429, "slow down", SOON)
-        if fault == "500":
-            return failure(500, "oops", SOON)
+        if fault in ("429", "500"):
+            return failure(int(fault), "slow down", SOON)
         if request["model"] != "scripted":
             return failure(404, f"The model `{request['model']}` does not exist.")
         form = request.get("response_format", {"type": "text"})["type"]
@@ -173,20 +168,11 @@ def check_form(request, text):
     if form["type"] == "json_schema":
         named, answer = form["json_schema"], json.loads(text)
         assert named["strict"] is True and named["name"], named
-        assert named["schema"] == schema_of(answer), named
+        types = {str: "string", int: "integer", bool: "boolean"}
+        properties = {key: {"type": types[type(value)]} for key, value in answer.items()}
+        closed = {"required": list(answer), "additionalProperties": False}
+        assert named["schema"] == {"type": "object", "properties": properties, **closed}, named
         assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
-
-
-def schema_of(value):
-    """The JSON Schema of a value, with no word that a server might not know."""
-    if isinstance(value, dict):
-        return {
-            "type": "object",
-            "properties": {key: schema_of(inner) for key, inner in value.items()},
-            "required": list(value),
-            "additionalProperties": False,
-        }
-    return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
 
 
 def people(path, split="train", count=None):

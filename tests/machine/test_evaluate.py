@@ -48,8 +48,6 @@ def test_the_benchmark_in_sages_format(results):
         assert 1 <= len(replies) <= 10 and line["emo_point"] == replies[-1]["rlver"]["emotion"]
         emotions = [40] + [m["rlver"]["emotion"] for m in replies]
         assert all(9 < e < 100 for e in emotions[:-1])  # it stops below 10 and at 100, at once
-        endings = "turn_limit goodbye emotion_min emotion_max context"
-        assert line["rlver"]["ended"] in endings.split()
         assert (line["rlver"]["ended"] == "emotion_min") == (line["emo_point"] < 10)
         for m, after in zip(line["history"][1::2], line["history"][2::2]):
             assert after["emotion-point"] == m["rlver"]["emotion"] and after["thinking"]
@@ -76,13 +74,6 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     assert told_in(tmp_path)["n"] == 1 and len(lines(path)) == 12
     assert measure(*flags, "--seed", 1) == 2
     assert "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_table_that_cannot_be_written_loses_no_dialogue(tiny_dir, tmp_path, capsys):
-    table = tiny_dir / "config.json" / "b.json"
-    assert measured(tmp_path, "--policy", tiny_dir, "--limit", 1, "--json", table) == 2
-    assert "config.json" in capsys.readouterr().err and lines(tmp_path / "r.jsonl")
 
 
 # -------------------------------------------------------------------------------------- the policy
@@ -127,9 +118,6 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     labels = [lines(side)[0]["rlver"]["policy"] for side in sides]
     assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
     assert told_in(tmp_path)["n"] == 2
-    held = [side.read_bytes() for side in sides]
-    assert measure(*command) == 0  # nothing is held twice
-    assert held == [side.read_bytes() for side in sides]
     assert measure(*command, "--json", run / "after.jsonl") == 2
 
 

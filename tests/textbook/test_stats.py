@@ -25,8 +25,6 @@ def test_reliability_is_the_share_that_dialogues_explain():
     }
     assert reliability([[40], [80]]) == {} == reliability([]) == reliability([[40, 60]])
     assert reliability([[40, 40], [40, 40]])["reliability"] is None
-    noise = np.random.default_rng(0).normal(50, 10, (400, 5)).tolist()
-    assert abs(reliability(noise)["reliability"]) < 0.1
 
 
 def test_krippendorffs_alpha_by_hand():
@@ -51,10 +49,8 @@ def test_holms_correction_by_hand():
     "statistic, columns, told",
     [
         (np.mean, [[3]], [None, None, None, 1]),
-        (np.mean, [[]], [None, None, None, 0]),
         (np.mean, [[1, 2, 3, 6]], [3, None, None, 4]),  # four units are too few
         (pearson, [[1, 1, 1], [1, 2, 3]], [None, None, None, 3]),
-        (pearson, [[1, 2, 3], [1, 3, 2]], [pytest.approx(0.5), None, None, 3]),
         (pearson, [[1, 2], [3, 5]], [None, None, None, 2]),
     ],
 )

@@ -60,9 +60,9 @@ def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer
 
 def test_a_tokenizer_that_adds_blanks_is_refused_with_the_reason():
     """Pieces that are encoded one by one would each get the blank of a text's beginning: the policy
-    would be trained on "[INST]  My sister" and served "[INST] My sister"."""
+    would be trained on "user  My sister" and served "user My sister". (So Llama 2, Mistral.)"""
     with pytest.raises(BadModel, match="adds a blank in front of every text.*byte-level"):
-        ChatFormat(tokenizer_of("Llama-2"))
+        ChatFormat(tokenizer_of("Qwen2.5", add_prefix_space=True))
 
 
 # -------------------------------------------------------------------------------- dialogues
