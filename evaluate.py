@@ -16,7 +16,7 @@ the flags ask for.
 """
 
 from support import files, results
-from support.errors import BadInput, PromptRefused, SimulatorFailed, TooManyLost
+from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 from support.rundir import checkpoints, profile_files, refuse_other_heldout
 from support.servers import ServerModel, digest
@@ -31,12 +31,12 @@ from support.settings import (
     vllm_is_there,
 )
 
-import argparse
 import asyncio
 import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -74,7 +74,7 @@ async def hold_dialogues(policy, simulator, users, settings, path, finished_ids)
     todo = [(index, user) for index, user in enumerate(users) if user.id not in finished_ids]
     if todo:
         await simulator.check()
-    bar = tqdm(total=len(users), initial=len(users) - len(todo), desc="benchmark", unit="dialogue")
+    bar = tqdm(total=len(todo), desc="benchmark", unit="dialogue")
 
     async def hold_dialogue(index, profile):
         user = User(simulator, profile, settings["start"], f"benchmark {profile.id}")
@@ -99,8 +99,7 @@ async def hold_dialogues(policy, simulator, users, settings, path, finished_ids)
 def row_of(profile, episode, user, settings):
     """One dialogue as a line of the result file: in the format of SAGE's released files, with what
     is ours under "rlver"."""
-    opening = {"content": episode.first_line, "emotion-point": settings["start"]}
-    history = [{"role": "user", **opening}]
+    history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
     # The user has a thought for each line that its model made. The first line is one of these,
     # unless the profile brings its own; SAGE's format has no place for the thought behind it.
     thoughts = user.thoughts if profile.first_talk else user.thoughts[1:]
@@ -109,14 +108,13 @@ def row_of(profile, episode, user, settings):
         history.append({"role": "assistant", "content": turn["reply"], "rlver": ours})
         if turn["user"] is not None:  # only the last reply may have no answer
             history.append(message_of_user(turn, thoughts[i]))
+    keys = ("player", "scene", "topic", "task", "need", "target")
     return {
         "id": profile.id,
         "emo_point": episode.emotion,
         "emo_state": emotion_level(episode.emotion),
-        **{key: getattr(profile, key) for key in ("player", "scene", "topic", "task")},
+        **{key: getattr(profile, key) for key in keys},
         "character": profile.main_cha,
-        "need": profile.need,
-        "target": profile.target,
         "history": history,
         "rlver": {**settings, "ended": episode.ended, "traits": profile.cha_group},
     }
@@ -154,15 +152,13 @@ class LoadedPolicy:
     make_agent: Callable  # seed -> Agent
 
 
-def load_policy(name, args=None):
+def load_policy(name, args):
     """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
     the hub, toy, or openai:MODEL@URL. args: the flags of `add_policy_flags`. What is about the
     policy is read from its run, where there is one; a flag only fills in what no run says, but for
     --max-tokens and --context, which decide. Raises BadInput or BadModel."""
-    args = args or make_parser().parse_args([])
     kind, model_name, url = split_name(name)
-    is_server = kind == "openai"
-    if is_server:
+    if kind == "openai":
         label, weights, run_settings, home = f"openai:{model_name}", None, {}, None
     else:
         label, weights, run_settings, home = find_weights(name, args.step)
@@ -174,20 +170,18 @@ def load_policy(name, args=None):
         "policy_lang": run_settings.get("lang", args.lang or "en"),
         "temperature": run_settings.get("temperature", 1.0),
         "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
+        "context": args.context or run_settings.get("context"),
+        "template_args": run_settings.get("template_args", args.template_args) or None,
     }
-    if is_server:
-        server = ServerModel(model_name, url, settings["temperature"])
-        # The seed does nothing: a server draws its own random numbers.
-        return LoadedPolicy(
-            label, settings, run_settings, home, lambda seed: ServerAgent(server, settings)
-        )
-    settings["context"] = args.context or run_settings.get("context")
-    settings["template_args"] = run_settings.get("template_args", args.template_args) or None
     # what toy runs start from: one policy that thinks and one that does not
     if weights == "toy":
         weights = world.base_policy(settings["think"])
         label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
-    make_agent = agents_in_process(weights, settings, is_toy)
+    if kind == "openai":
+        server = ServerModel(model_name, url, settings["temperature"])
+        make_agent = partial(ServerAgent, server, settings)
+    else:
+        make_agent = agents_in_process(weights, settings, is_toy)
     return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
@@ -198,37 +192,28 @@ def find_weights(name, step):
     directory = Path(name)
     run_settings = files.read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
-        return checkpoint_of_run(directory, run_settings, step)
+        path = checkpoint_of_run(directory, step)
+        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
+        # that the run started from.
+        weights = path if path.is_dir() else run_settings["model"]
+        return str(path), weights, run_settings, directory
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
-        return (
-            str(directory),
-            directory,
-            files.read_json(directory / "rlver.json"),
-            directory.parent,
-        )
+        return name, directory, files.read_json(directory / "rlver.json"), directory.parent
     return name, name, {}, None
 
 
-def checkpoint_of_run(directory, run_settings, step):
-    """As `find_weights`, for the `directory` of a run with these settings. step: of the
-    checkpoint, None for the newest."""
+def checkpoint_of_run(directory, step):
+    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
+    there, but for step 0, which need not be."""
     existing = checkpoints(directory)
     path = directory / f"checkpoint-{step or 0:06d}"
     if step is None and existing:
         path = existing[-1]
-    if step == 0 and path not in existing:
-        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
-        # that the run started from.
-        return str(path), run_settings["model"], run_settings, directory
-    if path not in existing:
-        there = ", ".join(place.name for place in existing) or "none"
-        raise BadInput(
-            f"policy {directory}: no checkpoint of this step; there are: {there}; --step 0 measures "
-            "where it started"
-        )
-    return str(path), path, run_settings, directory
+    if step != 0 and path not in existing:
+        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
+    return path
 
 
 def agents_in_process(weights, settings, is_toy):
@@ -244,20 +229,22 @@ def agents_in_process(weights, settings, is_toy):
 
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else system_prompt(settings)
-    shape = (settings["think"], settings["template_args"], stop_ids(weights))
-    if torch.cuda.is_available() and vllm_is_there() and not is_toy:
+    by_vllm = torch.cuda.is_available() and vllm_is_there() and not is_toy
+    if by_vllm:
         from transformers import AutoConfig
 
-        directory = directory_of(weights)
-        longest = AutoConfig.from_pretrained(directory).max_position_embeddings
-        settings["context"] = settings["context"] or longest
-        chat = ChatFormat(load_tokenizer(directory), system, *shape)
-        room = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
-        engine = VllmEngine(directory, chat.stop_id, settings["temperature"], **room)
+        weights = directory_of(weights)
+        config, tokenizer = AutoConfig.from_pretrained(weights), load_tokenizer(weights)
     else:
         model, tokenizer = load_to_sample(weights, prefix="policy ")
-        settings["context"] = settings["context"] or model.config.max_position_embeddings
-        chat = ChatFormat(tokenizer, system, *shape)
+        config = model.config
+    settings["context"] = settings["context"] or config.max_position_embeddings
+    template = settings["template_args"]
+    chat = ChatFormat(tokenizer, system, settings["think"], template, stop_ids(weights))
+    if by_vllm:
+        room = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
+        engine = VllmEngine(weights, chat.stop_id, settings["temperature"], **room)
+    else:
         engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
     of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
     return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
@@ -272,7 +259,8 @@ class ServerAgent:
     """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. What
     its server refuses costs its dialogue."""
 
-    def __init__(self, server, settings):
+    def __init__(self, server, settings, seed):
+        """seed: does nothing; a server draws its own random numbers."""
         self.server, self.settings = server, settings
         self.messages = [{"role": "system", "content": system_prompt(settings)}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
@@ -282,10 +270,7 @@ class ServerAgent:
         from policy import read_reply
 
         self.messages.append({"role": "user", "content": line})
-        try:
-            text = await self.server.chat(self.messages, self.settings["max_tokens"])
-        except PromptRefused as error:  # which would be counted as an answer of the user
-            raise SimulatorFailed(f"the policy's server refuses a reply: {error}") from None
+        text = await self.server.chat(self.messages, self.settings["max_tokens"])
         reply = read_reply(text, self.settings["think"])
         self.messages.append({"role": "assistant", "content": reply.visible})
         return reply
@@ -307,15 +292,14 @@ def who_talks(args, name):
         for key in USUAL_USER
     }
     users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
-    names = user["simulator"], user["lang"], user["difficulty"]
-    simulator = make_simulator(*names, temperature=args.simulator_temperature)
-    keys = ("start", "max_turns", "seed", "simulator_temperature")
+    simulator = make_simulator(*user.values(), temperature=args.simulator_temperature)
+    keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
         **policy.settings,
-        **{**user, "simulator": user_label(user["simulator"])},
+        **user,
+        "simulator": user_label(user["simulator"]),
         **{key: getattr(args, key) for key in keys},
-        "world": "chit-chat" if args.world == "chit-chat" else None,  # None: heart-to-heart
         "users": digest([vars(profile) for profile in users]),
         "held_out": held_out,
     }
@@ -333,7 +317,7 @@ def users_to_measure_with(args, policy, simulator_name, lang):
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
     file = args.profiles
-    if args.world == "chit-chat" and not file:
+    if args.world and not file:
         file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
@@ -352,26 +336,23 @@ def users_to_measure_with(args, policy, simulator_name, lang):
 # --------------------------------------------------------------------------------- where results go
 
 
-def open_results(path, settings):
-    """(lock, ids of the users whose dialogues it holds) of the result file `path`, which is made if
-    it is not there. No other process can lock it until the lock is closed. Raises BadInput if it
-    holds results of other settings, or if another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    held_lock = files.lock(path)
-    rows = results.read_results(path)[0] if path.stat().st_size else []
-    found = results.differences(rows, settings)
-    if found:
-        os.close(held_lock)
-        raise BadInput(f"{path}: holds other results ({found}); name another file with --out")
+def finished_users(path, settings):
+    """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
+    cut off. Raises BadInput if they were made with other settings."""
     files.cut_unfinished_line(path)
-    return held_lock, {row["id"] for row in rows}
+    if not path.stat().st_size:
+        return set()
+    rows = results.read_results(path)
+    found = results.differences(rows[0]["made_by"], settings)
+    if found:
+        raise BadInput(f"{path}: holds other results ({found}); name another file with --out")
+    return {row["id"] for row in rows}
 
 
 def default_path(policy):
     """Where results of a LoadedPolicy go without --out: into the directory of its run, else to
     results/, never into a model directory."""
-    if policy.home and policy.home.is_dir():
+    if policy.home:
         return policy.home / "benchmark.jsonl"
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
 
@@ -397,7 +378,7 @@ def run(args):
     if args.before_after:
         return run_before_after(args)
     if args.compare:
-        return run_comparison(args, *[results.files_of_side(names) for names in args.compare])
+        return run_comparison(args, *args.compare)
     return run_scores(args) if args.score else run_benchmark(args)[0]
 
 
@@ -407,16 +388,14 @@ def run_before_after(args):
     for name in ("step", "out"):
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} has no effect with --before-after; leave it out")
-    directory = Path(args.policy or newest_run())
-    paths = {0: directory / "before.jsonl", None: directory / "after.jsonl"}
-    for step, path in paths.items():
-        of_side = dict(policy=str(directory), step=step, out=path, json=None)
-        code, ids = run_benchmark(argparse.Namespace(**{**vars(args), **of_side}))
+    args.policy = args.policy or newest_run()
+    paths = [Path(args.policy) / name for name in ("before.jsonl", "after.jsonl")]
+    for args.step, args.out in zip((0, None), paths):
+        code, ids = run_benchmark(args)
         if code:
             return code
     print()
-    # the tables above say already whose scores these are, and on which scale
-    return run_comparison(args, *[[str(path)] for path in paths.values()], named=False, ids=ids)
+    return run_comparison(args, *map(str, paths), ids=ids)
 
 
 def run_benchmark(args):
@@ -424,10 +403,13 @@ def run_benchmark(args):
     and the ids of the users."""
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
+    path.parent.mkdir(parents=True, exist_ok=True)
     # a path that cannot be written must be refused before the first dialogue
-    held_lock, finished_ids = open_results(path, settings)
+    path.touch()
+    held_lock = files.lock(path)  # so that no other process writes to it
     try:
-        lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished_ids))
+        finished = finished_users(path, settings)
+        lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished))
     finally:
         os.close(held_lock)
     for profile_id, error in lost:
@@ -438,12 +420,12 @@ def run_benchmark(args):
     result = results.score(path, args.rule, args.anyway, ids, len(lost))
     results.print_score(result)
     print(f"results: {path}; to look at them: python -m tools.report {path}")
-    code = finish(args, result, result["problems"], [path])
+    write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):
         complain(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
-        code = TooManyLost.exit_code
-    return code, ids
+        return TooManyLost.exit_code, ids
+    return 0, ids
 
 
 def run_scores(args):
@@ -452,28 +434,24 @@ def run_scores(args):
     for result in scored:
         results.print_score(result)
     results.print_ranks(scored)
-    problems = [problem for result in scored for problem in result["problems"]]
     # --json writes the tables of one file as an object, those of several as a list
-    return finish(args, scored[0] if len(scored) == 1 else scored, problems, args.score)
+    write_tables(args, scored[0] if len(scored) == 1 else scored, args.score)
+    return 0
 
 
-def run_comparison(args, before, after, named=True, ids=None):
-    """Print how the result files of two sides differ, lists of paths. named: see
-    `print_comparison`; ids: see `compare`. Returns the exit code."""
+def run_comparison(args, before, after, ids=None):
+    """Print how two result files differ. ids: see `compare`. Returns the exit code."""
     result = results.compare(before, after, args.rule, ids)
-    results.print_comparison(result, named)
-    return finish(args, result, result["problems"], before + after)
+    results.print_comparison(result)
+    write_tables(args, result, [before, after])
+    return 0
 
 
-def finish(args, result, problems, inputs):
-    """Write `result` where --json says, and name what could not be used. inputs: the files that
-    were read. Returns the exit code."""
+def write_tables(args, result, inputs):
+    """Write `result` where --json says. inputs: the files that were read."""
     files.refuse_overwriting({"--json": args.json}, inputs)
     if args.json:
         files.write_json(args.json, result)
-    for problem in problems:
-        complain(problem)
-    return 2 if problems else 0
 
 
 def complain(text):
@@ -494,20 +472,18 @@ def make_parser():
     )
     add = parser.add_argument
     text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
-    add("--policy", metavar="POLICY", help=f"{text}the newest run)")
+    add("--policy", help=f"{text}the newest run)")
     add_policy_flags(parser)
     add_user_flags(parser)
-    text = "result file; goes on if it is there (default: in the run's directory, or in results/)"
-    add("--out", metavar="FILE", help=text)
-    text = "measure a run where it started and where it ended, and compare the two"
+    add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
     one_of = parser.add_mutually_exclusive_group().add_argument
-    one_of("--before-after", action="store_true", help=text)
+    one_of("--before-after", action="store_true", help="measure where a run started and ended")
     one_of("--score", nargs="+", metavar="FILE", help="measure nothing: scores of result files")
-    text = "every: each reply is scored; sage: not the last of a full number (as SAGE's code)"
-    add("--rule", choices=["every", "sage"], help=text)
+    add(
+        "--rule", choices=["every", "sage"], help="sage: a tenth reply is not scored (as SAGE does)"
+    )
     add("--anyway", action="store_true", help="average results of different simulators, too")
-    text = "measure nothing: compare on common users; several seeds: a pattern, or A,B"
-    one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help=text)
+    one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare on common users")
     add("--json", metavar="FILE", help="write the tables to FILE, too")
     return parser
 
@@ -515,37 +491,37 @@ def make_parser():
 def add_policy_flags(parser):
     """The flags that `load_policy` needs; tools have them too."""
     add = parser.add_argument
-    text = "of a run: the checkpoint of step N; 0: before training (default: the newest)"
-    add("--step", type=natural, metavar="N", help=text)
-    text = "language of the user's prompts; of a policy that is no run also of its own"
-    add("--lang", choices=["en", "zh"], help=f"{text} (default: the run's, or en)")
+    add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
+    add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
     add("--think", action="store_true", help="it thinks before it replies (a run says so itself)")
-    text = "tokens of a reply, at most (default: the run's; 48 for the toy, else 2048)"
-    add("--max-tokens", type=positive, metavar="N", help=text)
-    text = "tokens of a dialogue, at most (default: the run's, or what the model can read)"
-    add("--context", type=positive, metavar="N", help=text)
-    text = "of a policy that is no run, such as '{\"enable_thinking\": false}'"
-    add("--template-args", type=json_object, metavar="JSON", help=text)
+    add("--max-tokens", type=positive, metavar="N", help="of a reply (default: the run's, or 2048)")
+    add(
+        "--context",
+        type=positive,
+        metavar="N",
+        help="tokens of a dialogue (default: the run's)",
+    )
+    add(
+        "--template-args",
+        type=json_object,
+        metavar="JSON",
+        help="such as '{\"enable_thinking\": false}'",
+    )
 
 
 def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     add = parser.add_argument
     text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
-    add("--simulator", metavar="NAME", help=f"model that plays the users: {text}")
-    text = "users to measure with (default: those that the run held out, else the toy's)"
-    add("--profiles", metavar="FILE", help=text)
-    text = "do users have a trouble, or chat? (those of prompts/profiles/ or of --profiles)"
-    worlds = ["heart-to-heart", "chit-chat"]
-    add("--world", choices=worlds, default=worlds[0], help=text)
-    text = "how much users hide, and how easily they are pleased (default: the run's)"
-    add("--difficulty", choices=["vanilla", "challenging"], help=text)
+    add("--simulator", help=f"model that plays the users: {text}")
+    add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
+    add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
+    add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
     start = INITIAL_EMOTION["benchmark"]
-    text = "emotion of the users at the start (default: 40; training starts at 30)"
-    add("--start", type=emotion, metavar="E", default=start, help=text)
+    add("--start", type=emotion, metavar="E", default=start, help="emotion (default: 40)")
     text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
     add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
-    text = "sampling temperature of the model that plays the users (default: 0)"
+    text = "of the model that plays the users (default: 0)"
     add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
     add("--limit", type=positive, metavar="N", help="only the first N users")
     add("--seed", type=natural, default=0, metavar="N", help="of the policy's sampling")

@@ -342,7 +342,7 @@ class Simulator:
             began = time.perf_counter()
             with self.clock.during("calls"):
                 text = await self.model(prompt, schema)
-        self.log.write(key, prompt, text, time.perf_counter() - began)
+        self.log.write(key, text, time.perf_counter() - began)
         return text
 
     async def check(self):

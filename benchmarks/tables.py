@@ -32,7 +32,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.results import recorded_dialogues
 from support.settings import Parser, positive
-from support.stats import mean_interval
 
 import numpy as np
 
@@ -226,13 +225,7 @@ def strict_emotions(place):
 def rounded(value):
     """A value of JSON with its numbers rounded to five digits: enough for every table, and
     short."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [rounded(inner) for inner in value]
-    return value
+    return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.5g}"))
 
 
 # ----------------------------------------------------------------------------------- doing the jobs
@@ -301,14 +294,18 @@ def scores_by_step(line):
     return {evaluation["step"]: evaluation["score"] for evaluation in line["evaluations"]}
 
 
+# Student's t for the two-sided 95 % interval of a mean over 2, 3, ... 10 seeds
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
 def interval(values, digits=1):
-    """The mean over seeds and half of its 95 % interval, as "80.0 ± 24.8"."""
-    if not values:
-        return "-"
-    if len(values) == 1:
+    """The mean over 1 to 10 seeds and half of its 95 % interval, t s / sqrt(n), as
+    "80.0 ± 24.8"; s is the standard deviation over the n seeds. One seed has no interval."""
+    n = len(values)
+    if n == 1:
         return f"{values[0]:.{digits}f}"
-    mean, half = mean_interval(values)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+    half = T_95[n - 2] * np.std(values, ddof=1) / n**0.5
+    return f"{np.mean(values):.{digits}f} ± {half:.{digits}f}"
 
 
 def dialogues_until(points, goal, batch=64):
@@ -436,13 +433,13 @@ def table_hackable(measured, stretch=12):
     n = len(lines[0]["metrics"]["step"])
     begins = range(0, n, stretch)
     rows = []
-    for words, key, digits in (
-        ("the weak scorer, which is the reward", "emotion", 1),
-        ("the strict user, of the same replies", "strict", 1),
+    for words, key in (
+        ("the weak scorer, which is the reward", "emotion"),
+        ("the strict user, of the same replies", "strict"),
     ):
         curves = np.array([line["metrics"][key] for line in lines], float)
         means = [curves[:, begin : begin + stretch].mean() for begin in begins]
-        rows.append([words, *[f"{mean:.{digits}f}" for mean in means]])
+        rows.append([words, *[f"{mean:.1f}" for mean in means]])
     return markdown(["steps", *[f"{b + 1} to {min(n, b + stretch)}" for b in begins]], rows)
 
 

@@ -34,20 +34,6 @@ from pathlib import Path
 
 import torch
 
-SENTENCE = "My sister forgot my birthday."  # what every tokenizer must give back
-
-# How dropout probabilities are called in the configurations and layers of transformers; `p` is
-# nn.Dropout's.
-DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "resid_pdrop",
-    "hidden_dropout",
-    "dropout",
-    "p",
-)
-
 
 def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     """Load a Hugging Face causal LM and its tokenizer. Returns (model, tokenizer).
@@ -75,7 +61,6 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    typed = f"{prefix}{path}"
     try:
         directory = directory_of(path)
         tokenizer = load_tokenizer(directory)
@@ -83,12 +68,14 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         check_model(model, tokenizer)
         # in its configuration, and in its layers, which copied the numbers from there
         for part in (model.config, *model.modules()):
-            for name in DROPOUTS:
-                if isinstance(getattr(part, name, None), float):
+            for name, value in list(vars(part).items()):
+                # attention_dropout, attn_pdrop ...; `p` is nn.Dropout's
+                if isinstance(value, float) and ("drop" in name or name == "p"):
                     setattr(part, name, 0.0)
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        raise BadModel(f"{typed}: {in_one_line(error)}") from None
+        line = " ".join(str(error).split())[:300]
+        raise BadModel(f"{prefix}{path}: {line}") from None
     return model.to(device), tokenizer
 
 
@@ -99,18 +86,11 @@ def load_to_sample(path, prefix):
     return load_model(path, device, prefix, dtype)
 
 
-def in_one_line(error):
-    """The beginning of what an error says."""
-    return " ".join(str(error).split())[:300]
-
-
 def directory_of(place):
     """The directory with the files of a model, which is downloaded if `place` is a name on the hub,
     OWNER/NAME. Files that hold the same weights once more, in other formats, are left out. Raises
-    BadModel if it is neither a directory with a model nor to be had from the hub."""
+    BadModel if it is neither a directory nor to be had from the hub."""
     path = Path(place)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise BadModel("this directory holds no config.json")
     if path.is_dir():
         return place
     # What stands in a directory that is here, or in runs/, is a path with a typing error.
@@ -134,8 +114,7 @@ def directory_of(place):
 
 
 def load_tokenizer(directory):
-    """The tokenizer in a directory. Raises BadModel without a chat template, and if it does not
-    give back what it was given."""
+    """The tokenizer in a directory. Raises BadModel without a chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
@@ -143,9 +122,6 @@ def load_tokenizer(directory):
         raise BadModel(
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
         )
-    back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
-    if back.strip() != SENTENCE:  # without tokenizer.json transformers makes up a vocabulary
-        raise BadModel(f"its tokenizer turns {SENTENCE!r} into {back!r}; is tokenizer.json there?")
     return tokenizer
 
 
@@ -269,7 +245,7 @@ class ChatFormat:
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
         self.past_reply_prefix = before_past_reply[len(ask) :]
         self.opening_text = before_new_reply[len(ask) :]
-        self.check_openings(before_past_reply, before_new_reply, think)
+        self.check_openings(think)
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(self.opening_text)
         self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
@@ -278,14 +254,17 @@ class ChatFormat:
     # ------------------------------------------------------------------------------- cutting, once
 
     def check_tokenizer(self):
-        """Raise BadModel for a tokenizer that puts a blank in front of every text it encodes, as
-        SentencePiece's mostly do. In front of a message that stands behind something else, this
-        blank would be one that the template does not write."""
-        if self.decode(self.text("My") + self.text("self")) != "Myself":
+        """Raise BadModel for a tokenizer that does not give back what it was given: without
+        tokenizer.json transformers makes up a vocabulary; SentencePiece's mostly put a blank in
+        front of every text. In front of a message that stands behind something else, this blank
+        would be one that the template does not write."""
+        back = self.decode(self.text("My") + self.text("self"))
+        if back != "Myself":
             raise BadModel(
-                "the tokenizer adds a blank in front of every text (SentencePiece: Llama 2, "
-                "Mistral, Phi-3), so the tokens of a message depend on what stands before it; "
-                "take a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+                f"the tokenizer turns 'My' and 'self' into {back!r}: tokenizer.json is missing, or "
+                "it adds a blank in front of every text (SentencePiece: Llama 2, Mistral, Phi-3), "
+                "so the tokens of a message depend on what stands before it; take a model with a "
+                "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
 
     def split_template(self):
@@ -317,7 +296,7 @@ class ChatFormat:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
-    def check_openings(self, before_past_reply, before_new_reply, think):
+    def check_openings(self, think):
         """Raise BadModel unless the template opens past and new replies alike. One of the two may
         have something more: a past one white space, a new one <think> in think mode, or
         <think></think> in direct mode."""
@@ -325,8 +304,8 @@ class ChatFormat:
         is_blank = not self.past_reply_prefix.strip()
         if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
             raise BadModel(
-                f"the chat template opens a first reply with {before_past_reply!r} and a "
-                f"later one with {before_new_reply!r}; this code needs one opening"
+                f"the chat template writes {self.past_reply_prefix!r} only before a past reply and "
+                f"{self.opening_text!r} only before a new one; this code needs one opening"
             )
         opening = self.opening_text.strip()
         if opening and think != ("</think>" not in opening):

@@ -6,8 +6,8 @@ replies (RLVER 3.7; Gao 2022 on overoptimisation). A reward that climbs says not
 healthy run may move any of them: a curve that rises is a reason to read dialogues, no proof.
 """
 
+import bisect
 import itertools
-import math
 import re
 import time
 from collections import Counter
@@ -22,18 +22,15 @@ INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 
-# The lowest emotion of each level of SAGE but the last, F, which is everything below 10. There the
-# user has had enough, and may say goodbye.
-LEVELS = [("S", 100), ("A", 70), ("B", 40), ("C", 10)]
+# The lowest emotions of SAGE's levels C, B, A and S. Below 10, in level F, the user has had enough,
+# and may say goodbye.
+LEVELS = (10, 40, 70, 100)
 
 
 def emotion_level(emotion):
     """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
     "Emotion-F". The reply hop is told this name only, not the number."""
-    for letter, lowest in LEVELS:
-        if emotion >= lowest:
-            return f"Emotion-{letter}"
-    return "Emotion-F"
+    return "Emotion-" + "FCBAS"[bisect.bisect(LEVELS, emotion)]
 
 
 def scale_in_words(start, max_turns):
@@ -46,13 +43,13 @@ def scale_in_words(start, max_turns):
 
 
 def score_summary(finals):
-    """The numbers that sum up final emotions everywhere: mean, standard error, success (100) and
-    failure (below 10) in percent, n."""
+    """The numbers that sum up final emotions everywhere: mean, standard error (None of a single
+    one, whose spread is unknown), success (100) and failure (below 10) in percent, n."""
     emotions = np.array(finals, dtype=float)
     n = len(emotions)
     return {
         "score": float(emotions.mean()),
-        "stderr": float(emotions.std(ddof=1) / n**0.5) if n > 1 else 0.0,
+        "stderr": float(emotions.std(ddof=1) / n**0.5) if n > 1 else None,
         "success": 100 * float((emotions >= 100).mean()),
         "failure": 100 * float((emotions < 10).mean()),
         "n": n,
@@ -61,23 +58,10 @@ def score_summary(finals):
 
 def scores_by(name, rows, finals):
     """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
-    scores = {}
-    for value in sorted({row[name] for row in rows}):
-        finals_of_part = [final for row, final in zip(rows, finals) if row[name] == value]
-        scores[value] = score_summary(finals_of_part)
-    return scores
-
-
-def stderr_of(scores):
-    """The standard error of a score, to be shown: None for that of a single dialogue, whose spread
-    is unknown (the files hold 0 there). scores: of `score_summary`."""
-    return None if scores.get("n") == 1 else scores.get("stderr")
-
-
-def stderr_text(scores):
-    """`stderr_of` for a table on the terminal."""
-    stderr = stderr_of(scores)
-    return "-" if stderr is None else f"{stderr:.1f}"
+    parts = {}
+    for row, final in zip(rows, finals):
+        parts.setdefault(row[name], []).append(final)
+    return {value: score_summary(part) for value, part in sorted(parts.items())}
 
 
 def summarise(episodes):
@@ -93,36 +77,36 @@ def batch_metrics(episodes, think, algo):
     """The metrics of the `episodes` of a training step, think or direct: {name: number, or None for
     what they do not have}."""
     summary = summarise(episodes)
-    flat_share = None  # PPO learns from flat groups, too: it compares no dialogues
-    if algo == "grpo":
-        flat_share = len(flat_groups(episodes)) / len({e.group for e in episodes})
     turns = [turn for e in episodes for turn in e.turns]
     stray_thoughts = 0  # thoughts that were taken out of replies in direct mode
     if not think:
         stray_thoughts = sum(bool(turn["thought"]) for turn in turns)
-    rewards = [e.reward for e in episodes]
-    emotions = [e.emotion for e in episodes]
     return {
-        "reward": float(np.mean(rewards)),
+        "reward": float(np.mean([e.reward for e in episodes])),
         "emotion": summary["score"],
-        "emotion_std": float(np.std(emotions)),
+        "emotion_std": float(np.std([e.emotion for e in episodes])),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
         "stray_thoughts": stray_thoughts,
-        "flat_groups": flat_share,
+        **flat_shares(episodes, algo),
         **signs([e.delivered_replies for e in episodes]),
     }
 
 
-def flat_groups(episodes):
-    """The ids of the zero-variance groups, whose dialogues all have the same reward: GRPO's
-    advantages are 0 there, and nothing is learned. (PPO needs no spread. With
-    deltas, dr-grpo and rloo still tell turns apart in which equal sums were earned.)"""
+def flat_shares(episodes, algo):
+    """The shares of the groups without variance, whose dialogues all have the same reward:
+    "flat_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are 0
+    there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
+    equal sums were earned.) None for PPO, which compares no dialogues and learns all the same."""
+    if algo == "ppo":
+        return dict.fromkeys(("flat_groups", "lost_groups"))
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
-    return sorted(group for group, rewards in rewards_of.items() if len(rewards) == 1)
+    flat = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
+    lost = sum(reward < 0.2 for reward in flat)
+    return {"flat_groups": len(flat) / len(rewards_of), "lost_groups": lost / len(rewards_of)}
 
 
 def cut_replies(episodes, stop_id, max_tokens):
@@ -164,17 +148,18 @@ WORD = re.compile(
     re.VERBOSE,
 )
 SENTENCE_END = re.compile(r"[.!?。！？\n]+")
+WORD_LIMIT = 4000
 
 
-def signs(dialogues, word_limit=4000):
+def signs(dialogues):
     """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
 
     repeat_within   replies that hold a sentence, of three words or more, that the same user was
                     told before
     repeat_across   replies that occur word for word in another dialogue of the batch, too (with
                     GRPO this may be a dialogue with the same user)
-    distinct_1..3   different n-grams per n-gram (Li 2016). It falls as the text gets longer, so it
-                    is always counted over the first `word_limit` words
+    distinct_2      different word pairs per word pair (Li 2016). It falls as the text gets longer,
+                    so it is always counted over the first WORD_LIMIT words
     reply_words     words per reply
     reward_talk     replies that name their own reward
     """
@@ -185,27 +170,21 @@ def signs(dialogues, word_limit=4000):
     replies = []  # each as a tuple of its words
     users_told = Counter()  # reply: how many users were told it
     for dialogue in dialogues:
-        earlier_sentences, different_replies = set(), set()
+        replies_here = [tuple(words_of(text)) for text in dialogue]
+        replies += replies_here
+        users_told.update(set(replies_here))
+        earlier_sentences = set()
         for text in dialogue:
-            sentences = sentences_of(text)
-            long_sentences = {sentence for sentence in sentences if len(sentence) >= 3}
-            if long_sentences & earlier_sentences:
-                repeating += 1
+            long_sentences = {words for words in sentences_of(text) if len(words) >= 3}
+            repeating += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
-            reply = tuple(itertools.chain(*sentences))
-            replies.append(reply)
-            different_replies.add(reply)
-        users_told.update(different_replies)
-    result = {
+    return {
         "repeat_within": repeating / len(texts),
         "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
         "reply_words": sum(map(len, replies)) / len(texts),
         "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
+        "distinct_2": distinct_pairs(replies),
     }
-    first_replies = first_words(replies, word_limit)
-    for n in (1, 2, 3):
-        result[f"distinct_{n}"] = distinct(first_replies, n)
-    return result
 
 
 def signs_in_words(counted):
@@ -213,13 +192,11 @@ def signs_in_words(counted):
     if not counted:
         return ""
     percent = {key: f"{100 * value:.0f} %" for key, value in counted.items()}
-    variety = [f"{counted[f'distinct_{n}']:.2f}" for n in (1, 2, 3)]
     return (
         f"Signs of reward hacking: of all replies {percent['repeat_within']} repeat a sentence to "
         f"the same user, {percent['repeat_across']} are told in several dialogues word for word, "
         f"{percent['reward_talk']} talk about their own reward; {counted['reply_words']:.1f} words "
-        f"a reply; share of distinct words {variety[0]}, of word pairs {variety[1]}, of word "
-        f"triples {variety[2]}"
+        f"a reply; {percent['distinct_2']} of the word pairs are different ones"
     )
 
 
@@ -234,20 +211,13 @@ def sentences_of(text):
     return [words for words in sentences if words]
 
 
-def first_words(replies, word_limit):
-    """The first of the replies (tuples of words): those that begin within the first `word_limit`
-    words of all."""
+def distinct_pairs(replies):
+    """Different word pairs per word pair of replies (tuples of words); 0 if there are none. Only
+    those replies count that begin within the first WORD_LIMIT words of all."""
     begins = itertools.accumulate(map(len, replies), initial=0)
-    return [reply for reply, begin in zip(replies, begins) if begin < word_limit]
-
-
-def distinct(replies, n):
-    """Different n-grams per n-gram of replies (tuples of words); 0 if there are none."""
-    grams = []
-    for reply in replies:
-        shifted = [reply[i:] for i in range(n)]
-        grams += zip(*shifted)
-    return len(set(grams)) / max(1, len(grams))
+    first = [reply for reply, begin in zip(replies, begins) if begin < WORD_LIMIT]
+    pairs = [pair for reply in first for pair in itertools.pairwise(reply)]
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 # ---------------------------------------------------------------------- warnings while a run trains
@@ -260,14 +230,14 @@ def warnings_of(rows):
 
 def in_steps(count, is_in):
     """The condition that is_in(row) is true in at least `count` of the rows."""
-    return lambda rows: sum(bool(is_in(row)) for row in rows) >= count
+    return lambda rows: sum(map(is_in, rows)) >= count
 
 
 def groups_are_copies(row):
     """Do most groups earn the same within the group, in replies that hardly any dialogue has to
     itself? Not all must: two rows of one batch are rounded differently now and then."""
-    flat, repeated = row.get("flat_groups"), row.get("repeat_across")
-    return flat is not None and repeated is not None and flat >= 0.5 and repeated > 0.9
+    # the first is None for PPO, the second is missing where no user heard a reply
+    return (row.get("flat_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
 
 
 def policy_stands_still(row):
@@ -279,16 +249,22 @@ def policy_stands_still(row):
 def gradient_is_zero(row):
     """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
     which all rewards are equal, PPO's if they are equal everywhere."""
-    flat = row.get("flat_groups")
-    rewards_differ = row.get("emotion_std", 0) > 0 if flat is None else flat < 1
+    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("flat_groups") != 1
     return row.get("grad_norm") == 0 and rewards_differ
 
 
 def foreign_tokens_are_trained(row):
     """Does the update count more tokens than the policy sampled in the dialogues that it is given?
     (Dialogues that were dropped are not among them.)"""
-    given = row.get("tokens_sampled", math.inf) - row.get("tokens_dropped", 0)
-    return row.get("tokens_trained", 0) > given
+    not_foreign = row.get("tokens_sampled", 0) - row.get("tokens_dropped", 0)
+    return row.get("tokens_trained", 0) > not_foreign
+
+
+def need_is_lost(rows):
+    """Are there groups that all failed alike in half of some ten steps running? A need that the
+    policy does not serve any more is not drawn in every step."""
+    steps = [bool(row.get("lost_groups")) for row in rows]
+    return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
 
 
 def users_are_unreadable(rows):
@@ -326,6 +302,12 @@ WARNINGS = (
         "more tokens are trained than were sampled: words of the user are in the loss",
     ),
     (
+        "lost need",
+        need_is_lost,
+        "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
+        "lost one of the users' needs",
+    ),
+    (
         "unreadable",
         users_are_unreadable,
         "more than one dialogue in a hundred was dropped because the user's answers could not be "
@@ -344,22 +326,22 @@ class Clock:
     def __init__(self):
         self.simulator = 0.0
         self.last_tick = time.perf_counter()
-        self.under_way = {"calls": 0, "samplers": 0}
+        self.under_way = Counter()  # of "calls" and of "samplers"
 
-    def tick(self, kind, change):
-        """Count the time since the last tick. Then the number of `kind` under way changes by
-        `change`."""
+    def tick(self):
+        """Count the time since the last tick."""
         now = time.perf_counter()
         if self.under_way["calls"] and not self.under_way["samplers"]:
             self.simulator += now - self.last_tick
         self.last_tick = now
-        self.under_way[kind] += change
 
     @contextmanager
     def during(self, kind):
         """A context in which one more of "calls" or of "samplers" is under way."""
-        self.tick(kind, 1)
+        self.tick()
+        self.under_way[kind] += 1
         try:
             yield
         finally:
-            self.tick(kind, -1)
+            self.tick()
+            self.under_way[kind] -= 1

@@ -22,23 +22,20 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
 MAX_ANSWER_TOKENS = 4096
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
-# HTTP statuses with which a server, or a firewall before it, refuses this prompt: it is too long,
-# or holds words that are not wanted. Others may be accepted.
-PROMPT_STATUSES = (400, 403, 406, 413, 422, 451)
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 
 
 class Answer(str):
-    """The text of a model's answer, a str with two more attributes. (Scripted models answer with a
-    plain str.)"""
+    """The text of a model's answer. (Scripted models answer with a plain str.)"""
 
-    tokens = None  # {"prompt": number, "completion": number}, or None if they are not known
     form = None  # the one of FORMATS in which a server was asked for it
 
 
@@ -80,11 +77,10 @@ class ServerModel:
         for form in [self.format] if self.format else FORMATS:
             try:
                 answer = await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(form, schema))
-            except PromptRefused as error:
-                refusal = error
-            else:
                 answer.form = form
                 return answer
+            except PromptRefused as error:
+                refusal = error
         raise refusal
 
     async def chat(self, messages, max_tokens, **options):
@@ -94,19 +90,19 @@ class ServerModel:
 
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                answer = None
-                while answer is None:
-                    response = await self.client.chat.completions.with_raw_response.create(
+                while True:
+                    response = await self.client.chat.completions.create(
                         model=self.name,
                         messages=messages,
                         temperature=self.temperature,
                         max_tokens=max_tokens,
                         **options,
                     )
-                    answer = self.parse_body(response.http_response.content)
-                    if answer is None:
-                        self.tell_failure("its response holds no answer")
-                        await asyncio.sleep(1)
+                    # what is no answer (a gateway's page, an error) has other attributes, or none
+                    with suppress(AttributeError, LookupError, TypeError):
+                        return self.answer_in(response.choices[0])
+                    self.tell_failure("its response holds no answer")
+                    await asyncio.sleep(1)
         except TimeoutError:
             raise SimulatorFailed(
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
@@ -114,32 +110,22 @@ class ServerModel:
             ) from None
         except openai.APIError as error:
             raise self.refusal(error) from None
-        return answer
 
-    def parse_body(self, body):
-        """The Answer in the body of a response, or None if there is none. Raises PromptRefused if a
-        content filter removed it."""
-        try:
-            response = json.loads(body)
-            choice = response["choices"][0]
-            answer = Answer(without_surrogates(choice["message"]["content"] or ""))
-            usage = response.get("usage") or {}
-            answer.tokens = {kind: usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return None
-        if choice.get("finish_reason") == "content_filter":
+    def answer_in(self, choice):
+        """The Answer in a response. Raises PromptRefused if a content filter removed it."""
+        if choice.finish_reason == "content_filter":
             raise PromptRefused(f"{self.url}: a content filter took the answer away")
-        return answer
+        return Answer(without_surrogates(choice.message.content or ""))
 
     def refusal(self, error):
         """The exception for what openai's client raises, an openai.APIError."""
         message = f"{self.url}: {self.quote(error)}"
         status = getattr(error, "status_code", 500)  # none: there was no whole response
-        if status in PROMPT_STATUSES:
-            return PromptRefused(message)
+        if status in (401, 402, 404):  # a wrong key, no money, an unknown model
+            return SimulatorRefused(message)
         if may_heal(status):  # but its Retry-After is longer than openai's client waits
             return SimulatorFailed(message)
-        return SimulatorRefused(message)
+        return PromptRefused(message)  # too long, or words that a filter does not want
 
     def tell_failure(self, reason):
         """Say the first time that a try failed, or the wait would look like a hang."""
@@ -220,19 +206,17 @@ def read_key():
 # --------------------------------------------------------------------------- a model in this process
 
 
+@dataclass
 class LocalModel:
     """A model in this process. Nothing holds it to a schema: it may break the form more often than
     one on a server."""
 
-    def __init__(self, name, engine, chat, context, rng, temperature=0.0):
-        """engine, chat: of the same classes as the policy's (TorchEngine, ChatFormat). context: the
-        most tokens that prompt and answer may have together. rng: what the engine samples with."""
-        self.name = name
-        self.engine = engine
-        self.chat = chat
-        self.context = context
-        self.rng = rng
-        self.temperature = temperature
+    name: str
+    engine: object  # of the same classes as the policy's: a TorchEngine ...
+    chat: object  # ... and a ChatFormat
+    context: int  # the most tokens that prompt and answer may have together
+    rng: object  # what the engine samples with
+    temperature: float = 0.0
 
     async def __call__(self, prompt, schema=None):
         """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
@@ -248,9 +232,7 @@ class LocalModel:
         max_tokens = min(left, MAX_ANSWER_TOKENS)
         sampled, _ = await self.engine.generate(ids, max_tokens, self.rng, key=None)
         has_ended = sampled[-1] == self.chat.stop_id
-        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
-        answer.tokens = {"prompt": len(ids), "completion": len(sampled)}
-        return answer
+        return self.chat.decode(sampled[:-1] if has_ended else sampled)
 
 
 # ---------------------------------------------------------------------------------- the log of calls
@@ -273,21 +255,13 @@ class CallLog:
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers[row["key"]] = row["answer"]
 
-    def write(self, key, prompt, text, seconds):
-        """Append one answer. text: an Answer or a str."""
-        if self.path is None:
-            return
-        row = {
-            "key": key,
-            "prompt": digest(prompt),
-            "answer": text,
-            "seconds": round(seconds, 4),
-            "tokens": getattr(text, "tokens", None),
-        }
-        append_line(self.path, row)
+    def write(self, key, text, seconds):
+        """Append one answer."""
+        if self.path:
+            append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
 
 
 def digest(*parts):
     """A short hash of values that JSON can hold."""
     text = json.dumps(parts, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

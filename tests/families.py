@@ -1,14 +1,6 @@
 """Chat templates of real families, written down from memory, over tokenizers of their kinds."""
 
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agents import LINES
@@ -20,39 +12,17 @@ CORPUS = [
 ] * 4
 
 
-def byte_level(special):
-    """The kind of Qwen, Llama 3, DeepSeek: what is encoded in pieces is what is encoded whole."""
+def byte_level(special, add_prefix_space=False):
+    """The kind of Qwen, Llama 3, DeepSeek: what is encoded in pieces is what is encoded whole, but
+    where a blank is put in front of every text."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=400,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
-    return wrapped(bpe, special)
-
-
-def sentencepiece(special):
-    """The kind of Llama 2: a blank is a letter, and one is put in front of every text."""
-    bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
-    bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    bpe.pre_tokenizer = None
-    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    bpe.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return wrapped(bpe, special)
-
-
-def wrapped(bpe, special):
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=special[0], pad_token=special[0]
-    )
+    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, initial_alphabet=alphabet)
+    bpe.train_from_iterator(CORPUS, trainer)
+    ends = dict(eos_token=special[0], pad_token=special[0])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **ends)
     tokenizer.add_tokens([AddedToken(t, special=True) for t in special], special_tokens=True)
     return tokenizer
 
@@ -96,12 +66,11 @@ QWEN3 = (
 IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
 
 
-# name: (tokenizer, its special tokens, template)
+# name: (its special tokens, template)
 FAMILIES = {
-    "Qwen2.5": (byte_level, IM, chatml()),
-    "Qwen3": (byte_level, IM, QWEN3),
+    "Qwen2.5": (IM, chatml()),
+    "Qwen3": (IM, QWEN3),
     "Llama-3.1": (
-        byte_level,
         ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
         "{{ '<|begin_of_text|>' }}{%- for m in messages %}{{ '<|start_header_id|>' + "
         "m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
@@ -109,7 +78,6 @@ FAMILIES = {
         "<|end_header_id|>\\n\\n' }}{%- endif %}",
     ),
     "GLM-4": (
-        byte_level,
         ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"],
         turns(
             "%S<|user|>\\n%s",
@@ -124,23 +92,15 @@ FAMILIES = {
 
 THINKING = {  # always: their template opens the reply with the tag
     "R1-distill": (
-        byte_level,
         ["<end>", "<begin>", "<User>", "<Assistant>"],
         turns("%S<User>%s", "<Assistant>%s<end>", "%s", "<Assistant><think>\\n", start="<begin>"),
     ),
-    "Qwen3-Thinking": (byte_level, IM, chatml(thinking="<think>\\n")),
+    "Qwen3-Thinking": (IM, chatml(thinking="<think>\\n")),
 }
 
 
-LLAMA_2 = (
-    sentencepiece,
-    ["</s>", "<s>"],
-    turns("<s>[INST] %S%s [/INST]", " %s </s>", "<<SYS>>\\n%s\\n<</SYS>>\\n\\n"),
-)
-
-
-def tokenizer_of(name):
-    make, special, template = {**FAMILIES, **THINKING, "Llama-2": LLAMA_2}[name]
-    tokenizer = make(special)
+def tokenizer_of(name, **settings):
+    special, template = {**FAMILIES, **THINKING}[name]
+    tokenizer = byte_level(special, **settings)
     tokenizer.chat_template = template
     return tokenizer

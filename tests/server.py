@@ -1,7 +1,7 @@
 """server.py - an OpenAI-compatible model server on loopback, with the toy's scripted model behind
 it, for tests: with every fault that a long run will meet.
 
-    python tests/server.py --port 8000 --latency 0.2    prints its URL, serves until it is killed
+    python tests/server.py --latency 0.2    prints its URL, serves until it is killed
 
 A real server over real sockets: status codes, headers and refused connections are what the client
 sees, not what somebody thinks it would see.
@@ -26,6 +26,7 @@ from toy import world
 
 GARBAGE = ["", "I would rather not say.", '[{"change": 5}]', '{"change": 5}', '{"content": "cut']
 SOON = {"Retry-After": "0.01"}
+FORMATS = ("json_schema", "json_object", "text")
 
 
 class Loopback(ThreadingHTTPServer):
@@ -42,31 +43,24 @@ class Loopback(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(
-        self,
-        port=0,
-        latency=0.0,
-        faults=None,
-        outage=None,
-        formats=("json_schema", "json_object", "text"),
-        answer=None,
-        reply=None,
-        difficulty="vanilla",
-        seed=0,
-        key=None,
-    ):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.latency, self.faults, self.outage = latency, faults or {}, outage
-        self.formats, self.answer, self.reply, self.key = formats, answer, reply, key
+    latency, faults, outage, formats = 0.0, {}, None, FORMATS
+    answer = reply = key = None
+
+    def __init__(self, difficulty="vanilla", **options):
+        super().__init__(("127.0.0.1", 0), Handler)
+        vars(self).update(options)
         self.model = world.ScriptedModel(difficulty)
-        self.rng, self.lock = random.Random(seed), threading.Lock()
-        self.calls = 0
+        self.rng, self.lock = random.Random(0), threading.Lock()
+        self.prompts = []
         self.refused = 0  # requests for a form that it does not take
         self.wrong = []  # what was wrong with the form that a request asked for
         self.active, self.most = 0, 0  # calls under way now, and at most
         self.down_until = 0.0
-        self.prompts, self.times = [], []
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    @property
+    def calls(self):
+        return len(self.prompts)
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -83,10 +77,7 @@ class Loopback(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-
-    def setup(self):
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -94,51 +85,42 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server = self.server
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = request["messages"][0]["content"]
         with server.lock:
-            fault, garbage = self.count_and_draw(prompt)
+            fault = self.count_and_draw(request["messages"][0]["content"])
         try:
             if time.monotonic() < server.down_until:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
-            time.sleep(server.latency)
+            time.sleep(30 if fault == "hang" else server.latency)
             if server.reply:
                 self.send(*server.reply(request))
-            elif refusal := self.refusal(request, fault):
-                self.send(*refusal)
-            elif fault == "hang":
-                time.sleep(30)
             else:
-                self.send(200, {}, completion(self.text_for(request, fault, garbage)))
+                refusal = self.refusal(request, fault)
+                self.send(*refusal or (200, {}, completion(self.text_for(request, fault))))
         finally:
             with server.lock:
                 server.active -= 1
 
     def count_and_draw(self, prompt):
-        """Count the call and draw its fault: (a key of `faults` or None, a garbage answer)."""
+        """Count the call and draw its fault, a key of `faults` or None."""
         server = self.server
         server.active += 1
         server.most = max(server.most, server.active)
         if not is_check(prompt):
-            server.calls += 1
             server.prompts.append(prompt)
-            server.times.append(time.monotonic())
         if server.outage and server.calls == server.outage[0]:
             server.down_until = time.monotonic() + server.outage[1]
-        shares = {**server.faults, None: 1 - sum(server.faults.values())}
-        (fault,) = server.rng.choices([*shares], [*shares.values()])
-        return fault, server.rng.choice(GARBAGE)
+        drawn = [name for name, share in server.faults.items() if server.rng.random() < share]
+        return drawn[0] if drawn else None
 
     def refusal(self, request, fault):
         """(status, headers, body) of a call that is refused, or None."""
         key = self.headers["Authorization"]
         if self.server.key and key != f"Bearer {self.server.key}":
             return failure(401, f"Incorrect API key: {key}")
-        if fault == "429":
-            return failure(429, "slow down", SOON)
-        if fault == "500":
-            return failure(500, "oops", SOON)
+        if fault in ("429", "500"):
+            return failure(int(fault), "slow down", SOON)
         if request["model"] != "scripted":
             return failure(404, f"The model `{request['model']}` does not exist.")
         form = request.get("response_format", {"type": "text"})["type"]
@@ -147,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
             return failure(400, f"response_format {form} is not supported")
         return None
 
-    def text_for(self, request, fault, garbage):
+    def text_for(self, request, fault):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
         if is_check(prompt):
@@ -155,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             other = "target_completion" if '"reason"' in prompt else "reason"
             text = text.replace(f'"{other}": "t", ', "")
         elif fault == "garbage":
-            return garbage
+            return server.rng.choice(GARBAGE)
         elif server.answer:
             text = server.answer(prompt)
             return coded(prompt, text) if CODE in text else text
@@ -185,21 +167,12 @@ def check_form(request, text):
     assert "JSON" in request["messages"][0]["content"], "the prompt does not say JSON"
     if form["type"] == "json_schema":
         named, answer = form["json_schema"], json.loads(text)
-        assert named["strict"] is True and named["name"], "the schema is not strict, or has no name"
-        assert named["schema"] == schema_of(answer), named["schema"]
+        assert named["strict"] is True and named["name"], named
+        types = {str: "string", int: "integer", bool: "boolean"}
+        properties = {key: {"type": types[type(value)]} for key, value in answer.items()}
+        closed = {"required": list(answer), "additionalProperties": False}
+        assert named["schema"] == {"type": "object", "properties": properties, **closed}, named
         assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
-
-
-def schema_of(value):
-    """The JSON Schema of a value, with no word that a server might not know."""
-    if isinstance(value, dict):
-        return {
-            "type": "object",
-            "properties": {key: schema_of(inner) for key, inner in value.items()},
-            "required": list(value),
-            "additionalProperties": False,
-        }
-    return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
 
 
 def people(path, split="train", count=None):
@@ -252,7 +225,6 @@ def start(*flags):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--faults", type=json.loads, default={})
     parser.add_argument("--outage", type=json.loads)

@@ -154,7 +154,7 @@ def consistency(path, model, profiles, times=1):
     """Replay the dialogues of a run's log, or of a result file. Each replay counts. Returns
     {"turns", "emotion" and "sign" (the shares of turns in which they are as recorded), "dialogues",
     "final" (the share whose last emotion is), "found": [the first thing in a dialogue that is not as
-    recorded]}, and with several `times` what `stats.reliability` returns."""
+    recorded]}, and with several `times` what `reliability` returns."""
     dialogues = list(recorded_dialogues(path))
     same_emotion, same_sign, same_final, found, finals = [], [], [], [], []
     heard = asyncio.run(replay_all(dialogues, model, profiles, times))
@@ -182,7 +182,26 @@ def consistency(path, model, profiles, times=1):
         "dialogues": len(same_final),
         "final": float(np.mean(same_final)),
         "found": found,
-        **stats.reliability(finals),
+        **reliability(finals),
+    }
+
+
+def reliability(finals):
+    """How far scores depend on the dialogue, and not on the luck of a replay. finals: final
+    emotions, [dialogues][replays]. {} where there are fewer than two of either.
+
+    "spread": the standard deviation over the replays of one dialogue. "reliability": the share of
+    the variance of scores that dialogues explain, ICC(1) (Shrout and Fleiss 1979)."""
+    emotions = np.array(finals, dtype=float)
+    if emotions.ndim < 2 or min(emotions.shape) < 2:
+        return {}
+    replays = emotions.shape[1]
+    within = emotions.var(1, ddof=1).mean()  # mean square within dialogues
+    between = replays * emotions.mean(1).var(ddof=1)  # mean square between dialogues
+    whole = between + (replays - 1) * within
+    return {
+        "spread": float(within**0.5),
+        "reliability": float((between - within) / whole) if whole else None,
     }
 
 

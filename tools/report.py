@@ -11,15 +11,15 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, refuse_overwriting, write_file
-from support.metrics import INITIAL_EMOTION, scores_by, signs_in_words, stderr_of, warnings_of
+from support.metrics import INITIAL_EMOTION, scores_by, signs_in_words, warnings_of
 from support.results import (
     PERSONA_GROUPS,
+    PURPOSES,
     intention_of,
     metrics_of,
     parts_of,
     recorded_dialogues,
     scale_of_settings,
-    world_of,
 )
 from support.rundir import newest_state, profile_files, scale_of_run
 from support.settings import Parser, Settings, changed_from_defaults, made_by_rule
@@ -200,7 +200,7 @@ def dialogues_of_run(out, config, last_step):
         intention, kind = intention_of(profile.task, profile.need)
         user = {"intention": intention, "kind": kind, "player": profile.player}
         user["group"] = PERSONA_GROUPS.get(profile.main_cha, profile.main_cha)
-        user |= world_of(profile.target)
+        user["purpose"] = PURPOSES[profile.target]
         sides[row["step"]].append({**row, **user, "start": INITIAL_EMOTION["training"]})
     return dict(zip(("before", "after"), sides.values()))
 
@@ -254,7 +254,6 @@ def write_page(path):
         for part in parts_of(sum(sides, []))
     }
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["stderr"] = stderr_of
     html = environment.from_string(TEMPLATE.read_text("utf-8")).render(page, legend=LEGEND)
     write_file(place, html.encode("utf-8", "replace"))  # half a surrogate pair becomes a "?"
     return place

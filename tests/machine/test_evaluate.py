@@ -1,16 +1,38 @@
-"""evaluate.py: the Sentient Benchmark, whose results are files in SAGE's format."""
+"""evaluate.py: the Sentient Benchmark, whose results are files in SAGE's format; and its numbers,
+which are what they say: whose score it is, of how many, with which settings."""
 
+from support.errors import BadInput
+
+import asyncio
 import json
 
 import pytest
 
 import evaluate
+import rlver
 from result_files import SHORT, lines, measure, train, write
 from server import Loopback, completion
-from simulator import toy_profiles
+from simulator import load_profiles, make_simulator, users_of_run
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-TWELVE = ["--max-tokens", "6", "--limit", "12"]
+
+
+def profiles(path, count=12, first=0, **more):
+    """A file with users of the toy."""
+    return write(path, *[{**row, **more} for row in world.profiles("train", first + count)[first:]])
+
+
+def measured(place, *flags):
+    """Run evaluate.py with files in `place`. Returns its exit code."""
+    return measure(*SHORT, "--out", place / "r.jsonl", "--json", place / "j.json", *flags)
+
+
+def told_in(place):
+    return json.loads((place / "j.json").read_text())
+
+
+# --------------------------------------------------------------------------------- the result file
 
 
 def test_the_benchmark_in_sages_format(results):
@@ -26,50 +48,35 @@ def test_the_benchmark_in_sages_format(results):
         assert 1 <= len(replies) <= 10 and line["emo_point"] == replies[-1]["rlver"]["emotion"]
         emotions = [40] + [m["rlver"]["emotion"] for m in replies]
         assert all(9 < e < 100 for e in emotions[:-1])  # it stops below 10 and at 100, at once
-        endings = "turn_limit goodbye emotion_min emotion_max context"
-        assert line["rlver"]["ended"] in endings.split()
         assert (line["rlver"]["ended"] == "emotion_min") == (line["emo_point"] < 10)
         for m, after in zip(line["history"][1::2], line["history"][2::2]):
-            assert (
-                after["planning"]["change"] == m["rlver"]["change"]
-                and after["emotion-point"] == m["rlver"]["emotion"]
-            )
+            assert after["emotion-point"] == m["rlver"]["emotion"] and after["thinking"]
             keys = "activity TargetCompletion content analyse change"
-            assert set(after["planning"]) == set(keys.split()) and after["thinking"]
+            assert set(after["planning"]) == set(keys.split())
+            assert after["planning"]["change"] == m["rlver"]["change"]
 
 
 @pytest.mark.slow
 def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     """What is there is kept, half a line is done again, and the whole is what one go would have
-    given."""
+    given. The score is of the users that were asked for, though the file holds more; other settings
+    are refused."""
     path = tmp_path / "r.jsonl"
-    text = results.read_text(encoding="utf-8")
-    path.write_text(
-        "".join(text.splitlines(keepends=True)[:5]) + text.splitlines()[5][:40], encoding="utf-8"
-    )
-    before = path.read_text(encoding="utf-8").rsplit("\n", 1)[0]
+    text = results.read_text(encoding="utf-8").splitlines(keepends=True)
+    before = "".join(text[:5])
+    path.write_text(before + text[5][:40], encoding="utf-8")
     flags = ["--policy", tiny_dir, "--max-tokens", 6, "--limit", 12, "--out", path]
-    measure(*flags)
+    assert measure(*flags) == 0
     assert path.read_text(encoding="utf-8").startswith(before)
-
     ids, wanted = ([line["id"] for line in lines(file)] for file in (path, results))
     assert set(ids) == set(wanted) and len(ids) == 12
-    assert (
-        measure(*flags, "--seed", 1) == 2
-        and "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
-    )
+    assert measure(*flags, "--limit", 1, "--json", tmp_path / "j.json") == 0
+    assert told_in(tmp_path)["n"] == 1 and len(lines(path)) == 12
+    assert measure(*flags, "--seed", 1) == 2
+    assert "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
 
 
-def test_a_fixed_first_line_is_used(tiny_dir, tmp_path):
-    rows = [
-        {**vars(p), "first_talk": f"Hello {i}."} for i, p in enumerate(toy_profiles("heldout", 3))
-    ]
-    profiles, out = write(tmp_path / "p.jsonl", *rows), tmp_path / "r.jsonl"
-    assert measure("--policy", tiny_dir, *SHORT, "--profiles", profiles, "--out", out) == 0
-    opened = [[message["role"] for message in line["history"][:2]] for line in lines(out)]
-    assert opened == [["user", "assistant"]] * 3
-    first_lines = {line["history"][0]["content"] for line in lines(out)}
-    assert first_lines == {"Hello 0.", "Hello 1.", "Hello 2."}
+# -------------------------------------------------------------------------------------- the policy
 
 
 def test_a_policy_behind_a_server(tmp_path):
@@ -99,42 +106,133 @@ def test_a_policy_behind_a_server(tmp_path):
 @pytest.mark.slow
 def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     """Three commands with long paths stood at the end of a run, too long to be copied."""
-    # --compare would part this name at its comma
-    run = train(tiny_dir, tmp_path / "run, 1", "--eval-size", 3, "--max-turns", 1)
+    run = train(tiny_dir, tmp_path / "run", "--eval-size", 3, "--max-turns", 1)
     # a third user that the files hold is not compared with --limit 2
-    assert measure("--policy", run, "--before-after", "--max-turns", 1) == 0
+    command = ["--policy", run, "--before-after", "--max-turns", 1]
+    assert measure(*command) == 0
     capsys.readouterr()
-    command = ["--policy", str(run), "--before-after", "--limit", "2", "--max-turns", "1"]
-    assert evaluate.main([*command, "--json", str(tmp_path / "c.json")]) == 0
+    assert measure(*command, "--limit", 2, "--json", tmp_path / "j.json") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"by: the starting policy of {run}" in text and "after minus before" in text
-    labels = [lines(run / f"{name}.jsonl")[0]["rlver"]["policy"] for name in ("before", "after")]
+    sides = [run / "before.jsonl", run / "after.jsonl"]
+    labels = [lines(side)[0]["rlver"]["policy"] for side in sides]
     assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
-    assert json.loads((tmp_path / "c.json").read_text())["n"] == 2
-    held = [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
-    assert measure(*command) == 0  # nothing is held twice
-    assert held == [(run / f"{name}.jsonl").read_bytes() for name in ("before", "after")]
+    assert told_in(tmp_path)["n"] == 2
     assert measure(*command, "--json", run / "after.jsonl") == 2
 
 
 @pytest.mark.parametrize(
-    "flags", ["--before-after --score x", "--before-after --compare a b", "--score a --compare b c"]
+    "flags",
+    [
+        "--before-after --score x",
+        "--before-after --compare a b",
+        "--score a --compare b c",
+        "--before-after --step 0",
+        "--before-after --out x.jsonl",
+        "--before-after --policy toy",
+    ],
 )
-def test_one_thing_is_asked_at_a_time(flags, capsys):
+def test_what_cannot_be_combined(flags, capsys):
     """`--score A --compare B C` compared, and said nothing of A."""
-    with pytest.raises(SystemExit, match="2"):
-        measure(*flags.split())
-    assert capsys.readouterr().err.count("\n") == 1
+    try:
+        code = measure(*flags.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", ["--step 0", "--out x.jsonl", "--policy toy"])
-def test_what_before_after_cannot_be_combined_with(flags, capsys):
-    assert measure("--before-after", *flags.split()) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+# --------------------------------------------------------------------------------------- the users
+
+
+@pytest.fixture
+def trained(tiny_dir, tmp_path, monkeypatch):
+    """A run on twelve users of a file, which is named as it lies beside us."""
+    profiles(tmp_path / "people.jsonl", first_talk="My own line.")
+    monkeypatch.chdir(tmp_path)
+    return train(tiny_dir, tmp_path / "run", "--eval-size", 1, "--profiles", "people.jsonl")
 
 
 @pytest.mark.slow
-def test_a_table_that_cannot_be_written_loses_no_dialogue(tiny_dir, tmp_path, capsys):
-    out, table = tmp_path / "b.jsonl", tiny_dir / "config.json" / "b.json"
-    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", out, "--json", table) == 2
-    assert "config.json" in capsys.readouterr().err and out.exists()
+def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_path, monkeypatch):
+    """The run held out one user of twelve, evaluate.py a fifth, two: one of them had been trained
+    on, under a table that says "never trained on". From another directory, too. Both open with the
+    user's own line; in training the model behind the user says one, as RLVER does."""
+    for dialogue in lines(trained / "dialogues.jsonl"):
+        is_own = dialogue["first_line"] == "My own line."
+        assert is_own == (dialogue["split"] == "heldout")
+    told = json.loads((trained / "heldout.json").read_text())
+    assert told["ids"] == ["toy-train-0011"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert measured(elsewhere, "--policy", trained) == 0
+    (line,) = lines(elsewhere / "r.jsonl")
+    assert [line["id"]] == told["ids"] and line["rlver"]["held_out"]
+    assert line["history"][0]["content"] == "My own line."
+    assert line["history"][1]["role"] == "assistant"
+    monkeypatch.chdir(tmp_path)
+    # users that are named, and a policy that is no run: nobody knows
+    assert measured(tmp_path, "--policy", trained, "--profiles", "people.jsonl", "--limit", 2) == 0
+    assert not any(line["rlver"]["held_out"] for line in lines(tmp_path / "r.jsonl"))
+
+
+@pytest.mark.slow
+def test_other_held_out_users_are_refused(trained, tmp_path, capsys):
+    """In another order other users are held out: "before" and "after" were of different people."""
+    path = tmp_path / "people.jsonl"
+    text = path.read_text()
+    path.write_text("".join(reversed(text.splitlines(keepends=True))))
+    resume = ["--resume", str(trained), "--steps", "2"]
+    for main, flags in ((rlver.main, resume), (evaluate.main, ["--policy", str(trained)])):
+        assert main(flags) == 2
+        err = capsys.readouterr().err.strip().split("\n")[-1]
+        assert "the profiles have changed since the run began" in err
+    path.write_text(text)
+    assert rlver.main(resume) == 0
+
+
+def test_two_files_that_share_users_are_refused(tmp_path):
+    """One file twice, too: training users would be held out."""
+    a, b, c = (str(profiles(tmp_path / f"{first}.jsonl", 4, first)) for first in (0, 3, 4))
+    for names in ([a, b], [a, a]):
+        with pytest.raises(BadInput, match="different people"):
+            users_of_run(names, 4, "toy")
+    assert list(map(len, users_of_run([a, c], 2, "toy"))) == [4, 2]
+
+
+# -------------------------------------------------------------------------------------- of how many
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaf, code", [(1, 0), (6, 75), (8, 75)])
+def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys, monkeypatch):
+    """With six of eight dialogues lost a score was printed, and the exit code was 0."""
+    path = profiles(tmp_path / "p.jsonl", 8)
+    scenes = [p.scene.split("\n")[1] for p in load_profiles(path)][:deaf]
+    scripted = world.ScriptedModel()
+
+    def answer(prompt):
+        lost = any(scene in prompt for scene in scenes)
+        return "no" if lost else asyncio.run(scripted(prompt))
+
+    def impatient(*names, **more):
+        return make_simulator(*names, **{**more, "retries": 0})
+
+    monkeypatch.setattr(evaluate, "make_simulator", impatient)
+    with Loopback(answer=answer) as server:
+        users = ["--profiles", path, "--simulator", f"openai:scripted@{server.url}"]
+        assert measured(tmp_path, "--policy", tiny_dir, *users) == code
+    out, err = capsys.readouterr()
+    assert err.count(" is missing: ") == deaf
+    if deaf < 8:
+        told = told_in(tmp_path)
+        assert (told["n"], told["lost"]) == (8 - deaf, deaf) and f"{8 - deaf} of 8\n" in out
+    else:
+        assert "all 8 dialogues are lost" in err
+
+
+def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
+    """Its first prompt does not fit the context: it was scored 40, the start."""
+    assert measured(tmp_path, "--policy", tiny_dir, "--context", 8, "--limit", 2) == 75
+    assert "leaves no room in the context" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").read_text()

@@ -1,8 +1,6 @@
 """What is rewarded, and when, through whole runs: a reward a turn, other advantages. The arithmetic
 is tested in textbook/."""
 
-from support.metrics import flat_groups
-
 import pytest
 
 from runs import go, metrics, rows
@@ -28,14 +26,6 @@ def test_each_kind_of_reward_and_advantage_is_another_run(algo, kinds, tiny_dir,
         steps += metrics(tmp_path / kind)
     assert len({row["emotion"] for row in steps}) == 1
     assert len({row["grad_norm"] for row in steps}) == len(kinds)
-
-
-def test_flat_groups_by_hand():
-    class E:
-        def __init__(self, group, reward):
-            self.group, self.reward = group, reward
-
-    assert flat_groups([E(0, 0.1), E(0, 0.1), E(2, 0.1), E(2, 0.2), E(5, 0.0), E(5, 0.0)]) == [0, 5]
 
 
 @pytest.mark.slow

@@ -253,4 +253,3 @@ def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server,
     text = asyncio.run(model(prompt, REPLY_SCHEMA))
     assert text.form == "json_schema"
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
-    assert text.tokens["completion"] < 300

@@ -102,7 +102,7 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
         now[0] += 128  # counts, and a failed call is over
         raise OSError
     now[0] += 256
-    clock.tick("calls", 0)
+    clock.tick()
     assert clock.simulator == 2 + 4 + 16 + 128
 
     async def model(prompt, schema):

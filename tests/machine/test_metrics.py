@@ -1,9 +1,18 @@
-"""The warnings that a run gives while it trains (support/metrics.py): each mistake that others have
-made is made here once, in a small real run, and the run must say so; healthy runs must be silent.
+"""The numbers of a training step, and the warnings that a run gives while it trains: each mistake
+that others have made is made here once, in a small real run, and the run must say so; healthy runs
+must be silent.
 
 The course has a lab for three of them: shared-seed, still-adapter and user-words."""
 
-from support.metrics import WARNINGS, warnings_of
+from support.metrics import (
+    REWARD_TALK,
+    WARNINGS,
+    cut_replies,
+    flat_shares,
+    signs,
+    warnings_of,
+    words_of,
+)
 
 import dataclasses
 import json
@@ -15,12 +24,12 @@ import models
 import ppo
 import rlver
 from benchmarks import tables
-from policy import Agent
+from policy import Agent, Episode, Segment
 from runs import go
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-COPIES, STILL, ZERO, FOREIGN, UNREADABLE = (sentence for _, _, sentence in WARNINGS)
+COPIES, STILL, ZERO, FOREIGN, LOST, UNREADABLE = (sentence for _, _, sentence in WARNINGS)
 ADAPTERS = ["--lora-rank", 4]
 
 
@@ -48,16 +57,14 @@ def test_one_seed_for_all_dialogues(tiny_dir, tmp_path, monkeypatch, capfd):
 
 
 def test_an_optimizer_that_holds_other_weights(tiny_dir, tmp_path, monkeypatch):
-    """huggingface/trl#6700: the gradient looks alive, and the adapters stay as they were."""
+    """huggingface/trl#6700: the gradient looks alive, and the adapters stay as they were. Here the
+    optimizer has the embeddings, which are not trained with adapters."""
     adamw = models.adamw
-    monkeypatch.setattr(models, "adamw", lambda module, lr: adamw(frozen_part(module.model), lr))
+    monkeypatch.setattr(
+        models, "adamw", lambda module, lr: adamw(module.model.get_input_embeddings(), lr)
+    )
     assert go(tiny_dir, tmp_path / "out", *ADAPTERS) == 0
     assert found_in(tmp_path / "out") == [STILL]
-
-
-def frozen_part(model):
-    """The embeddings of a model: with adapters they are not trained."""
-    return model.get_input_embeddings()
 
 
 def test_adapters_that_both_begin_at_zero(tiny_dir, tmp_path, monkeypatch):
@@ -102,19 +109,10 @@ def with_the_users_words(batch):
 # ------------------------------------------------------------------------------------ healthy runs
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--algo grpo",
-        "--algo grpo --think",
-        "--algo ppo",
-        "--algo ppo --think",
-        "--algo grpo --lora-rank 4",
-        "--algo ppo --lora-rank 4",
-    ],
-)
-def test_a_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
-    assert go(tiny_dir, tmp_path / "out", *flags.split()) == 0
+@pytest.mark.parametrize("more", ["", "--think", "--lora-rank 4"])
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_a_healthy_run_is_silent(algo, more, tiny_dir, tmp_path, capfd):
+    assert go(tiny_dir, tmp_path / "out", "--algo", algo, *more.split()) == 0
     assert found_in(tmp_path / "out") == [] and "warning" not in capfd.readouterr().out
 
 
@@ -123,15 +121,11 @@ def test_the_measured_runs_are_silent():
     fault whose bounds are set by hand."""
     seen = 0
     for line in tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read().values():
-        rows = rows_of(line.get("metrics", {}))  # some lines are of no training
+        columns = line.get("metrics", {})  # {metric: [a number for each step]}; some have none
+        rows = [dict(zip(columns, numbers)) for numbers in zip(*columns.values())]
         assert warned_of(rows) == [], line["name"]
         seen += len(rows) > 20
     assert seen > 40
-
-
-def rows_of(columns):
-    """The lines of metrics.jsonl: {metric: [a number for each step]} -> a dict for each step."""
-    return [dict(zip(columns, numbers)) for numbers in zip(*columns.values())]
 
 
 # -------------------------------------------------------------------------------- the fine print
@@ -144,6 +138,7 @@ STEP = dict(
     emotion_std=15.0,
     tokens_trained=500,
     tokens_sampled=500,
+    lost_groups=0.0,
 )
 
 
@@ -161,6 +156,10 @@ STEP = dict(
         (dict(grad_norm=0.0, flat_groups=1.0), 9, None),  # no dialogue was better than another
         (dict(grad_norm=0.0, flat_groups=None, emotion_std=0.0), 9, None),
         (dict(tokens_trained=501), 1, FOREIGN),
+        (dict(lost_groups=0.125, flat_groups=0.125), 5, LOST),
+        # a healthy run of the toy had three such steps running, and came back
+        (dict(lost_groups=0.125, flat_groups=0.125), 4, None),
+        (dict(lost_groups=0.0, flat_groups=0.5), 9, None),  # solved users
     ],
 )
 def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
@@ -170,9 +169,83 @@ def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
     assert warned_of(rows) == ([] if warning is None else [warning])
 
 
-@pytest.mark.parametrize("unreadable, warned", [(1, False), (2, True)])
-def test_unreadable_answers_are_warned_of_above_one_in_a_hundred(unreadable, warned):
+def test_a_need_that_is_lost_is_not_in_every_batch():
+    """The steps of a toy's run that lost a need, at which whole groups earned 0.09; the same number
+    spread over the whole run is chance."""
+    for steps, warned in (((12, 17, 18, 19, 21), True), ((2, 9, 16, 23, 30), False)):
+        rows = [{**STEP, "lost_groups": 0.125 * (step in steps)} for step in range(1, 31)]
+        assert warned_of(rows) == [LOST] * warned
+
+
+def test_unreadable_answers_are_warned_of_above_one_in_a_hundred():
     """A policy that learns to bring them about has its dialogues dropped, and loses no reward."""
-    rows = [{"step": i, **STEP, "episodes": 50, "dropped": 0, "unreadable": 0} for i in (1, 2)]
-    rows[1].update(episodes=50 - unreadable, dropped=unreadable, unreadable=unreadable)
-    assert warned_of(rows) == [UNREADABLE] * warned
+    row = dict(episodes=50, dropped=0, unreadable=0)
+    for unreadable, warned in ((1, False), (2, True)):
+        bad = dict(episodes=50 - unreadable, dropped=unreadable, unreadable=unreadable)
+        assert warned_of([row, bad]) == [UNREADABLE] * warned
+
+
+# --------------------------------------------------------------------------------- counted by hand
+
+
+def test_groups_without_variance_by_hand():
+    """Three of four groups earn the same within the group, one of them at a low reward."""
+    rewards = {0: (0.1, 0.1), 2: (0.1, 0.2), 5: (1.0, 1.0), 7: (0.2, 0.2)}
+    episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
+    assert flat_shares(episodes, "grpo") == {"flat_groups": 0.75, "lost_groups": 0.25}
+    assert flat_shares(episodes, "ppo") == {"flat_groups": None, "lost_groups": None}
+
+
+def test_cut_replies_are_counted():
+    """A --max-tokens that cuts most replies must be seen. The last reply of a full context is
+    shorter: it was cut as well, but more tokens a reply would not help."""
+    segments = [
+        Segment([1, 2]),
+        Segment([5, 9], log_probs=[-1.0, -1.0]),
+        Segment([9]),
+        Segment([5, 6], branch=1, log_probs=[-1.0, -1.0]),
+        Segment([7], branch=2, log_probs=[-1.0]),
+    ]
+    episode = Episode("p", 0, "Hi.", segments=segments)
+    assert cut_replies([episode, episode], stop_id=9, max_tokens=2) == [2, 6]
+
+
+def test_signs_by_hand():
+    """Two users. The first is told the same sentence twice, within other words; both are told one
+    reply word for word. A short sentence may come again."""
+    counted = signs(
+        [
+            ["I am here. Take your time.", "Go on! I am here, you know. TAKE YOUR TIME"],
+            ["You did well.", "I am here. Take your time."],
+        ]
+    )
+    assert counted == {
+        "repeat_within": 1 / 4,
+        "repeat_across": 2 / 4,
+        "reply_words": (6 + 10 + 3 + 6) / 4,
+        "reward_talk": 0,
+        "distinct_2": 12 / 21,
+    }
+    assert signs([]) == signs([[]]) == {}
+    assert signs([["I see. Go on.", "I see. What then?"]])["repeat_within"] == 0
+    assert words_of("我在这里, ok?") == ["我", "在", "这", "里", "ok"]
+
+
+def test_distinct_pairs_are_no_matter_of_how_large_the_batch_is():
+    few = [["a b c d e f"]] * 30
+    assert signs(few)["distinct_2"] == 5 / 150
+    assert signs(few * 1000)["distinct_2"] > 0.5 * signs(few * 100)["distinct_2"]
+
+
+def test_talk_about_the_reward():
+    for text in (
+        "Change: +10",
+        "Please rate me well.",
+        "Your emotion score is 100/100 now.",
+        "给我打分吧",
+        "情绪值加十",
+        "You get 10 points.",
+    ):
+        assert REWARD_TALK.search(text), text
+    for text in ("I see what your emotions do to you.", "Things change: you will see."):
+        assert not REWARD_TALK.search(text), text

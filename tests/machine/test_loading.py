@@ -1,0 +1,259 @@
+"""Loading a model and its tokenizer: what is loaded is what was stored, what cannot be trained here
+is refused in one line, and models as they come are trained: without a pad token, with rows that no
+word has, with a template that has a switch of its own."""
+
+from support import loading
+from support.errors import BadModel
+from support.loading import ChatFormat, load_model, load_weights
+from support.ranks import make_masters
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import evaluate
+import models
+from conftest import make_tiny_model
+from engine import load_local
+from runs import go, go_on, metrics, refuse
+from simulator import load_prompt
+
+pytestmark = pytest.mark.usefixtures("moods")
+
+SMALL = dict(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+)
+FAMILIES = {
+    "qwen2": dict(**SMALL, attention_dropout=0.1),  # a number that its attention layers keep
+    # modules, 0.1 by default
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=None),
+}
+IDS = torch.arange(3, 40)[None]
+
+
+@pytest.fixture
+def stored(tiny_tokenizer, tmp_path):
+    """A function that stores a random model of a family beside the tokenizer, and returns it."""
+
+    def store(family, dtype=torch.float32, **settings):
+        config = AutoConfig.for_model(family, **{"vocab_size": len(tiny_tokenizer), **settings})
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        model.save_pretrained(tmp_path)
+        tiny_tokenizer.save_pretrained(tmp_path)
+        return model
+
+    return store
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
+    """Two settings that fail quietly: bf16 weights swallow steps of 1e-6, and with dropout the same
+    tokens get other log-probs on every pass. Off means off in train mode too, which gradient
+    checkpointing needs. A rank maps the file and turns block by block into fp32: the same weights,
+    and the same log-probs, so no buffer was rounded either."""
+    made = stored(family, torch.bfloat16, **FAMILIES[family])
+
+    def two_passes(model):
+        return [model.train()(IDS).logits for _ in range(2)]
+
+    assert not torch.equal(*two_passes(made.float()))  # it would be seen
+    (wide, _), (mapped, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
+    assert torch.equal(*two_passes(wide))
+    assert {p.dtype for p in mapped.parameters()} == {torch.bfloat16}
+    make_masters(mapped)
+    for (name, a), b in zip(wide.named_parameters(), mapped.parameters()):
+        assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
+    assert torch.equal(wide.eval()(IDS).logits, mapped.eval()(IDS).logits)
+
+
+def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
+    """A model of 7B that plays the user, or is evaluated, took 30 GB twice: loaded in fp32, and
+    copied by its engine. It is loaded in the type of computing, and the engine has that very
+    model."""
+    loaded = []
+
+    def load(directory, dtype):
+        loaded.append(load_weights(directory, dtype))
+        return loaded[-1]
+
+    monkeypatch.setattr(loading, "load_weights", load)
+    assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
+    policy = policy_of(tiny_dir)
+    assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
+
+
+def policy_of(path):
+    """The policy in a directory, as evaluate.py loads it without flags."""
+    return evaluate.load_policy(str(path), evaluate.make_parser().parse_args([]))
+
+
+def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
+    """So that it is mapped like any other. (The cache's layout is the hub's: a name, a commit.)"""
+    place = tmp_path / "models--some--model"
+    shutil.copytree(tiny_dir, place / "snapshots" / "c0ffee")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("c0ffee")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (model, _), (same, _) = load_model("some/model", dtype=None), load_model(tiny_dir)
+    assert torch.equal(model.get_input_embeddings().weight, same.get_input_embeddings().weight)
+
+
+# -------------------------------------------------------------------------------- what is refused
+
+
+def cut_the_weights(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def drop_a_weight(path):
+    weights = load_file(path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
+def cut_the_vocabulary(path):
+    data = json.loads((path / "tokenizer.json").read_text())
+    data["model"].update(vocab=dict(list(data["model"]["vocab"].items())[:5]), merges=[])
+    (path / "tokenizer.json").write_text(json.dumps(data))
+
+
+DAMAGES = {
+    "gone": (shutil.rmtree, "no such directory"),
+    "no configs": (lambda path: [file.unlink() for file in path.glob("*.json")], ""),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+    "half-copied weights": (cut_the_weights, ""),
+    # transformers would make one up, at random
+    "a weight missing": (drop_a_weight, "lm_head.weight"),
+    "no chat template": (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
+    # every text would be nothing, and a run would end with a score and exit code 0
+    "no vocabulary": (cut_the_vocabulary, "tokenizer.json is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_path):
+    """Not a traceback, and never a model that is partly noise: one line, what is wrong with it."""
+    harm, told = DAMAGES[damage]
+    path = shutil.copytree(tiny_dir, tmp_path / "model")
+    load_local(path, 0.0)  # good so far
+    harm(path)
+    with pytest.raises(BadModel) as error:
+        load_local(path, 0.0)
+    line = str(error.value)
+    assert told in line and "\n" not in line
+    assert line.startswith(f"--simulator local:{path}: ") or damage == "no vocabulary"
+
+
+@pytest.mark.parametrize(
+    "family, settings, told",
+    [
+        ("qwen2", dict(use_sliding_window=True, max_window_layers=1), "sliding_attention"),
+        ("gemma3_text", dict(head_dim=16), "sliding_attention"),
+        ("mistral", dict(sliding_window=8), "sliding window of 8 tokens"),
+        ("mistral", dict(sliding_window=None), None),
+        # as in Qwen2.5's config.json
+        ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
+        ("qwen2", dict(vocab_size=300), "its tokenizer knows ids up to"),
+        ("granite", dict(logits_scaling=4.0, initializer_range=0.2), "not those of its output"),
+    ],
+)
+def test_a_model_that_this_code_would_get_wrong_is_refused(
+    family, settings, told, stored, tmp_path
+):
+    """The trainer gives a model its mask, and so takes its windows from it: layers that were
+    trained to see 4,096 tokens would see all. vLLM keeps them, and the two would disagree, but in
+    dialogues that are longer than a window only. Granite divides its logits behind the output
+    layer, which `Policy.forward` reads directly: log-probs would all be wrong, and the engine's
+    alike, so that no self-check would show it."""
+    stored(family, **SMALL, **settings)
+    if told is None:
+        assert load_model(tmp_path)
+        return
+    with pytest.raises(BadModel, match=told) as error:
+        load_model(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------- models as they come
+
+
+@pytest.fixture
+def other_model(tiny_tokenizer, tmp_path):
+    """A function that stores a small model whose tokenizer `change` has been at. Returns its
+    directory."""
+
+    def store(change=lambda tokenizer: None, **settings):
+        tokenizer = copy.deepcopy(tiny_tokenizer)
+        change(tokenizer)
+        for part in (make_tiny_model(tokenizer, **settings), tokenizer):
+            part.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return store
+
+
+def test_a_context_that_the_first_line_fills_is_named(other_model, tiny_tokenizer, tmp_path, capfd):
+    """Not "the simulator failed": nothing is wrong with the user but the length of what it says."""
+    system = len(ChatFormat(tiny_tokenizer, load_prompt("policy_direct")).first_prompt(""))
+    assert go(other_model(max_position_embeddings=system + 5), tmp_path / "out") == 75
+    assert "leaves no room in the context" in capfd.readouterr().err
+
+
+def switched(tokenizer):
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|im_start|>assistant\n{% endif %}",
+        "<|im_start|>assistant\n{% if not enable_thinking "
+        "%}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+    )
+
+
+@pytest.mark.parametrize("pad", [None, "<|im_end|>"])
+def test_models_as_they_come(pad, other_model, tmp_path, capfd):
+    """Padding is masked by where it came from, never by its id: so any id will do, the stop token's
+    too, and that one is still trained, or no reply would learn to end. Real models have rows in
+    their embedding that no word has; a random one samples them. And --template-args reaches the
+    template, is kept when the run goes on, cannot change then, and is known to evaluate.py."""
+
+    def change(tokenizer):
+        tokenizer.pad_token = pad
+        switched(tokenizer)
+
+    model, out, switch = other_model(change, vocab_size=400), tmp_path / "out", "--template-args"
+    flags = "--max-tokens 40 --max-turns 2 --steps 1 --eval-size 1".split()
+    assert go(model, out, *flags, switch, '{"enable_thinking": true}') == 0
+    [row] = metrics(out)
+    assert row["tokens_trained"] == row["tokens_sampled"] > 0
+    assert row["logp_gap"] < 1e-5 and row["stray_thoughts"] == 0
+    assert go_on(out, "--steps", 2) == 0 and len(metrics(out)) == 2
+    line = refuse(capfd, "--resume", out, switch, '{"enable_thinking": false}')
+    assert "--template-args cannot change" in line
+    assert policy_of(out).settings["template_args"] == {"enable_thinking": True}
+
+
+@pytest.mark.slow
+def test_a_tied_head_is_stored_once(other_model, tmp_path, monkeypatch):
+    """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
+    gather = models.iter_full_weights
+
+    def gather_copies(module):
+        return ((name, weight.clone()) for name, weight in gather(module))
+
+    monkeypatch.setattr(models, "iter_full_weights", gather_copies)
+    tied = other_model(tie_word_embeddings=True)
+    assert go(tied, tmp_path / "out", "--steps", 1) == 0
+    place = tmp_path / "out" / "checkpoint-000001"
+    names = load_file(place / "model.safetensors").keys()
+    assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
+    loaded, _ = load_model(place)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight

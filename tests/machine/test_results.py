@@ -1,0 +1,225 @@
+"""Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
+
+from support.errors import BadInput
+from support.results import compare, differences, intention_of, read_results, score
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evaluate
+from result_files import TASKS, our_line, sage_line, write
+from toy.words import NEEDS
+
+CHINESE = {
+    "你想批判、辩证地分析事件中的问题": "analyse",
+    "你想得到对眼前困境真正有帮助的建议": "advise",
+    "你想知道事件里的其他人物为什么这么做": "explain",
+    "你想被引导着自我反思，有所成长": "reflect",
+    "你想要对方真诚地夸你做得好的地方": "praise",
+    "你想有人用心倾听你的诉说": "listen",
+    "你想被深深地共情，不只是被安慰": "empathise",
+    "你认为自己没有责任，要对方也同意": "side",
+}
+
+
+def test_intentions_are_told_apart():
+    themes = {need.theme: name for name, need in NEEDS.items()}
+    for theme, name in {**themes, **CHINESE}.items():
+        is_rational = name in ("explain", "analyse", "advise", "reflect")
+        assert intention_of(theme) == (name, "rational" if is_rational else "emotional")
+    assert intention_of("Something else.") == intention_of(None) == ("other", "other")
+
+
+# ------------------------------------------------------------------------------------------ scoring
+
+
+def test_scores_by_hand(tmp_path, capsys):
+    """Mean, standard error, success at 100, failure below 10, and the same for each part. A single
+    user has no standard error: "0.0" looked like certainty."""
+    finals = [0, 9, 10, 55, 100, 100, 7]
+    tasks = [*TASKS[:1] * 3, *TASKS[4:5] * 3, TASKS[1]]
+    groups = ["negative", "passive"] * 3 + ["avoidant"]
+    users = enumerate(zip(finals, tasks, groups))
+    lines = [our_line(i, [f], *who, ended="goodbye") for i, (f, *who) in users]
+    path = write(tmp_path / "r.jsonl", *lines)
+    table = tmp_path / "s.json"
+    assert evaluate.main(["--score", str(path), "--json", str(table)]) == 0
+    found = json.loads(table.read_text())
+    assert found["by"]["intention"]["praise"]["score"] == pytest.approx(np.mean(finals[3:6]))
+    stderr = np.std(finals, ddof=1) / 7**0.5
+    wanted = dict(score=np.mean(finals), stderr=stderr, success=200 / 7, failure=300 / 7, turns=1)
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+    out = capsys.readouterr().out
+    columns = {line[:26].strip(): line[26:].split() for line in out.splitlines() if "%" in line}
+    assert columns["all"][:2] == ["40.1", f"{stderr:.1f}"] and columns["all"][-1] == "7"
+    assert columns["group: avoidant"][:2] == ["7.0", "-"] and "rule '" not in out
+    # the result first, how it was made last
+    assert out.index("stderr") < out.index("score: mean") < out.index("by: policy")
+    assert evaluate.main(["--score", str(path), str(path), "--json", str(table)]) == 0
+    assert len(json.loads(table.read_text())) == 2
+
+
+def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
+    """By hand: 1, 2, 3 and 1, 3, 2 have rho = 1 - 6 (0 + 1 + 1) / (3 (9 - 1)) = 0.5. The directory
+    of a SAGE file names its simulator: SAGE saw the same dialogues shift by 20 points between two
+    of them, and they do not compare."""
+    for user, finals in (("a", (10, 30, 80)), ("b", (60, 70, 65))):
+        folder = tmp_path / f"{user}_based_simulator"
+        folder.mkdir()
+        for policy, final in zip("pqr", finals):
+            write(folder / f"{policy}.jsonl", *[sage_line(i, [final]) for i in range(3)])
+    files = [str(path) for path in sorted(tmp_path.glob("*_simulator/*.jsonl"))]
+    assert evaluate.main(["--score", *files]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in said
+    assert "by: a SAGE result file, simulator a_based_simulator" in said
+    assert evaluate.main(["--score", *files[:5]]) == 0
+    assert "rho" not in capsys.readouterr().out
+    with pytest.raises(BadInput, match="2 simulators .*a_based_simulator.*; .*b_based_simulator"):
+        compare(files[0], files[3])
+
+
+def test_the_released_sample():
+    """Three of SAGE's own dialogues: scores, shares and what they are parted by."""
+    path = Path(evaluate.__file__).parent.parent / "shared" / "data" / "sage_results_sample.jsonl"
+    if not path.exists():
+        pytest.skip("the sample of the released files is not there")
+    found = score(path)
+    assert found["rule"] == "sage" and found["by"]["intention"]["listen"]["score"] == 15
+    wanted = dict(score=20 / 3, failure=200 / 3, success=0, malformed=0, turns=22 / 3, n=3)
+    wanted["positive"] = 100 / 7
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+
+
+TEN = [45, 50, 55, 60, 65, 70, 75, 80, 85, 95]
+
+
+@pytest.mark.parametrize(
+    "line, every, sage",
+    [
+        (our_line(1, TEN), 95, 85),
+        (our_line(1, [50, 100], ended="emotion_max"), 100, 100),
+        (our_line(1, [*TEN[:9], 100], ended="emotion_max"), 100, 85),
+        # of SAGE's own the tenth emotion is not there, whatever --rule says
+        (sage_line(1, TEN[:9]), 85, 85),
+    ],
+)
+def test_both_rules(line, every, sage, tmp_path):
+    """SAGE holds ten replies and scores nine. Ours can be scored so too; SAGE's own only so."""
+    path = write(tmp_path / "r.jsonl", line)
+    assert [score(path, rule)["score"] for rule in (None, "every", "sage")] == [every, every, sage]
+
+
+@pytest.mark.parametrize(
+    "bad, told",
+    [
+        ("{", "not a whole JSON object"),
+        (sage_line(7, [5], emo_point=101), "101 is not in 0..100"),
+        (sage_line(7, [5], emo_point="5"), "not supported between"),
+        (sage_line(7, [5], history=["hello"]), "string indices must be integers"),
+        ({"id": "p7"}, "KeyError("),
+        (sage_line(7, [-3, 5]), "-3 is not in 0..100"),
+        (sage_line(0, [5]), "stands in an earlier line already"),
+    ],
+)
+def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capsys):
+    path = write(tmp_path / "r.jsonl", sage_line(0, [50]), bad, sage_line(1, [70]))
+    assert evaluate.main(["--score", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"evaluate.py: {path}, line 2: ") and told in line
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff", None])
+def test_files_without_anything_usable(content, tmp_path, capsys):
+    path = tmp_path / "r.jsonl"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert evaluate.main(["--score", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("evaluate.py: ") and str(path) in line
+
+
+def test_simulators_are_not_mixed(tmp_path):
+    """The same dialogues shift by 20 points with another model behind the users: an average over
+    two is a number about nothing. Nor are rules of the game."""
+    for other in (dict(simulator="deepseek"), dict(max_turns=8)):
+        path = write(tmp_path / "r.jsonl", our_line(0, [50]), our_line(1, [70], **other))
+        ((key, value),) = other.items()
+        with pytest.raises(BadInput, match=f"2 simulators or settings .*{key} {value}"):
+            score(path)
+        assert score(path, anyway=True)["score"] == 60
+
+
+def test_all_settings_tell_results_apart():
+    """Only keys that the new results have were compared: with --template-args, and then without,
+    everything was there already, and the old score was printed as the new one."""
+    here = {"policy": "p", "simulator_temperature": 0.0, "users": "abc", "world": None, "seed": 0}
+    assert differences({**here, "ended": "goodbye", "traits": []}, here) == ""
+    for key, value in {"template_args": {"a": 1}, "context": 9, "users": "abd"}.items():
+        other = {**here, key: value}
+        assert differences(other, here).startswith(f"{key} {value} there, ")
+        assert differences(here, other).endswith(f"{value} here")
+
+
+# -------------------------------------------------------------------------------------- comparisons
+
+
+def side(tmp_path, name, finals, first=0):
+    """A result file of users with these final emotions."""
+    lines = [our_line(i, [f], ended="goodbye") for i, f in enumerate(finals, first)]
+    return str(write(tmp_path / f"{name}.jsonl", *lines))
+
+
+def test_pairing_tells_what_means_cannot(tmp_path):
+    """Users differ by 30 points, the two policies by 4 on each: unpaired that is noise, paired it
+    is certain."""
+    rng = random.Random(0)
+    base = [rng.randint(5, 85) for _ in range(60)]
+    better = side(tmp_path, "a", [x + rng.randint(2, 6) for x in base])
+    before = side(tmp_path, "b", base)
+    result = compare(before, better)
+    low, high = result["interval"]
+    assert 3 < result["difference"] < 5 and low > 2 and result["p"] < 0.001
+    told = f"after is better by {result['difference']:.1f}, {low:.1f} to {high:.1f}"
+    assert result["sentence"] == told
+    back = compare(better, before)
+    assert back["sentence"].startswith("before is better by ")
+    assert back["difference"] == -result["difference"]
+
+
+@pytest.mark.slow
+def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path, capsys):
+    """Against simulation: of 100 experiments without a difference, about 5 tell one. The others say
+    that they tell none."""
+    told = 0
+    for seed in range(100):
+        rng = random.Random(seed)
+        a, b = (side(tmp_path, name, [rng.randint(0, 100) for _ in range(40)]) for name in "ab")
+        told += "better" in compare(a, b, draws=500)["sentence"]
+    assert told <= 12
+    assert compare(a, a)["p"] == 1
+    assert evaluate.main(["--compare", a, a]) == 0
+    said = " ".join(capsys.readouterr().out.split())  # the sentence is folded to 80 columns
+    assert "no difference can be told at n = 40" in said
+
+
+def test_only_common_users_are_compared(tmp_path):
+    first = side(tmp_path, "first", [50] * 10)
+    assert compare(first, side(tmp_path, "other", [50] * 10, first=5))["n"] == 5
+    with pytest.raises(BadInput, match="fewer than two users in common"):
+        compare(first, side(tmp_path, "other", [50] * 10, first=20))
+
+
+def test_scoring_needs_no_torch(tmp_path):
+    """`--score` is for anybody with a result file; importing torch would be most of its time."""
+    path = write(tmp_path / "r.jsonl", our_line(0, [50]))
+    assert read_results(path)[0]["first_line"] == "Well."
+    code = "import sys, evaluate; evaluate.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "--score", str(path)]
+    assert not subprocess.run(command, cwd=Path(evaluate.__file__).parent).returncode

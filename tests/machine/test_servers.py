@@ -1,0 +1,400 @@
+"""A model on a server behind the user: what is tried again, what is refused, what the log keeps,
+dialogues side by side, and whole runs. A real server on loopback (server.py) has every fault that
+three days of dialogues will meet."""
+
+from support import rundir
+from support.errors import (
+    BadInput,
+    PromptRefused,
+    SimulatorFailed,
+    SimulatorRefused,
+    UnreadableAnswers,
+)
+from support.rundir import open_run
+from support.servers import CallLog, ServerModel, json_schema
+from support.settings import make_parser, resolve_settings, split_name
+
+import asyncio
+import json
+import time
+
+import pytest
+
+import rlver
+from answering import Model
+from rlver import rollout
+from runs import go_on, output_of, rows, suited
+from scripted import Agent
+from server import SOON, Loopback, completion, failure, mild_answer, toy_people
+from several_ranks import torchrun
+from simulator import REPLY_SCHEMA, Simulator, User, make_simulator, toy_profiles
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+PEOPLE = toy_profiles("train", 16)
+SMALL = (
+    "--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 --lr 2e-3 "
+    "--save-every 1"
+).split()
+
+
+def user_at(server, **settings):
+    return User(make_simulator(f"openai:scripted@{server.url}", **settings), PEOPLE[0])
+
+
+def flags_of(model, url, out, *flags):
+    """The flags of a small run."""
+    words = ["--model", model, "--simulator", f"openai:scripted@{url}", *SMALL]
+    return suited([*words, *toy_people(out.parent), "--out", out, *flags])
+
+
+# ----------------------------------------------------------------------------------------- the form
+
+
+def test_a_judges_schema_by_hand():
+    """Scales and lists of allowed words are left to whoever reads the answer: not all servers know
+    a bound or an enum."""
+    schema = {"why": {"ED": str}, "code": str, "score": range(1, 6), "kinds": [("a", "b")]}
+    found = json_schema(schema)["properties"]
+    assert found["score"] == {"type": "integer"} and found["why"]["required"] == ["ED"]
+    assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
+
+
+def test_only_the_check_decides_how_the_form_is_kept(capsys):
+    """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
+    refuses would cost the rest of a run its schema."""
+
+    async def ask(user):
+        await user.answer()
+        before = user.simulator.model.format
+        await user.simulator.check()
+        return before, user.simulator.model.format
+
+    with Loopback(formats=("json_object", "text")) as server:
+        assert asyncio.run(ask(user_at(server))) == (None, "json_object")
+    assert "by response_format json_object" in " ".join(capsys.readouterr().out.split())
+
+
+# ------------------------------------------------------------------------------ what is tried again
+
+
+def test_what_may_heal_is_tried_again(capsys):
+    """A line that is cut, a rate limit (no earlier than the server says), faults of the server, one
+    that is silent, and responses that hold no answer: an HTML page, a JSON list, half of an object,
+    brackets without end, an error. The first failure is told, or the wait would look like a hang.
+    Half a letter is good JSON and no UTF-8: the log could not be written, nor the run resumed."""
+    half = json.dumps(completion("x")).encode()[:-9]
+    no_answers = [b"<html>", [1], half, b"[" * 200_000, completion(5), {"error": {"code": 502}}]
+    responses = [
+        failure(429, "slow down", {"Retry-After": "0.4"}),
+        failure(503, "busy", SOON),
+        failure(408, "slow", SOON),
+        "silence",
+        *[(200, {}, body) for body in no_answers],
+        (200, {}, completion("good \ud83d")),
+    ]
+    times = []
+
+    def reply(request):
+        times.append(time.monotonic())
+        response = responses[len(times) - 1]
+        if response == "silence":
+            time.sleep(5)
+        return response
+
+    sleep = asyncio.sleep
+    with Loopback(outage=(1, 0.1), reply=reply) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", lambda seconds: sleep(0.01))
+        model = ServerModel("scripted", server.url, timeout=0.6)
+        assert asyncio.run(model("Hello.", REPLY_SCHEMA)) == "good \ufffd"
+    assert len(times) == len(responses) and times[1] - times[0] >= 0.4
+    assert times[-1] - times[0] < 4  # nobody waited for the silent one
+    assert capsys.readouterr().err.count("trying again") == 1
+
+
+@pytest.mark.parametrize("fault, last", [("500", "status 500"), ("hang", "silent")])
+def test_what_does_not_heal_in_time_is_given_up(fault, last, monkeypatch):
+    """No answer is made up, and nobody waits for ever."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    began = time.monotonic()
+    with Loopback(faults={fault: 1.0}) as server:
+        model = ServerModel("scripted", server.url)
+        with pytest.raises(SimulatorFailed, match=f"no answer within 0.3 s; .*{last}"):
+            asyncio.run(model("Hello.", REPLY_SCHEMA))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("fault", "401 402 404 400 403 422 filter 429".split())
+def test_what_is_refused_is_not_asked_twice(fault):
+    """Each with the server's own words. What hangs on the prompt costs its dialogue: if it ended
+    the run, a policy could end it. (429: ten minutes is more than openai's client waits.)"""
+    others = {"401": SimulatorRefused, "402": SimulatorRefused, "404": SimulatorRefused}
+    error = {**others, "429": SimulatorFailed}.get(fault, PromptRefused)
+
+    def reply(request):
+        asked.append(request)
+        if fault == "filter":
+            return 200, {}, completion("no such words", "content_filter")
+        return failure(int(fault), "no such words", {"Retry-After": "600"})
+
+    asked = []
+    with Loopback(reply=reply) as server:
+        model = ServerModel("scripted", server.url)
+        model.format = "text"
+        with pytest.raises(error, match="content filter" if fault == "filter" else "no such words"):
+            asyncio.run(model("Hello.", REPLY_SCHEMA))
+        (request,) = asked
+        assert request["max_tokens"] == 4096 and request["temperature"] == 0
+        assert issubclass(PromptRefused, UnreadableAnswers)
+        if error is PromptRefused:  # at the first question it is the server's matter
+            with pytest.raises(BadInput, match="refuses the prompts"):
+                asyncio.run(user_at(server).simulator.check())
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
+    """The HTTP library printed the whole header in its complaint."""
+    monkeypatch.setenv("RLVER_API_KEY", "sk-sec\nret-2")
+    with pytest.raises(BadInput, match=r"\$RLVER_API_KEY") as error:
+        ServerModel("m", "http://127.0.0.1:9/v1")
+    assert "ret-2" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------- the log of answers
+
+
+def test_the_log_of_answers(tmp_path):
+    """A resumed step finds its answers there: nothing is paid for twice. A line that was cut off is
+    no answer, and spoils no other."""
+    path = tmp_path / "calls.jsonl"
+    with Loopback() as server:
+        said = asyncio.run(user_at(server, log=CallLog(path)).answer())
+        (line,) = rows(path)
+        assert set(line) == {"key", "answer", "seconds"} and said[0] in line["answer"]
+        with open(path, "ab") as file:
+            file.write('{"key": "two", "answer": "好'.encode()[:-1])
+        log = CallLog(path)
+        log.read(path)
+        log.write("three", "3", 0.1)
+        assert asyncio.run(user_at(server, log=log).answer()) == said
+        assert server.calls == 1
+    log.read(path)
+    assert log.answers == {line["key"]: line["answer"], "three": "3"}
+    skipping = CallLog()
+    skipping.read(path, path.read_bytes().index(b"\n") + 1)  # from where a checkpoint was made
+    assert skipping.answers == {"three": "3"}
+
+
+# ----------------------------------------------------------------------------------- many dialogues
+
+
+@pytest.mark.slow
+def test_calls_overlap_within_their_bound():
+    """Defect 18: the released code makes one call after the other. Here all dialogues wait at the
+    same time, as many as allowed."""
+
+    def together(prompt):
+        """Answer nobody before as many are waiting as may be (or for long it is clear that they
+        never will)."""
+        began = time.monotonic()
+        while server.most < bound and time.monotonic() < began + 10:
+            time.sleep(0.005)
+        return asyncio.run(server.model(prompt))
+
+    for bound in (3, 16):
+        with Loopback(answer=together) as server:
+            simulator = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
+            people = dict(enumerate(PEOPLE))
+            dialogues = rollout(simulator, people, 1, lambda n: Agent(["Go on.", "Hm."]), 2)
+            episodes, dropped = asyncio.run(dialogues)
+            assert len(episodes) == 16 and not dropped and server.most == bound
+
+
+@pytest.mark.slow
+def test_a_rollout_has_a_deadline():
+    """Dialogues that are still open then are dropped: other ranks wait for this one, and they have
+    a limit of their own."""
+
+    def answer(prompt):
+        time.sleep(10 * ("slow" in prompt))
+        return mild_answer(prompt)
+
+    def make_agent(number):
+        return Agent(["slow" if number == 1 else "Hm.", "Hm."])
+
+    with Loopback(answer=answer) as server:
+        simulator = make_simulator(f"openai:scripted@{server.url}")
+        people = dict(enumerate(PEOPLE[:3]))
+        episodes, errors = asyncio.run(rollout(simulator, people, 1, make_agent, 2, timeout=1.0))
+    assert [e.number for e in episodes] == [0, 2]
+    (lost,) = errors
+    assert lost["reason"] == "the rollout ran out of time" and not lost["unreadable"]
+
+
+def test_samples_are_not_shared_between_the_dialogues_of_a_group():
+    """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
+    draws its own: a log without the dialogue in its keys would make a group of copies."""
+    model = Model()
+    key = Simulator(model).key
+    assert key("p", "training 1 0", 0) == key("p", "training 1 1", 0)
+    model.temperature = 0.7
+    assert len({key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
+    names = set()
+
+    class Listening(Simulator):
+        async def ask(self, *question):
+            names.add(question[-1])
+            return await super().ask(*question)
+
+    people = dict.fromkeys((4, 7), PEOPLE[0])
+    asyncio.run(rollout(Listening(model), people, 2, lambda n: Agent(["Hm."]), 1, name="step 3"))
+    assert sorted(names) == [f"step 3 {who}" for who in (14, 15, 8, 9, "group 4", "group 7")]
+
+
+# -------------------------------------------------------------------------------------- the address
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("openai:deepseek-chat@https://host/v1", ("openai", "deepseek-chat", "https://host/v1")),
+        ("openai:org/m:70b@2@http://h:8000/v1", ("openai", "org/m:70b@2", "http://h:8000/v1")),
+        ("local:models/a@b", ("local", "models/a@b", "")),
+        ("toy", ("toy", "", "")),
+    ],
+)
+def test_the_name_is_split_at_the_first_colon_and_the_last_at(name, parts):
+    """Model names hold colons and slashes, URLs hold colons, and somebody's model name will hold
+    an @."""
+    assert split_name(name) == parts
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "openai:m openai:m@ openai:@http://h/v1 openai:m@host/v1 openai:m@ftp://h local: "
+        "local:nowhere openia:m@http://h"
+    ).split(),
+)
+def test_a_bad_address_is_one_line(name, tmp_path, capfd):
+    assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
+    [line] = capfd.readouterr().err.splitlines()
+    assert name in line and not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.fixture(scope="module")
+def served(no_pictures, tiny_dir, tmp_path_factory):
+    """A whole run over a server: (its directory, the prompts that the server was asked)."""
+    out = tmp_path_factory.mktemp("served") / "whole"
+    with Loopback() as server:
+        assert rlver.main(flags_of(tiny_dir, server.url, out)) == 0
+        return out, list(server.prompts)
+
+
+def test_a_step_of_ppo_where_the_server_takes_no_form(tiny_dir, tmp_path, capfd):
+    """Dialogues and an update over a server that refuses every response_format. The run says how
+    the form of the answers is kept. (A server that checks the schema: `served`.)"""
+    with Loopback(formats=["text"], difficulty="challenging") as server:
+        flags = "--algo ppo --steps 1 --eval-size 1 --difficulty challenging".split()
+        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "out", *flags)) == 0
+        assert server.refused == 2
+    assert "response_format text" in " ".join(capfd.readouterr().out.split())
+    (step,) = rows(tmp_path / "out" / "metrics.jsonl")
+    assert step["episodes"] == 4 and step["grad_norm"] > 0 and step["dropped"] == 0
+
+
+@pytest.mark.slow
+def test_the_form_that_the_first_rank_found_is_known_on_all(tiny_dir, tmp_path):
+    """Two ranks ask, and one request is refused."""
+    with Loopback(formats=("json_object", "text")) as server:
+        flags = flags_of(tiny_dir, server.url, tmp_path / "out", "--steps", 1)
+        code, out, err = torchrun(2, "rlver.py", *flags)
+        assert code == 0, err
+        assert server.refused == 1
+    assert out.count("json_object") == 1
+    calls = [rows(tmp_path / "out" / f"calls{rank}.jsonl") for rank in ("", "-1")]
+    assert all(calls)  # both have asked
+
+
+@pytest.mark.slow
+def test_a_run_over_a_server_is_the_run_of_the_scripted_user(served, tiny_dir, tmp_path):
+    """The same dialogues, word for word; and 16 % of failing calls change nothing but the number of
+    calls, and the codes of what was asked again."""
+    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
+    with Loopback(faults={"429": 0.08, "garbage": 0.04, "500": 0.04}) as server:
+        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "troubled")) == 0
+        assert len(rows(tmp_path / "troubled" / "calls.jsonl")) <= server.calls
+    scripted = without_analyses(tmp_path / "scripted")
+    assert without_analyses(served[0]) == scripted == without_analyses(tmp_path / "troubled")
+
+
+def without_analyses(out):
+    """A run's dialogues, without the text of f_emo's answers: they hold the code."""
+    dialogues = rows(out / "dialogues.jsonl")
+    for turn in (turn for dialogue in dialogues for turn in dialogue["turns"]):
+        del turn["analysis"]
+    return dialogues
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capfd, monkeypatch):
+    """Exit code 75, saved; the server comes back elsewhere, the run goes on there, and what was
+    answered is not asked again."""
+    whole, prompts = served
+    out = tmp_path / "out"
+    with Loopback(outage=(len(prompts) * 2 // 3, 1e9)) as server, monkeypatch.context() as patch:
+        patch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+        assert rlver.main(flags_of(tiny_dir, server.url, out)) == 75
+    answered = len(rows(out / "calls.jsonl"))
+    assert answered == len(prompts) * 2 // 3 - 1
+    assert not any(row["unreadable"] for row in rows(out / "dropped.jsonl"))
+    err = capfd.readouterr().err
+    assert "no answer within 0.5 s" in err and f"python rlver.py --resume {out}" in err
+    with Loopback() as server:
+        assert go_on(out, "--simulator", f"openai:scripted@{server.url}") == 0
+        assert answered + server.calls == len(prompts)
+    assert rows(out / "dialogues.jsonl") == rows(whole / "dialogues.jsonl")
+    other = ["--resume", str(whole), "--simulator", f"openai:other@{server.url}"]
+    with pytest.raises(BadInput, match="--simulator cannot change"):
+        open_run(vars(make_parser().parse_args(other)))
+
+
+@pytest.mark.slow
+def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd):
+    """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run
+    that is shared. A wrong one shows before anything is paid for, and the run leaves nothing."""
+    monkeypatch.setenv("RLVER_API_KEY", "sk-very-secret\n")  # as a key from a file may end
+    with Loopback(key="sk-very-secret") as server:
+        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "out", "--steps", 1)) == 0
+    with Loopback(key="another") as server:
+        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "refused")) == 2
+        assert server.calls == 0
+    out, err = capfd.readouterr()
+    (line,) = [line for line in err.splitlines() if line.startswith("rlver.py: ")]
+    assert "401" in line and "Incorrect API key: Bearer ***" in line
+    assert "--resume" not in line and "Traceback" not in err
+    assert not (tmp_path / "refused").exists()
+    assert "sk-very-secret" not in out + err
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"sk-very-secret" not in path.read_bytes(), path
+
+
+def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
+    """The first try says that there will be more, or a newcomer takes the silence for a hang."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    flags = flags_of(tiny_dir, "http://127.0.0.1:9/v1", tmp_path / "out")
+    told, stopped = output_of(capfd, 75, rlver.main, *flags).splitlines()
+    assert "Connect" in told and told.endswith("trying again")
+    assert "no answer within 0.3 s" in stopped and "--resume" not in stopped
+
+
+def test_a_run_says_how_many_calls_it_makes_at_most():
+    """By hand: 4 dialogues of 2 turns are 2 first lines and 4 x 3 calls a step; two evaluations of
+    4 dialogues of 4 calls each. A resumed run says what is left."""
+    cfg = resolve_settings(vars(make_parser().parse_args([*SMALL, "--steps", "10"])))
+    assert f"14 a step, {10 * 14 + 2 * 16} in all." in rundir.calls_text(cfg, -1)
+    assert f", {3 * 14 + 16} in all." in rundir.calls_text(cfg, 7)
+    cfg.eval_every = 3  # after steps 3, 6 and 9, too
+    assert f", {10 * 14 + 5 * 16} in all." in rundir.calls_text(cfg, -1)
