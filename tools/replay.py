@@ -62,16 +62,15 @@ def replay_file(args):
     recorded = USUAL_USER | settings_of(path)
     args.simulator = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
-    # the address of a server does not matter
-    is_other = user_label(args.simulator) != user_label(recorded["simulator"])
-    is_other = is_other or args.lang != recorded["lang"]
     levels = args.difficulty or [recorded["difficulty"]]
+    user = user_label(args.simulator), args.lang  # the address of a server does not matter
+    is_other = args.difficulty or user != (user_label(recorded["simulator"]), recorded["lang"])
     if args.paraphrase and len(levels) > 1:
         raise BadInput("--paraphrase: one user hears both wordings; name one --difficulty")
     simulator.refuse_foreign(args.simulator, people.values())
     if args.paraphrase:
         result = {"paraphrase": asyncio.run(compare_words(args, levels[0], people))}
-    elif args.difficulty or is_other:
+    elif is_other:
         result = asyncio.run(acceptance(args, levels, people))
     else:
         user = make_user(args, levels[0], log=None)  # which is there to be asked again
@@ -287,19 +286,10 @@ def main(argv=None):
     add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
     add("--simulator", metavar="NAME", help="who plays the user (default: as recorded, else toy)")
-    add(
-        "--simulator-temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature of that model (default: 0)",
-    )
-    add(
-        "--difficulty",
-        nargs="+",
-        choices=["vanilla", "challenging"],
-        help="of the users who hear each reply",
-    )
+    text = "sampling temperature of that model (default: 0)"
+    add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    levels = ["vanilla", "challenging"]
+    add("--difficulty", nargs="+", choices=levels, help="of the users who hear each reply")
     add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
     add("--limit", type=positive, metavar="N", help="only the first N replies")
     add("--paraphrase", action="store_true", help="hear each reply in other words, too")
