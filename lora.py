@@ -14,15 +14,12 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
     a KL is the base with adapters off. No second and no third model in memory.
 
 Engines and checkpoints get plain models, with W + (alpha / r) B A in the place of W (`merge`). Left
-out: dropout, and adapters on embeddings and output layer. Run it alone for the smallest example:
-
-    python lora.py
+out: dropout, and adapters on embeddings and output layer.
 """
 
 from support.errors import BadInput
 from support.files import write_json
 from support.ranks import full_tensor
-from support.settings import Parser
 
 import contextlib
 from types import SimpleNamespace
@@ -222,36 +219,3 @@ def write_peft(directory, adapters, cfg):
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         },
     )
-
-
-def show_a_few_steps():
-    """Train the adapters of one layer from 3 numbers to 2, by gradient descent, and print each
-    step."""
-    torch.manual_seed(0)
-    linear = nn.Linear(3, 2, bias=False)
-    model = nn.Sequential(nn.ModuleList([linear]))  # a "transformer" of one block
-    switch = add_adapters(model, rank=1, alpha=1)
-    switch.active = "policy"
-    layer = model[0][0]  # the LoraLinear that now stands in the place of `linear`
-    adapters = {"lora_A": layer.lora_A["policy"], "lora_B": layer.lora_B["policy"]}
-    x = torch.ones(3)
-    wanted = torch.tensor([1.0, 0.0])
-    for step in range(3):
-        y = layer(x)
-        loss = ((y - wanted) ** 2).sum()
-        loss.backward()
-        print(f"step {step}:  y", rounded(y), " wanted [1, 0]")
-        for name, p in adapters.items():
-            print(f"    gradient of {name}", rounded(p.grad))
-            p.data -= 0.2 * p.grad
-            p.grad = None
-
-
-def rounded(tensor):
-    """The numbers of a tensor, for printing."""
-    return [round(number, 3) for number in tensor.ravel().tolist()]
-
-
-if __name__ == "__main__":
-    Parser(description="Takes a few steps on the adapters of one small layer.").parse_args()
-    show_a_few_steps()

@@ -9,7 +9,6 @@ This is not a part of rlver.py because a first reader needs to know only that it
 policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
-from support.files import write_json
 from support.loading import ChatFormat, best_device, load_model, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
@@ -25,7 +24,6 @@ from support.ranks import (
     world_size,
 )
 
-import json
 import math
 from operator import attrgetter
 
@@ -36,7 +34,7 @@ import torch.distributed as dist
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
 from policy import (
-    Agent,
+    Batch,
     Critic,
     Episode,
     Policy,
@@ -97,11 +95,32 @@ class Models:
         start = world.POLICY / cfg.mode if cfg.toy else cfg.model
         source = checkpoint if checkpoint and not cfg.lora_rank else start
         model, self.tokenizer = self.load(source)
-        self.set_chat_format(model, source)
+        # The toy knows its task; a system prompt would take a third of its context.
+        system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
+        self.chat = ChatFormat(
+            self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
+        )
+        self.pad = self.tokenizer.pad_token_id or 0
+        self.context = cfg.context or model.config.max_position_embeddings  # tokens of a dialogue
 
-        # 2. The engine, which copies weights that are still whole. From step 3 on each rank has
-        # only its shard of them.
-        self.engine = self.make_engine(model, source, clock)
+        # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
+        # From step 3 on each rank has only its shard of them.
+        stop_id = self.chat.stop_id
+        settings = {"dtype": self.dtype, "clock": clock}
+        if cfg.engine == "torch":
+            self.engine = TorchEngine(
+                model, stop_id, cfg.temperature, device=self.device, **settings
+            )
+        else:
+            self.engine = VllmEngine(
+                source,
+                stop_id,
+                cfg.temperature,
+                context=self.context,
+                seed=cfg.seed,
+                memory_share=cfg.engine_memory,
+                **settings,
+            )
 
         # 3. Policy, critic and reference.
         saved = None  # what `gather` has collected
@@ -145,40 +164,6 @@ class Models:
             return load_model(place, dtype=None)
         prefix = "the base of this run's adapters: " if self.checkpoint else "--model "
         return load_model(place, dtype=self.dtype, prefix=prefix)
-
-    def set_chat_format(self, model, source):
-        """Set `chat`, `pad` and `context`, the tokens of a dialogue."""
-        cfg = self.cfg
-        # The toy knows its task; a system prompt would take a third of its context.
-        system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
-        self.chat = ChatFormat(
-            self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
-        )
-        self.pad = self.tokenizer.pad_token_id or 0
-        self.context = cfg.context or model.config.max_position_embeddings
-
-    def make_engine(self, model, source, clock):
-        """The sampling engine, with the weights of `model`, or, vLLM, of the directory `source`."""
-        cfg = self.cfg
-        if cfg.engine == "torch":
-            return TorchEngine(
-                model,
-                self.chat.stop_id,
-                cfg.temperature,
-                clock=clock,
-                device=self.device,
-                dtype=self.dtype,
-            )
-        return VllmEngine(
-            source,
-            self.chat.stop_id,
-            cfg.temperature,
-            context=self.context,
-            seed=cfg.seed,
-            dtype=self.dtype,
-            clock=clock,
-            memory_share=cfg.engine_memory,
-        )
 
     def make_adapters(self, model, saved):
         """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference
@@ -251,17 +236,6 @@ class Models:
 
     # ---------------------------------------------------------------------------------- sampling
 
-    def make_agent(self, seed):
-        """The policy's side of one dialogue."""
-        return Agent(
-            self.engine,
-            self.chat,
-            think=self.cfg.think,
-            max_tokens=self.cfg.max_tokens,
-            context=self.context,
-            seed=seed,
-        )
-
     def sync(self):
         """Give the engine the new weights, tensor by tensor, on every rank."""
         model = self.policy.model
@@ -287,34 +261,26 @@ class Models:
     # ------------------------------------------------------------------- distance from the start
 
     def keep_start(self, episodes, path):
-        """Keep a few dialogues of the starting policy in the file `path`, with the log-probs that
-        it gives their tokens. So `kl_start` can measure at every step how far the policy has moved,
-        without the starting policy in memory."""
+        """Keep a few dialogues of the starting policy in the file `path`, each a batch of its own,
+        with the log-probs that it gives their tokens in the place of the engine's. So `kl_start`
+        can measure at every step how far the policy has moved, without the starting policy in
+        memory."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        dialogues = []
-        for episode in episodes:
-            batch = pack([episode], self.pad).to(self.device)
-            [log_probs] = log_probs_of(self.policy, [batch])
-            sampled = iter(log_probs[batch.action_mask].tolist())
-            dialogue = [vars(s).copy() for s in episode.segments]
-            for segment in dialogue:
-                if segment["log_probs"] is not None:  # the engine's: the trainer's take their place
-                    segment["log_probs"] = [next(sampled) for _ in segment["ids"]]
-            dialogues.append(dialogue)
+        batches = [pack([episode], self.pad) for episode in episodes]
+        for batch in batches:
+            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
+            batch.engine_log_probs = log_probs.cpu()
         if rank() == 0:
-            write_json(path, dialogues)
+            torch.save([vars(batch) for batch in batches], path)
 
     def read_start(self, path):
-        """This rank's part of the dialogues that `keep_start` has kept, each a batch of its own.
-        Every rank gets equally many batches, empty ones if need be, because a forward pass is a
-        collective call. Only the first rank needs the file."""
-        dialogues = broadcast(lambda: json.loads(path.read_text(encoding="utf-8")))
-        batches = []
-        for segments in dialogues[rank() :: world_size()]:
-            episode = Episode("start", 0, "", segments=[Segment(**s) for s in segments])
-            batches.append(pack([episode], self.pad))
-        per_rank = math.ceil(len(dialogues) / world_size())
+        """This rank's part of the batches that `keep_start` has kept. Every rank gets equally many,
+        empty ones if need be, because a forward pass is a collective call. Only the first rank
+        needs the file."""
+        kept = broadcast(lambda: torch.load(path, weights_only=True))
+        batches = [Batch(**tensors) for tensors in kept[rank() :: world_size()]]
+        per_rank = math.ceil(len(kept) / world_size())
         return batches + [empty_batch(self.pad)] * (per_rank - len(batches))
 
     def kl_start(self, path):
@@ -351,7 +317,12 @@ class Models:
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
-            saved["adapters"] = self.gather_adapters()
+            parts = [self.policy, self.critic] if self.critic else [self.policy]
+            saved["adapters"] = {
+                name: full_tensor(p.detach()).cpu()
+                for part in parts
+                for name, p in part.named_parameters()
+            }
         elif self.critic:
             saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
 
@@ -363,13 +334,6 @@ class Models:
                 write_peft(directory / "adapter", saved["adapters"], self.cfg)
 
         return write
-
-    def gather_adapters(self):
-        """{name: tensor} of the adapters of the policy and of the critic, with its head."""
-        named_parameters = self.policy.named_parameters()
-        if self.critic:
-            named_parameters = named_parameters + self.critic.named_parameters()
-        return {name: full_tensor(p.detach()).cpu() for name, p in named_parameters}
 
 
 class Reference:

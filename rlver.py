@@ -20,7 +20,6 @@ from support.loading import return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
 from support.results import hidden_need
 from support.rundir import dialogue_text, print_head, print_summary, progress
-from support.servers import LocalModel
 
 import asyncio
 import os
@@ -33,7 +32,7 @@ from tqdm import tqdm
 
 from grpo import check_groups, grpo_update
 from models import Models
-from policy import Episode, split_batch
+from policy import Agent, Episode, split_batch
 from ppo import log_probs_of, ppo_update
 from simulator import User, profiles_of_step, simulator_of_run, users_of_run
 
@@ -193,10 +192,10 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     if not run.is_new:
         rundir.refuse_other_heldout(run.path, heldout)
     # One question before anything is paid for: a wrong key or model shows at once.
-    if isinstance(simulator.model, LocalModel):  # which may take a while to answer
+    if cfg.simulator not in settings.SCRIPTED:
         run.tell(f"asking {simulator.model.name}, the user's model, one question")
-    answer = ranks.broadcast(lambda: run.runner.run(simulator.check()))
-    simulator.model.format = answer.form  # found out by the first rank
+        answer = ranks.broadcast(lambda: run.runner.run(simulator.check()))
+        simulator.model.format = answer.form  # found out by the first rank
     checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
@@ -220,7 +219,14 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         here = {n: p for n, p in enumerate(profiles) if n % n_ranks == rank}
 
         def make_agent(number):
-            return models.make_agent([cfg.seed, KINDS.index(kind), step, number])
+            return Agent(
+                models.engine,
+                models.chat,
+                think=cfg.think,
+                max_tokens=cfg.max_tokens,
+                context=models.context,
+                seed=[cfg.seed, KINDS.index(kind), step, number],
+            )
 
         with run.dialogue_bar(kind, step, len(here) * group_size) as bar:
             dialogues = rollout(

@@ -582,16 +582,27 @@ def users_of_run(paths, held_out, simulator_name):
 
 
 def profiles_of_step(people, count, seed, step):
-    """The `count` users of a training step (steps count from 1). Training goes over all people once
-    an epoch, in an order that depends on the seed and the epoch alone."""
+    """The `count` users of a training step (steps count from 1). The needs take turns, so that all
+    are met about equally often; people whose need is not named count as one need. Of each need
+    training goes over all people once an epoch, in an order that depends on the seed, the epoch and
+    the need alone.
+
+    (Drawn from all people alike, a batch of 8 groups has no user of a given need in one step of
+    three. What the policy says to them can then change for several steps without being paid.)"""
+    of_need = {}  # {need: its people}
+    for person in people:
+        of_need.setdefault(person.need, []).append(person)
+    needs = list(of_need)
     chosen = []
-    order_of_epoch = {}
+    orders = {}  # {(need, epoch): order of the need's people}
     for i in range((step - 1) * count, step * count):
-        epoch, place = divmod(i, len(people))
-        if epoch not in order_of_epoch:
-            rng = random.Random(f"{seed} {epoch}")
-            order_of_epoch[epoch] = rng.sample(range(len(people)), len(people))
-        chosen.append(people[order_of_epoch[epoch][place]])
+        visit, n = divmod(i, len(needs))
+        need, group = needs[n], of_need[needs[n]]
+        epoch, place = divmod(visit, len(group))
+        if (need, epoch) not in orders:
+            rng = random.Random(f"{seed} {epoch}{need}")
+            orders[need, epoch] = rng.sample(range(len(group)), len(group))
+        chosen.append(group[orders[need, epoch][place]])
     return chosen
 
 

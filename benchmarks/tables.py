@@ -61,6 +61,9 @@ FLAGS = {
 }
 # The variants as tables name them: "grpo --think".
 NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}
+# Of the tables. Nothing was chosen with these seeds: defaults were chosen with those of `unseen`.
+SEEDS = range(2000, 2016)
+LOST = 20  # a need is lost if the mean final emotion of its held-out users is lower
 
 
 # ----------------------------------------------------------------------------------------- the jobs
@@ -80,6 +83,7 @@ class Job:
 def jobs():
     """All jobs, in the order in which they are done."""
     yield from variants()
+    yield from unseen()
     yield from rewards()
     yield from ranks()
     yield from users()
@@ -87,14 +91,20 @@ def jobs():
 
 
 def variants():
-    """The four variants, ten seeds each."""
-    for seed, (name, flags) in itertools.product(range(10), FLAGS.items()):
+    """The four variants, all seeds."""
+    for seed, (name, flags) in itertools.product(SEEDS, FLAGS.items()):
         yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed} {EVALUATED}")
 
 
+def unseen():
+    """The runs with which defaults are chosen."""
+    for seed, name in itertools.product(range(1000, 1012), ("grpo-think", "ppo-think")):
+        yield Job("unseen", f"unseen-{name}-{seed}", f"{FLAGS[name]} --seed {seed} {EVALUATED}")
+
+
 def rewards():
-    """One reward for each turn (delta), and other advantages; five seeds each."""
-    for seed in range(5):
+    """One reward for each turn (delta), and other advantages; three seeds each."""
+    for seed in SEEDS[:3]:
         for name, flags in FLAGS.items():
             delta = f"{flags} --reward delta --seed {seed} {EVALUATED}"
             yield Job("rewards", f"{name}-delta-{seed}", delta)
@@ -104,21 +114,18 @@ def rewards():
 
 
 def ranks():
-    """Adapters of several ranks, and of rank 8 with the other variants; three seeds each."""
-    for seed, rank in itertools.product(range(3), (1, 4, 8, 16)):
-        flags = f"--algo grpo --lora-rank {rank} --seed {seed} {EVALUATED}"
-        yield Job("ranks", f"grpo-direct-rank{rank}-{seed}", flags)
-    for seed, name in itertools.product(range(3), ("grpo-think", "ppo-think", "ppo-direct")):
-        flags = f"{FLAGS[name]} --lora-rank 8 --seed {seed} {EVALUATED}"
-        yield Job("ranks", f"{name}-rank8-{seed}", flags)
+    """Adapters of two ranks; three seeds each."""
+    for seed, name, rank in itertools.product(SEEDS[:3], ("grpo-direct", "ppo-direct"), (1, 8)):
+        flags = f"{FLAGS[name]} --lora-rank {rank} --seed {seed} {EVALUATED}"
+        yield Job("ranks", f"{name}-rank{rank}-{seed}", flags)
 
 
 def users():
     """Challenging users, and a scorer that can be hacked; three seeds each."""
-    for seed in range(3):
+    for seed in SEEDS[:3]:
         flags = f"--algo grpo --think --difficulty challenging --seed {seed} {EVALUATED}"
         yield Job("challenging", f"grpo-think-challenging-{seed}", flags)
-    for seed in range(3):
+    for seed in SEEDS[:3]:
         # twice as long as usual: the weak scorer pays for little of what the policy does at first
         flags = f"--algo grpo --simulator toy-weak --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
@@ -178,11 +185,25 @@ def line_of_run(job, place):
         "seconds": summary["seconds"]["total"],
         "metrics": {key: [row.get(key) for row in rows] for key in kept(rows[-1], METRICS)},
     }
+    if job.part in ("variants", "unseen"):
+        line["needs"] = scores_of_needs(place)
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
     if job.part == "small":
         line |= small.details(place)
     return rounded(line)
+
+
+def scores_of_needs(place):
+    """{need: mean final emotion of its held-out users} in the last evaluation of a run."""
+    rows = recorded_dialogues(place / "dialogues.jsonl")
+    last_step = rows[-1]["step"]
+    need_of = {profile.id: profile.need for profile in simulator.toy_profiles("heldout")}
+    finals = {}  # {need: [final emotion of each of its users]}
+    for row in rows:
+        if row["split"] == "heldout" and row["step"] == last_step:
+            finals.setdefault(need_of[row["profile_id"]], []).append(100 * row["reward"])
+    return {need: float(np.mean(emotions)) for need, emotions in finals.items()}
 
 
 def strict_emotions(place):
@@ -315,23 +336,34 @@ def table_variants(measured):
                 interval([first(line) for line in lines]),
                 interval(scores),
                 f"{min(scores):.0f} to {max(scores):.0f}",
+                sum(min(line["needs"].values()) < LOST for line in lines),
                 f"{np.mean([last(line, 'failure') for line in lines]):.1f} %",
                 f"{np.mean([last(line, 'malformed') for line in lines]):.1f} %",
                 len(lines),
             ]
         )
     return markdown(
-        ["run", "before", "after", "lowest and highest", "failure", "malformed", "seeds"], rows
+        [
+            "run",
+            "before",
+            "after",
+            "lowest and highest",
+            "runs that lost a need",
+            "failure",
+            "malformed",
+            "seeds",
+        ],
+        rows,
     )
 
 
 def table_rewards(measured, goal=60, early=10):
-    """Terminal against delta, and the three advantages: five seeds each. goal: the score that shall
+    """Terminal against delta, and the three advantages: three seeds each. goal: the score that shall
     be reached; early: the step of the first column."""
     rows = []
     for name, words in NAMES.items():
         for kind in ("", "-delta", "-dr-grpo", "-rloo"):
-            lines = seeds_of(measured, name + kind)[:5]
+            lines = seeds_of(measured, name + kind)[:3]
             if not lines:
                 continue
             scores = [scores_by_step(line) for line in lines]
@@ -364,7 +396,7 @@ def table_ranks(measured, early=10):
     for name, words in NAMES.items():
         if not seeds_of(measured, f"{name}-rank8"):
             continue
-        for rank in (0, 1, 4, 8, 16):
+        for rank in (0, 1, 8):
             lines = seeds_of(measured, f"{name}-rank{rank}" if rank else name)[:3]
             if not lines:
                 continue

@@ -1,7 +1,7 @@
 """support/rundir.py - the directory of a run: its lock, logs and checkpoints; how a run goes on; and
 what it prints.
 
-    config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.json  checkpoint-000050/
+    config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.pt  checkpoint-000050/
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
@@ -111,7 +111,7 @@ class RunDir:
     def __init__(self, path, cfg, rank=0, is_new=True):
         self.path, self.cfg, self.is_new = Path(path), cfg, is_new
         self.first = rank == 0
-        self.start_file = self.path / "start.json"
+        self.start_file = self.path / "start.pt"
         self.runner = asyncio.Runner()
         self.clock = Clock()
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"

@@ -24,4 +24,4 @@ MODULES = {
 
 def quoted(text):
     """What stands in `backticks`, outside of blocks of code."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```\n.*?^```$", "", text, flags=re.S | re.M))
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.S | re.M))

@@ -56,13 +56,14 @@ def profiles(split, count=None, seed=0):
     names_of_needs = list(NEEDS)
     made = []
     for i in range(count or usual_counts[split]):
-        need = NEEDS[names_of_needs[i % len(NEEDS)]]
+        need = names_of_needs[i % len(NEEDS)]
         made.append(make_profile(f"toy-{split}-{i:04d}", need, split, rng))
     return made
 
 
-def make_profile(profile_id, need, split, rng):
-    """One user with this id and this Need; everything else is drawn with `rng`."""
+def make_profile(profile_id, name, split, rng):
+    """One user with this id and the need `name`; everything else is drawn with `rng`."""
+    need = NEEDS[name]
     person = rng.choice(PEOPLE[split])
     event = rng.choice(EVENTS[split])
     feeling = rng.choice(FEELINGS[split])
@@ -94,6 +95,7 @@ def make_profile(profile_id, need, split, rng):
         "main_cha": group,
         "cha_group": traits,
         "task": need.theme,
+        "need": name,
     }
 
 

@@ -4,6 +4,7 @@ the pages name: test_documents.py.)"""
 from support.settings import make_parser, resolve_settings
 
 import importlib
+import inspect
 import re
 import runpy
 import shlex
@@ -24,7 +25,7 @@ def commands_of(text):
     script or with -m, or with "torchrun" if its own parser refuses torchrun's own flags."""
     lines = [
         part.strip()
-        for block in re.findall(r"^```\n(.*?)^```$", text, re.S | re.M)
+        for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.S | re.M)
         for line in block.splitlines()
         for part in line.split("&&")
     ]
@@ -60,21 +61,36 @@ def is_toy(flags):
     )
 
 
-def test_the_readme_has_its_two_lines_and_ci_runs_the_second():
-    """Two commands do all of their own set-up; CI calls the one that tests, so that it keeps
-    working on a bare machine. What only tests need, the first does not install."""
-    lines = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert [line.split("&& ")[-1] for line in lines] == [
-        "python rlver.py --algo grpo --think",
-        "python -m pytest -q",
-    ]
-    ci = (ROOT / ".ci" / "run").read_text()
-    pattern = re.search(r"grep -m1 '(.*?)'", ci).group(1)
-    assert [line for line in README.splitlines() if re.search(pattern, line)] == lines[1:]
-    needs = [re.search(r"pip install -q -r (\S+) ", line).group(1) for line in lines]
-    run, test = ((ROOT / name).read_text().split() for name in needs)
-    assert "pytest" in test and "pytest" not in run and f"-r {needs[0]}" in " ".join(test)
-    assert needs[1] in ci
+def test_the_readme_has_its_three_commands_and_ci_runs_them():
+    """Install, train, test, a line each. CI installs and tests by these very lines, so that they
+    keep working on a bare machine."""
+    block = re.search(r"^```\n(.*?)^```$", README, re.S | re.M).group(1)
+    install, train, test = block.splitlines()
+    assert (train, test) == ("python rlver.py --algo grpo --think", "python -m pytest -q")
+    patterns = re.findall(r"grep -m1 '(.*?)' README.md", (ROOT / ".ci" / "run").read_text())
+    first = [next(x for x in README.splitlines() if re.search(p, x)) for p in patterns]
+    assert first == [install, test]
+
+
+def test_the_loop_is_that_of_the_code():
+    """The README's excerpt of `train`: its lines, in their order, with gaps only at "..."."""
+    excerpt = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M).group(1)
+    assert 20 <= len(excerpt.splitlines()) <= 25
+    place = inspect.getsource(rlver.train)
+    for piece in re.split(r"^ +\.\.\.\n", excerpt, flags=re.M):
+        before, found, place = place.partition(piece)
+        assert found, piece
+
+
+def test_links_lead_to_the_lines_of_functions():
+    """From an equation to the function: `gae` in line 70 of ppo.py."""
+    links = re.findall(r"\[`([\w.]+)`\]\((\w+\.py)#L(\d+)\)", README)
+    assert len(links) >= 15
+    for name, path, line in links:
+        code = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        begins = re.compile(rf" *(async )?(def|class) {name.split('.')[-1]}\b")
+        [number] = [n for n, text in enumerate(code, 1) if begins.match(text)]
+        assert number == int(line), (name, number)
 
 
 def check_flags_of_tool(module, *flags):

@@ -15,6 +15,7 @@ import models
 import ppo
 import rlver
 from benchmarks import tables
+from policy import Agent
 from runs import go
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -38,8 +39,7 @@ def warned_of(rows):
 def test_one_seed_for_all_dialogues(tiny_dir, tmp_path, monkeypatch, capfd):
     """pytorch/torchtitan#3474: every dialogue of a group draws the same replies, no dialogue is
     better than another, and nothing is learned. It is said at the third step, and once."""
-    make_agent = models.Models.make_agent
-    monkeypatch.setattr(models.Models, "make_agent", lambda self, seed: make_agent(self, [0]))
+    monkeypatch.setattr(rlver, "Agent", lambda *args, **more: Agent(*args, **{**more, "seed": 0}))
     assert go(tiny_dir, tmp_path / "out") == 0
     assert found_in(tmp_path / "out") == [COPIES]
     said = capfd.readouterr().out
