@@ -231,7 +231,8 @@ def draw(path):
 def main(argv=None):
     """Draw what the command line names. Returns the exit code."""
     parser = Parser(
-        prog="python -m tools.report", description="Draw the page and the picture of a run."
+        prog="python -m tools.report",
+        description="Draw the page and the picture of a run, from its own files.",
     )
     parser.add_argument("path", help="directory of a run", metavar="RUN")
     page = draw(parser.parse_args(argv).path)
