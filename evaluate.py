@@ -419,7 +419,7 @@ def run_benchmark(args):
     ids = {user.id for user in users}
     result = results.score(path, args.rule, args.anyway, ids, len(lost))
     results.print_score(result)
-    print(f"results: {path}; to look at them: python -m tools.report {path}")
+    print(f"results: {path}")
     write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):

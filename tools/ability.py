@@ -13,7 +13,7 @@ from support.errors import BadInput
 from support.files import read_jsonl, write_json
 from support.servers import digest
 from support.settings import Parser
-from support.stats import sign_flips
+from support.stats import interval, sign_flips
 
 import math
 import re
@@ -22,40 +22,33 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.dialogues import show_table
+
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    return make_parser().run(run, argv)
-
-
-def make_parser():
-    """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.ability",
         description="Compare per-sample logs of benchmarks before and after training.",
     )
-    logs = "a per-sample log of lm-eval or lighteval, or a directory of them"
+    logs = "a directory with per-sample logs of lm-eval or lighteval"
     parser.add_argument("before", help=f"{logs}, before training", metavar="BEFORE")
     parser.add_argument("after", help="the same, after training", metavar="AFTER")
     parser.add_argument("--json", help="write the numbers to FILE, too", metavar="FILE")
-    return parser
+    return parser.run(run, argv)
 
 
 def run(args):
     """A line for each benchmark and metric, in percent. Returns the exit code."""
     result = compare_ability(args.before, args.after)
-    for name, numbers in result.items():
-        before, after = 100 * numbers["before"], 100 * numbers["after"]
-        difference = 100 * numbers["difference"]
-        low, high = (100 * bound for bound in numbers["interval"])
-        line = (
-            f"{name}: {before:.1f} to {after:.1f}, difference {difference:+.1f} (95 % "
-            f"{low:.1f} to {high:.1f}, p = {numbers['p']:.4f}, {numbers['test']}, "
-            f"n = {numbers['n']}"
-        )
-        if numbers["unpaired"]:
-            line += f"; {numbers['unpaired']} problems are on one side only"
-        print(line + ")")
+    rows = {}
+    for name, r in result.items():
+        shares = [r["before"], r["after"], r["difference"], *r["interval"]]
+        percent = [None if share is None else 100 * share for share in shares]
+        rows[name] = [*percent, f"{r['p']:.4f}", r["test"], r["n"], r["unpaired"]]
+    columns = ["before", "after", "change", "from", "to", "p", "test", "n", "unpaired"]
+    reading = "unpaired: problems that are on one side only"
+    show_table("scores of the same problems, in percent", columns, rows, reading)
     if args.json:
         write_json(args.json, result)
     return 0
@@ -84,12 +77,12 @@ def compare_ability(before, after):
 
 
 def read_samples(place):
-    """The scores in a per-sample log, or in all below a directory: {"task, metric": {problem:
-    score}}. A problem goes by a hash of its own text; of several logs of a task the newest counts.
+    """The scores in all per-sample logs below a directory: {"task, metric": {problem: score}}. A problem goes by a hash of its own text; of several logs of a task the newest counts.
     lm-eval writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details).
     Raises BadInput."""
     scores_of = {}
-    for path in sorted(logs_in(Path(place)), key=lambda path: path.name):
+    logs = [*Path(place).rglob("samples_*.jsonl"), *Path(place).rglob("details_*.parquet")]
+    for path in sorted(logs, key=lambda path: path.name):
         # samples_TASK_2026-01-01T00-00-00.1
         task = re.sub(r"^(samples|details)_|_\d{4}-\d\d-\d\dT[\d.-]+$", "", path.stem)
         read_log = read_lighteval if path.suffix == ".parquet" else read_lm_eval
@@ -113,14 +106,6 @@ def read_samples(place):
     return scores_of
 
 
-def logs_in(place):
-    """The per-sample logs below a directory; or the file itself, if it is called like one."""
-    kinds = ("samples_*.jsonl", "details_*.parquet")
-    if place.is_dir():
-        return [path for kind in kinds for path in place.rglob(kind)]
-    return [place] if any(place.match(kind) for kind in kinds) else []
-
-
 def read_lm_eval(path):
     """[(" (filter)" or "", problem, {metric: score})] of a log of lm-eval."""
     samples = []
@@ -142,29 +127,23 @@ def read_lighteval(path):
 def paired(before, after, draws=10_000):
     """Two lists of scores of the same problems: {"n", "before", "after", "p", "test", "difference",
     "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
-    over 16 samples) by sign flips of the differences. The interval is the 2.5 to 97.5 percentile of
-    a bootstrap over problems."""
+    over 16 samples) by sign flips of the differences. The interval is a bootstrap over problems."""
     before, after = np.array(before), np.array(after)
     differences = after - before
-    n = len(differences)
-    rng = np.random.default_rng(0)
     if np.isin([before, after], [0, 1]).all():
         to_right, to_wrong = int((differences > 0).sum()), int((differences < 0).sum())
         p, test = mcnemar(to_right, to_wrong), f"McNemar, +{to_right} -{to_wrong}"
     else:
-        p, test = sign_flips(differences, rng, draws), "sign flips"
-    resampled_means = []
-    for _ in range(draws):
-        sample = rng.integers(n, size=n)  # indices of problems, drawn with replacement
-        resampled_means.append(differences[sample].mean())
+        p, test = sign_flips(differences, np.random.default_rng(0), draws), "sign flips"
+    difference, low, high, n = interval(np.mean, differences, draws=draws)
     return {
         "n": n,
         "before": float(before.mean()),
         "after": float(after.mean()),
         "p": p,
         "test": test,
-        "difference": float(differences.mean()),
-        "interval": np.percentile(resampled_means, [2.5, 97.5]).tolist(),
+        "difference": difference,
+        "interval": [low, high],
     }
 
 

@@ -15,23 +15,8 @@ import secrets
 import sys
 import textwrap
 
-from evaluate import (
-    BENCHMARK,
-    FLOOR,
-    add_policy_flags,
-    add_user_flags,
-    load_policy,
-    who_talks,
-)
-from simulator import (
-    User,
-    load_profiles,
-    make_simulator,
-    need_profiles,
-    read_analysis,
-    refuse_foreign,
-    toy_profiles,
-)
+from evaluate import BENCHMARK, FLOOR, add_policy_flags, add_user_flags, load_policy, who_talks
+from simulator import User, read_analysis
 from toy import world
 
 
@@ -48,23 +33,13 @@ def make_parser():
         "in its place. The flags about users and about the start of the dialogue are for --show "
         "and --as-policy.",
     )
-    parser.add_argument(
-        "policy",
-        help="a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL",
-        nargs="?",
-        metavar="POLICY",
-    )
-    parser.add_argument(
-        "--as-policy",
-        help="type the replies to user number --seed yourself: the analysis, the emotion and the "
-        "answer are printed",
-        action="store_true",
-    )
-    parser.add_argument(
-        "--show",
-        help="do not talk yourself: watch the policy talk with user number --seed",
-        action="store_true",
-    )
+    add = parser.add_argument
+    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
+    add("policy", help=text, nargs="?", metavar="POLICY")
+    text = "type the replies to user number --seed yourself, and see analysis and emotion"
+    add("--as-policy", help=text, action="store_true")
+    text = "do not talk yourself: watch the policy talk with user number --seed"
+    add("--show", help=text, action="store_true")
     add_policy_flags(parser)
     add_user_flags(parser)
     return parser
@@ -74,9 +49,7 @@ def run(args):
     """Talk, or show. Returns the exit code; raises RunError."""
     if bool(args.policy) == args.as_policy:
         raise BadInput("name a POLICY, or --as-policy to be the policy yourself")
-    if args.as_policy:
-        return as_policy(args)
-    return show(args) if args.show else chat(args)
+    return show(args) if args.show or args.as_policy else chat(args)
 
 
 # --------------------------------------------------------------------------------------- talk to it
@@ -86,7 +59,7 @@ def chat(args):
     """A terminal chat with the policy: you are the one who has troubles. Thoughts are dimmed."""
     policy = load_policy(args.policy, args)
     agent = policy.make_agent(secrets.randbits(32))  # a seed: every chat is another one
-    print(f"You talk to {policy.label}. An empty line, exit, quit or Ctrl-D ends.")
+    print(f"You talk to {policy.label}. An empty line ends.")
     is_toy = policy.run_settings.get("model", args.policy) == "toy"
     if is_toy:
         print(
@@ -94,41 +67,31 @@ def chat(args):
             "    My sister forgot my birthday. I feel hurt. Nobody knows how it feels."
         )
     with asyncio.Runner() as runner:
-        while not ends_the_talk(line := ask_line("you> ")):
-            if is_toy:
-                print_unknown_words(line)
+        while line := ask_line("you> ", is_toy):
             reply = runner.run(agent.reply(line))
             if reply is None:
                 print("(its context is full)")
                 break
             if reply.thought:
                 print(dimmed(f"({reply.thought})"))
+            print(f"it>  {'(malformed) ' + reply.text if reply.malformed else reply.visible}")
             if reply.malformed:
-                print(f"it>  (malformed) {reply.text}")
                 break
-            print(f"it>  {reply.visible}")
     return 0
 
 
-def ends_the_talk(line):
-    """Does a line that was typed say that the talk is over?"""
-    return line.strip().lower() in ("", "exit", "quit")
-
-
-def print_unknown_words(text):
-    """Print the words of a typed text that are not in the toy's world."""
-    unknown = world.unknown_words(text)
-    if unknown:
-        print(f"    (words that the toy does not know: {', '.join(unknown)})")
-
-
-def ask_line(prompt):
-    """A line from the terminal; "" at its end (Ctrl-D)."""
+def ask_line(prompt, is_toy):
+    """A line from the terminal; "" at its end (Ctrl-D). The toy does not know every word: the other
+    words are printed."""
     try:
-        return input(prompt).strip()
+        line = input(prompt).strip()
     except EOFError:
         print()
         return ""
+    unknown = world.unknown_words(line) if is_toy else ()
+    if unknown:
+        print(f"    (words that the toy does not know: {', '.join(unknown)})")
+    return line
 
 
 def dimmed(text):
@@ -136,70 +99,32 @@ def dimmed(text):
     return f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text
 
 
-# ----------------------------------------------------------------------------------- in its place
-
-
-def as_policy(args):
-    """A talk with a user whose replies you type. It ends where the benchmark's dialogues end, or
-    with an empty line."""
-    name = args.simulator or "toy"
-    simulator = make_simulator(
-        name,
-        args.lang or "en",
-        args.difficulty or "vanilla",
-        temperature=args.simulator_temperature,
-    )
-    if not args.profiles:
-        need_profiles(name)
-    people = load_profiles(args.profiles) if args.profiles else toy_profiles("heldout")
-    refuse_foreign(name, people)
-    profile = people[args.seed % len(people)]
-    user = ShownUser(simulator, profile, args.start)
-    print(f"\n{profile.player}\n")
-    print(f"You are their friend: {args.max_turns} replies. An empty line, exit or quit ends it.")
-    if name.startswith("toy"):
-        print(
-            "This user knows the toy's sentences only; python -m toy.world prints some that help."
-        )
-    with asyncio.Runner() as runner:
-        runner.run(simulator.check())
-        line = runner.run(user.open())
-        if profile.first_talk:
-            user.show(f"user    {line}")
-        for turn in range(1, args.max_turns + 1):
-            reply = ask_line("you> ")
-            if ends_the_talk(reply):
-                break
-            if name.startswith("toy"):
-                print_unknown_words(reply)
-            runner.run(user.feel(reply))
-            if user.emotion >= 100 or user.emotion <= FLOOR or turn == args.max_turns:
-                break
-            _, goodbye = runner.run(user.answer())
-            if goodbye:
-                break
-    scale = scale_of_settings({"start": args.start, "max_turns": args.max_turns})
-    print(f"final emotion {user.emotion} ({scale})")
-    print(fold(hidden_need(profile)))
-    return 0
-
-
-# ------------------------------------------------------------------------------------ watch it talk
+# ------------------------------------------------------------------- watch it talk, or in its place
 
 INDENT = 26  # columns of the bar and the emotion in front of a line
 
 
 def show(args):
     """One dialogue before your eyes: the emotion as a bar, thought and analysis dimmed."""
-    policy, simulator, users, settings = who_talks(args, args.policy)
+    # With --as-policy a policy is loaded, too, and says nothing.
+    policy, simulator, users, settings = who_talks(args, args.policy or "toy")
     profile = users[args.seed % len(users)]
     user = ShownUser(simulator, profile, args.start, name=f"show {profile.id}")
-    seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
-    agent = ShownAgent(policy.make_agent(seed), user)
-    print(f"{policy.label}\n\n{profile.player}\n")
+    if args.as_policy:
+        agent = TypingAgent(is_toy=settings["simulator"].startswith("toy"))
+        print(f"You are their friend: {args.max_turns} replies. An empty line ends.")
+        if agent.is_toy:
+            print("This user knows the toy's sentences only; python -m toy.world prints some.")
+    else:
+        seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
+        agent = ShownAgent(policy.make_agent(seed), user)
+        print(policy.label)
+    print(f"\n{profile.player}\n")
     episode = asyncio.run(talk(agent, user, args.max_turns))
+    # an empty line leaves no reply, as a full context does
+    ended = "you" if args.as_policy and episode.ended == "context" else episode.ended
     scale = scale_of_settings(settings)
-    print(f"ended by {episode.ended}, final emotion {episode.emotion} ({scale})")
+    print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
     by_rule = made_by_rule(settings["simulator"])
     if by_rule:
@@ -208,12 +133,12 @@ def show(args):
 
 
 async def talk(agent, user, max_turns):
-    """The dialogue of a ShownAgent with a ShownUser, from its first line. Returns the Episode."""
+    """The dialogue of an agent with a ShownUser, from its first line. Returns the Episode."""
     from rlver import converse  # here and not above: rlver.py loads torch
 
     await user.simulator.check()
     first_line = await user.open()
-    if user.profile.first_talk:  # else it was made by the reply hop, and was shown there
+    if user.profile.first_talk:  # else `answer` made it, and has shown it
         user.show(f"user    {first_line}")
     return await converse(agent, user, first_line, max_turns, floor=FLOOR)
 
@@ -249,11 +174,7 @@ class ShownAgent:
 
     def __init__(self, agent, user):
         self.agent, self.user = agent, user
-
-    @property
-    def segments(self):
-        """As policy.Agent.segments."""
-        return self.agent.segments
+        self.segments = agent.segments
 
     async def reply(self, line):
         """As policy.Agent.reply."""
@@ -262,6 +183,20 @@ class ShownAgent:
             text = reply.text if reply.malformed else reply.visible
             self.user.show(f"policy  {text}", textwrap.indent(reply.thought, " " * INDENT))
         return reply
+
+
+class TypingAgent:
+    """You, in the place of a policy."""
+
+    def __init__(self, is_toy):
+        self.is_toy, self.segments = is_toy, []
+
+    async def reply(self, line):
+        """As policy.Agent.reply: what is typed, or None for an empty line."""
+        from policy import Reply  # here and not above: policy.py loads torch
+
+        text = ask_line("you> ", self.is_toy)
+        return Reply(text, text, "", malformed=False) if text else None
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
-from tools.strategies import CODES, replies_of, strategies_of, tag_files
+from tools.strategies import CODES, tag_files
 
 # ----------------------------------------------------------------------------------------- questions
 
@@ -84,7 +84,6 @@ def analysis_of(turn):
 
 
 GRADES = ("F", "E", "D", "C", "B", "A")  # from strong disagreement to strong agreement
-UNREVERSED = "overall, unreversed"
 
 
 def questionnaire(grades, reversed_items, low, high):
@@ -100,10 +99,7 @@ def questionnaire(grades, reversed_items, low, high):
 
 def statements(low, high, reversed_items, scales):
     """(schema, found) of a `questionnaire`; found(answer) -> {scale: its mean}. scales: {name: how
-    many statements it has}, one after the other.
-
-    Under UNREVERSED stands the mean of all as if none were reversed: SAGE words some statements
-    negatively, and does not say that it reverses them."""
+    many statements it has}, one after the other."""
 
     def found(answer):
         grades = answer["grades"].values()
@@ -112,9 +108,7 @@ def statements(low, high, reversed_items, scales):
         for name, size in scales.items():
             means[name] = mean(scores[first : first + size])
             first += size
-        means["overall"] = mean(scores)
-        means[UNREVERSED] = mean(questionnaire(grades, (), low, high))
-        return means
+        return {**means, "overall": mean(scores)}
 
     grades = {str(i): GRADES for i in range(1, sum(scales.values()) + 1)}
     return {"thoughts": str, "code": str, "grades": grades}, found
@@ -172,7 +166,7 @@ async def score_files(args, judge):
         result["paired"] = paired_differences(*means.values())
         title = "the second FILE minus the first, paired over dialogues"
         show_table(title, COLUMNS[:4], result["paired"], made_by(answers))
-    if UNREVERSED in tables[path]:
+    if name in ("blri", "utterance"):
         result["correlations"] = correlations_of(means)
         title = "correlation with the final emotion (Pearson's r)"
         show_table(title, COLUMNS[:4], result["correlations"], made_by(answers))
@@ -180,10 +174,10 @@ async def score_files(args, judge):
 
 
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
-COLUMNS = ["value", "from", "to", "n", "spread", "missing"]
+COLUMNS = ["value", "from", "to", "n", "missing"]
 READING = (
-    "value: mean over n dialogues; from, to: the 95 % interval; spread: standard deviation over "
-    "repeats; missing: share of answers that could not be read. "
+    "value: mean over n dialogues; from, to: the 95 % interval; missing: share of answers that "
+    "could not be read. "
 )
 NOTES = {
     "capabilities": "ED: empathic depth; CI: core insight; SC: solution crafting; DG: dialogue "
@@ -202,28 +196,19 @@ def score_file(answers):
     means, rows = {}, {}
     for item in [*readable[0]["found"], FINAL]:
         by_dialogue = defaultdict(list)
-        by_question = defaultdict(list)  # {(dialogue, part): [score, one a repeat]}
         for answer in readable:
             if answer["replies"] >= 3 or item not in TOO_SHORT:
-                score = answer["found"].get(item, answer["final"])
-                by_dialogue[answer["id"]].append(score)
-                by_question[answer["id"], answer["part"]].append(score)
+                by_dialogue[answer["id"]].append(answer["found"].get(item, answer["final"]))
         means[item] = {dialogue: mean(scores) for dialogue, scores in by_dialogue.items()}
-        spreads = [std(scores) for scores in by_question.values() if len(scores) > 1]
         values = list(means[item].values())
         _, low, high, n = stats.interval(np.mean, values)
-        rows[item] = [mean(values), low, high, n, mean(spreads), missing]
+        rows[item] = [mean(values), low, high, n, missing]
     return means, rows
 
 
 def mean(values):
     """Their mean, None of no value."""
     return float(np.mean(values)) if values else None
-
-
-def std(values):
-    """Their standard deviation, None of a single one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def paired_differences(before, after):
@@ -240,16 +225,15 @@ def paired_differences(before, after):
 def correlations_of(means):
     """Pearson's r of the overall scores with the final emotion: {row: [r, low, high, n]}. means:
     {file: of `score_file`}. There are rows for each file, over its dialogues, and, of three files
-    or more, rows over the files' means."""
+    or more, one row over the files' means."""
     rows = {}
-    for item in ("overall", UNREVERSED):
-        pairs = []  # of each file [its mean score, its mean final emotion]
-        for path, means_of in means.items():
-            columns = [list(means_of[name].values()) for name in (item, FINAL)]
-            rows[f"{item}, {path}"] = stats.interval(stats.pearson, *columns)
-            pairs.append([mean(column) for column in columns])
-        if len(pairs) > 2:
-            rows[f"{item}, over files"] = stats.interval(stats.pearson, *zip(*pairs))
+    pairs = []  # of each file [its mean score, its mean final emotion]
+    for path, means_of in means.items():
+        columns = [list(means_of[name].values()) for name in ("overall", FINAL)]
+        rows[path] = stats.interval(stats.pearson, *columns)
+        pairs.append([mean(column) for column in columns])
+    if len(pairs) > 2:
+        rows["over files"] = stats.interval(stats.pearson, *zip(*pairs))
     return rows
 
 
@@ -257,18 +241,16 @@ def correlations_of(means):
 
 REASONS = {"reasons": str, "code": str, "summary": str}
 CHARACTER = {"code": str, "social_distance": str, "professional_role": str, "personality": str}
-PLANE = ["x", "spread", "y", "spread", "variety", "support"]
 READING_OF_PLANE = (
-    "x: structured (-1) to creative (1), y: solution (-1) to empathy (1); a place compares only "
-    "with others of its call. Counted, not judged: variety, 1 less the repetition of strategies "
-    "(SSRR); support, the share of strategies that turn to the feeling (empathy, self-disclosure, "
-    "comfort, affirmation) less that of suggestions and information"
+    "x: structured (-1) to creative (1), y: solution (-1) to empathy (1), means over n answers; a "
+    "place compares only with others of its call"
 )
 
 
 async def place_files(args, judge):
     """Ask for the reasons of success and failure of each file, of them for a character, and, in one
-    prompt, for the places of all. Returns what --json has: {"placed": {file: PLANE}, "answers"}."""
+    prompt, for the places of all. Returns what --json has: {"placed": {file: [x, y, n]},
+    "answers"}."""
     cases_of = {path: outcome_cases(path) for path in args.files}  # before anything is paid for
     tags, tagged = await tag_files(args, judge)
     reasons, shown = [], []  # shown: what the judge is shown of each file
@@ -287,12 +269,9 @@ async def place_files(args, judge):
     found = [answer["found"]["places"] for answer in answers if answer["found"]]
     rows = {}
     for name, path in zip(schema["places"], args.files):
-        x = [place[name]["x"] / 100 for place in found]
-        y = [place[name]["y"] / 100 for place in found]
-        counts = strategies_of(tagged[path])
-        rows[path] = [mean(x), std(x), mean(y), std(y), counts["variety"], counts["support"]]
-    counted = f"{len(found)} of {len(answers)} answers read. "
-    show_table("coordinate", PLANE, rows, made_by(answers) + counted + READING_OF_PLANE)
+        rows[path] = [mean([place[name][axis] / 100 for place in found]) for axis in "xy"]
+        rows[path].append(len(found))
+    show_table("coordinate", ["x", "y", "n"], rows, made_by(answers) + READING_OF_PLANE)
     return {"placed": rows, "answers": {"strategies": tags, "reasons": reasons, "place": answers}}
 
 
@@ -328,7 +307,7 @@ def place_schema(files):
 def shares_in_words(tagged):
     """How often each of the 24 strategies is used in tagged dialogues: "A-1 12 %, A-2 0 %, ..."."""
     used = []
-    for codes, _ in replies_of(tagged):
+    for codes, _ in sum(tagged, []):
         used += codes or ()
     n = max(1, len(used))
     return ", ".join(f"{code} {100 * used.count(code) / n:.0f} %" for code in CODES)
@@ -344,7 +323,7 @@ def draw(result, picture):
     if "placed" in result:
         axis = figure.add_subplot(xlim=(-1, 1), ylim=(-1, 1))
         axis.set(xlabel="structured to creative", ylabel="solution to empathy")
-        for path, (x, _, y, *_) in result["placed"].items():
+        for path, (x, y, _) in result["placed"].items():
             axis.scatter(x, y, label=path)
     else:
         axis = figure.add_subplot(projection="polar")
@@ -365,9 +344,8 @@ async def ask_question(args):
     """Ask what `args` say, show it and write it. Returns the exit code."""
     is_coordinate = args.question == "coordinate"
     check_files(args, least=2 if is_coordinate else 1, out=args.picture)
-    is_drawn = args.question in ("capabilities", "coordinate")
-    if args.picture and not (is_drawn and args.picture.endswith((".png", ".svg", ".pdf"))):
-        raise BadInput("--picture: capabilities and coordinate have one, in a .png, .svg or .pdf")
+    if args.picture and args.question not in ("capabilities", "coordinate"):
+        raise BadInput("--picture: only capabilities and coordinate have one")
     need_model("judge", args)
     args.repeats = args.repeats or (3 if is_coordinate else 1)
     work = place_files if is_coordinate else score_files

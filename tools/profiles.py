@@ -2,7 +2,7 @@
 
 A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
 
-    python -m tools.profiles --out results/users.jsonl --count 500           by rule, offline
+    python -m tools.profiles --out results/users.jsonl --count 500           the toy's, offline
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
@@ -11,14 +11,13 @@ away. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
-user with a part that cannot be used, or nearly an earlier user's, is left out and counted. What is
-drawn depends on the seed alone and every answer of a model is logged (FILE.calls.jsonl): a command
-that was killed goes on where it was and ends with the same file.
+user with a part that cannot be used is left out and counted. What is drawn depends on the seed
+alone and every answer of a model is logged (FILE.calls.jsonl): a command that was killed goes on
+where it was and ends with the same file.
 """
 
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.metrics import words_of
 from support.results import intention_of
 from support.settings import Parser, fraction, natural, positive
 
@@ -36,17 +35,15 @@ from tqdm import tqdm
 from simulator import (
     PROMPTS,
     Profile,
-    Simulator,
     User,
-    as_json,
     fill,
     load_profiles,
     load_prompt,
     make_simulator,
 )
 from tools.asking import open_call_log
-from toy.words import DETAILS, EVENTS, FEELINGS, NEEDS, PEOPLE
-from toy.world import ScriptedModel, need_of, tags_of
+from toy import world
+from toy.words import NEEDS
 
 # --------------------------------------------------------------------------------------- make users
 
@@ -57,6 +54,9 @@ def make_users(args):
         raise BadInput("--out FILE is needed: the file that the users are written to")
     if args.count % 2:
         raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
+    tests = 2 * round(args.count * args.split / 2)
+    if args.split and not 0 < tests < args.count:
+        raise BadInput(f"--split {args.split:g}: {args.count} users cannot be cut so")
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -64,13 +64,16 @@ def make_users(args):
     for path in paths.values():
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
-    drafts = draw_from_seeds(args)
-    lost = asyncio.run(write_users(drafts, open_writer(args), args.lang))
+    if args.writer == "toy":
+        users, lost = toy_users(args, tests), {}
+    else:
+        users = draw_drafts(args.count, args.lang, args.seed, args.split)
+        lost = asyncio.run(write_users(users, open_writer(args), args.lang))
     for split, path in paths.items():
-        users = [d for d in drafts if d["split"] == split and d["id"] not in lost]
-        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in users]
+        written = [user for user in users if user["split"] == split and user["id"] not in lost]
+        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in written]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        print(f"{path}: {len(users)} users, written by {args.writer}")
+        print(f"{path}: {len(written)} users, written by {args.writer}")
     if not lost:
         return 0
     why = next(iter(lost.values()))
@@ -78,13 +81,21 @@ def make_users(args):
     return 2
 
 
+def toy_users(args, tests):
+    """Users of the toy's world, whom its scripted user can play: the needs take turns. `tests` of
+    them are for the test file, with events, feelings and words of their own. Raises BadInput."""
+    if args.lang != "en":
+        raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
+    users = []
+    for split, name, count in (("train", "train", args.count - tests), ("test", "heldout", tests)):
+        made = world.profiles(name, count, args.seed) if count else []
+        users += [{"topic": "", "first_talk": "", "split": split, **user} for user in made]
+    return users
+
+
 def open_writer(args):
     """The Simulator behind --writer, whose answers are logged in FILE.calls.jsonl, and are taken
     from there if it holds them already. Raises BadInput."""
-    if args.writer == "toy":
-        if args.lang != "en":
-            raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
-        return Simulator(ScriptedWriter(PROMPTS / "en" / "writer" / "by_rule.txt"))
     out = Path(args.out)
     log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
     how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
@@ -94,41 +105,31 @@ def open_writer(args):
 # ------------------------------------------------------------------------------ what chance decides
 
 
-def draw_from_seeds(args):
-    """`draw_drafts` from the seed files: lists of topics, of everyday utterances, of the traits of
-    each persona group, and of needs. Raises BadInput."""
+def draw_drafts(count, lang, seed, split=0.0):
+    """What is settled before a word is written: a draft for each user, a dict of some fields of its
+    profile and of what the prompts ask for. Raises BadInput.
+
+    The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
+    the way of talking, and the topic, all from the seed files. Needs are dealt by quota
+    (`needs_of`), where RLVER drew them one by one: of its 500 users 57 to 66 have each need.
+
+    split: the share of users, and of topics, for the test file."""
 
     def lines_of(name):
-        return (PROMPTS / args.lang / "writer" / name).read_text(encoding="utf-8").splitlines()
+        return (PROMPTS / lang / "writer" / name).read_text(encoding="utf-8").splitlines()
 
-    traits_of = {}
+    traits_of = {}  # {persona group: [traits]}
     for line in lines_of("traits.txt"):
         group, traits = line.split(": ")
         traits_of[group] = traits.split(", ")
     task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
     topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
-    return draw_drafts(args.count, topics, utterances, traits_of, task_of, args.seed, args.split)
-
-
-def draw_drafts(count, topics, utterances, traits_of, task_of, seed, split=0.0):
-    """What is settled before a word is written: a draft for each user, a dict of some fields of its
-    profile and of what the prompts ask for. Raises BadInput.
-
-    The persona group is drawn evenly, and so are three of its traits, three utterances for the way
-    of talking, and the topic. Needs are dealt by quota (`needs_of`), where RLVER drew them one by
-    one: of its 500 users 57 to 66 have each need.
-
-    traits_of: {persona group: [traits]}. task_of: {need: the hidden intention, in words}. split:
-    the share of users, and of topics, for the test file."""
     rng = random.Random(f"users {seed}")
     shuffled = rng.sample(topics, len(topics))
     test_topics = round(len(topics) * split)
     test_users = 2 * round(count * split / 2)
-    if split and not (0 < test_topics < len(topics) and 0 < test_users < count):
-        raise BadInput(
-            f"--split {split:g}: {len(topics)} topics and {count} users cannot be cut "
-            "so; take more of them, or a share nearer to 0.5"
-        )
+    if split and not 0 < test_topics < len(topics):
+        raise BadInput(f"--split {split:g}: {len(topics)} topics cannot be cut so")
     parts = [
         ("train", count - test_users, shuffled[test_topics:]),
         ("test", test_users, shuffled[:test_topics]),
@@ -205,13 +206,6 @@ async def write_users(drafts, simulator, lang):
             bar.update(1)
 
         await asyncio.gather(*map(write, drafts))
-    if isinstance(simulator.model, ScriptedWriter):  # all of the same lists of words: no copies
-        return lost
-    # in the users' order, and not in that of the answers: a slow server must not change the file
-    written = [draft for draft in drafts if draft["id"] not in lost]
-    for field in ("player", "scene"):
-        for i in near_duplicates([draft[field] for draft in written], most=len(written)):
-            lost[written[i]["id"]] = f"its {field} is nearly that of an earlier user"
     return lost
 
 
@@ -252,87 +246,6 @@ def says(theme, text):
     return squeeze(theme) in squeeze(text)
 
 
-# ---------------------------------------------------------------------------------- near-duplicates
-
-NGRAM = 6  # words, in Chinese characters
-
-
-def ngrams_of(text):
-    """The n-grams of a text: all sequences of NGRAM words that follow each other in it."""
-    words = words_of(text)
-    return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
-
-
-def near_duplicates(texts, most):
-    """The indices of the texts that are nearly one before them: that share over half of the n-grams
-    of the shorter text of the two. N-grams that stand in more than `most` of the texts are template
-    text, and make nobody alike."""
-    ngrams_of_texts = [ngrams_of(text) for text in texts]
-    texts_with = Counter(ngram for ngrams in ngrams_of_texts for ngram in ngrams)
-    before, duplicates = [], []
-    for i, ngrams in enumerate(ngrams_of_texts):
-        rare = {ngram for ngram in ngrams if texts_with[ngram] <= most}
-        if any(2 * len(rare & other) > min(len(rare), len(other)) for other in before):
-            duplicates.append(i)
-        before.append(rare)
-    return duplicates
-
-
-# ------------------------------------------------------------------------------ the scripted writer
-
-
-WORDS = {"person": PEOPLE, "event": EVENTS, "feeling": FEELINGS, "detail": DETAILS}
-
-
-class ScriptedWriter:
-    """Writes users without a model, from a file of templates and lists of words:
-
-        [a persona]
-        {"name": "{{first name}}"}
-        [first name]
-        Agnes
-
-    The lines below a [heading] are a template, "a persona" or "a scene", or the list that fills the
-    placeholder of that name. What it writes is readable, can be played by the scripted user, and
-    resembles nobody."""
-
-    is_scripted = True  # as the users' scripts: no run need check it first
-
-    def __init__(self, path):
-        # the pieces: what stands before the first heading, then heading and text by turns
-        pieces = re.split(r"^\[(.+)\]\n", path.read_text(encoding="utf-8"), flags=re.M)
-        headings, texts = pieces[1::2], pieces[2::2]
-        self.blocks = dict(zip(headings, texts))
-        self.user = ScriptedModel()
-
-    async def __call__(self, prompt, schema=None):
-        tags = tags_of(prompt)
-        if "hidden_theme" in tags:  # a first line is asked for: the user says it, not the writer
-            return await self.user(prompt)
-        rng = random.Random(prompt)
-        choices = self.choices_for(tags)
-        shuffled = {name: rng.sample(lines, len(lines)) for name, lines in choices.items()}
-        template = self.blocks["a persona" if "type" in tags else "a scene"]
-        text = template.replace("<P>", shuffled["person"][0])
-
-        def take_line(match):  # each {{name}} takes a line that no other {{name}} has taken
-            return as_json(shuffled[match.group(1)].pop())[1:-1]  # within the template's quotes
-
-        return re.sub(r"\{\{(.+?)\}\}", take_line, text)
-
-    def choices_for(self, tags):
-        """{name of a placeholder: the lines that may fill it}, for the tags of a prompt."""
-        need = need_of(tags.get("theme")) or "side"
-        texts = {**self.blocks, **tags}
-        choices = {name: text.strip().split("\n") for name, text in texts.items()}
-        for name, source in WORDS.items():
-            choices[name] = source["train"] + source["heldout"]
-        choices["cue"] = NEEDS[need].cues["train"] + NEEDS[need].cues["heldout"]
-        choices["age"] = [str(age) for age in range(16, 76)]
-        choices["raises"] = choices[f"raises {need}"]
-        return choices
-
-
 # ------------------------------------------------------------------------ what is in files of users
 
 
@@ -354,13 +267,11 @@ def print_check(paths):
 
 def count_users(people):
     """What a file of users holds: {what: number, or {value: number}}."""
-    most = max(2, len(people) / 20)  # what stands in more scenes is template text
     intentions = [intention_of(p.task, p.need) for p in people]
     counts = {
         "users": len(people),
         "different personas": len({p.player for p in people}),
         "different scenes": len({p.scene for p in people}),
-        "near-duplicate scenes": len(near_duplicates([p.scene for p in people], most)),
         "needs": Counter(need for need, _ in intentions),
         "kinds": Counter(kind for _, kind in intentions),
         "groups": Counter(p.main_cha for p in people),
@@ -391,28 +302,14 @@ def main(argv=None):
     add = parser.add_argument
     add("--count", type=positive, default=500, metavar="N", help="make N users (default: 500)")
     add("--out", metavar="FILE", help="write them to FILE, a JSONL file")
-    add(
-        "--writer",
-        default="toy",
-        metavar="NAME",
-        help="who writes them: toy (a script with lists and templates), openai:MODEL@URL, "
-        "local:DIR (default: toy)",
-    )
+    text = "toy (users of the toy, the default), openai:MODEL@URL or local:DIR"
+    add("--writer", default="toy", metavar="NAME", help=f"who writes them: {text}")
     add("--lang", choices=["en", "zh"], default="en", help="their language (default: en)")
     add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
-    add(
-        "--split",
-        type=fraction,
-        default=0.0,
-        metavar="SHARE",
-        help="share of users, and of topics, that goes to FILE-test.jsonl (default: 0.0)",
-    )
-    add(
-        "--check",
-        nargs="+",
-        metavar="FILE",
-        help="count what is in files of users; of two also what the second shares with the first",
-    )
+    text = "share of users, and of topics, that goes to FILE-test.jsonl (default: 0.0)"
+    add("--split", type=fraction, default=0.0, metavar="SHARE", help=text)
+    text = "count what is in files of users; of two also what the second shares with the first"
+    add("--check", nargs="+", metavar="FILE", help=text)
     return parser.run(
         lambda args: print_check(args.check) if args.check else make_users(args), argv
     )

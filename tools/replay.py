@@ -8,8 +8,7 @@ are put to a user again.
 
 Is the reward the same again? Each dialogue is heard whole by its own user: how often are the
 emotion, the sign of its change and the final score the same? High shares say that a reward is no
-accident, not that it is right. With --times, "reliability" is the share of the scores' variance
-that the dialogues explain; it depends on how different they are.
+accident, not that it is right.
 
 Would another user accept the same replies (RLVER 3.4)? With --difficulty, or another --simulator,
 each reply is heard after the recorded dialogue before it, in the emotion recorded there. Accepted
@@ -40,7 +39,6 @@ from evaluate import USUAL_USER, user_label
 from simulator import User
 from tools.asking import Judge, load_question, made_by, open_call_log
 from tools.dialogues import (
-    cell,
     check_files,
     load_dialogues,
     make_cases,
@@ -64,16 +62,15 @@ def replay_file(args):
     recorded = USUAL_USER | settings_of(path)
     args.simulator = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
-    # the address of a server does not matter
-    is_other = user_label(args.simulator) != user_label(recorded["simulator"])
-    is_other = is_other or args.lang != recorded["lang"]
     levels = args.difficulty or [recorded["difficulty"]]
+    user = user_label(args.simulator), args.lang  # the address of a server does not matter
+    is_other = args.difficulty or user != (user_label(recorded["simulator"]), recorded["lang"])
     if args.paraphrase and len(levels) > 1:
         raise BadInput("--paraphrase: one user hears both wordings; name one --difficulty")
     simulator.refuse_foreign(args.simulator, people.values())
     if args.paraphrase:
         result = {"paraphrase": asyncio.run(compare_words(args, levels[0], people))}
-    elif args.difficulty or is_other:
+    elif is_other:
         result = asyncio.run(acceptance(args, levels, people))
     else:
         user = make_user(args, levels[0], log=None)  # which is there to be asked again
@@ -154,13 +151,12 @@ def consistency(path, model, profiles, times=1):
     """Replay the dialogues of a run's log, or of a result file. Each replay counts. Returns
     {"turns", "emotion" and "sign" (the shares of turns in which they are as recorded), "dialogues",
     "final" (the share whose last emotion is), "found": [the first thing in a dialogue that is not as
-    recorded]}, and with several `times` what `reliability` returns."""
+    recorded]}."""
     dialogues = list(recorded_dialogues(path))
-    same_emotion, same_sign, same_final, found, finals = [], [], [], [], []
+    same_emotion, same_sign, same_final, found = [], [], [], []
     heard = asyncio.run(replay_all(dialogues, model, profiles, times))
     for number, (dialogue, replays) in enumerate(zip(dialogues, heard), 1):
         recorded = [turn["emotion"] for turn in dialogue["turns"] if turn["emotion"] is not None]
-        is_malformed = dialogue.get("ended") == "malformed"
         for emotions in replays:
             # a user who ends the dialogue earlier has not the same emotion in the turns left out
             same_emotion += [a == b for a, b in zip_longest(recorded, emotions)]
@@ -168,13 +164,11 @@ def consistency(path, model, profiles, times=1):
             same_sign += [a == b for a, b in zip_longest(*signs)]
             same_final.append(recorded[-1:] == emotions[-1:])  # also where nobody felt anything
         where = f"line {number}, {dialogue['profile_id']}"
-        score = final_score(recorded, is_malformed)
+        score = final_score(recorded, dialogue.get("ended") == "malformed")
         if round(100 * dialogue["reward"], 6) != score:
             found.append(f"{where}, reward {dialogue['reward']}, though it ends at {score}")
         elif any(emotions != recorded for emotions in replays):
             found.append(f"{where}, emotions {recorded} as recorded, {replays} again")
-        if all(replays) and not is_malformed:  # its reward is 0, whatever its user feels
-            finals.append([emotions[-1] for emotions in replays])
     return {
         "turns": len(same_emotion),
         "emotion": float(np.mean(same_emotion)),
@@ -182,26 +176,6 @@ def consistency(path, model, profiles, times=1):
         "dialogues": len(same_final),
         "final": float(np.mean(same_final)),
         "found": found,
-        **reliability(finals),
-    }
-
-
-def reliability(finals):
-    """How far scores depend on the dialogue, and not on the luck of a replay. finals: final
-    emotions, [dialogues][replays]. {} where there are fewer than two of either.
-
-    "spread": the standard deviation over the replays of one dialogue. "reliability": the share of
-    the variance of scores that dialogues explain, ICC(1) (Shrout and Fleiss 1979)."""
-    emotions = np.array(finals, dtype=float)
-    if emotions.ndim < 2 or min(emotions.shape) < 2:
-        return {}
-    replays = emotions.shape[1]
-    within = emotions.var(1, ddof=1).mean()  # mean square within dialogues
-    between = replays * emotions.mean(1).var(ddof=1)  # mean square between dialogues
-    whole = between + (replays - 1) * within
-    return {
-        "spread": float(within**0.5),
-        "reliability": float((between - within) / whole) if whole else None,
     }
 
 
@@ -209,9 +183,6 @@ def print_consistency(result):
     """Print what `consistency` returns, and the first of the differences."""
     for what, of in (("emotion", "turns"), ("sign", "turns"), ("final", "dialogues")):
         print(f"the same {what:<8} {100 * result[what]:5.1f} % of {result[of]} {of}")
-    if "spread" in result:
-        print(f"standard deviation of one dialogue's final emotion: {result['spread']:.1f}")
-        print(f"reliability of the score: {cell(result['reliability'])}")
     for difference in result["found"][:SHOWN]:
         print(f"not as recorded: {difference}")
 
@@ -315,19 +286,10 @@ def main(argv=None):
     add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
     add("--simulator", metavar="NAME", help="who plays the user (default: as recorded, else toy)")
-    add(
-        "--simulator-temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature of that model (default: 0)",
-    )
-    add(
-        "--difficulty",
-        nargs="+",
-        choices=["vanilla", "challenging"],
-        help="of the users who hear each reply",
-    )
+    text = "sampling temperature of that model (default: 0)"
+    add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    levels = ["vanilla", "challenging"]
+    add("--difficulty", nargs="+", choices=levels, help="of the users who hear each reply")
     add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
     add("--limit", type=positive, metavar="N", help="only the first N replies")
     add("--paraphrase", action="store_true", help="hear each reply in other words, too")

@@ -1,8 +1,7 @@
-"""The page and the picture of a run, or the page of a result file. All numbers are those that the
-files hold: nothing is measured again, and no model is needed.
+"""The page and the picture of a run. All numbers are those that its files hold: nothing is measured
+again, and no model is needed.
 
     python -m tools.report runs/NAME             report.html and learning_curve.png, in runs/NAME
-    python -m tools.report results/NAME.jsonl    results/NAME.html
 
 What models and users say is hostile until shown to be harmless: a policy that learns to write
 "</script>" must not run code in the reader's browser. So jinja2 escapes every text, and the page
@@ -10,16 +9,14 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 """
 
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, refuse_overwriting, write_file
-from support.metrics import INITIAL_EMOTION, scores_by, signs_in_words, warnings_of
+from support.files import read_json, read_jsonl, write_file
+from support.metrics import INITIAL_EMOTION, scores_by, warnings_of
 from support.results import (
     PERSONA_GROUPS,
     PURPOSES,
     intention_of,
     metrics_of,
     parts_of,
-    recorded_dialogues,
-    scale_of_settings,
 )
 from support.rundir import newest_state, profile_files, scale_of_run
 from support.settings import Parser, Settings, changed_from_defaults, made_by_rule
@@ -38,7 +35,7 @@ from simulator import users_of_run
 # without its report.
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-MOST_USERS = 24  # whose dialogues are shown
+MAX_USERS = 24  # whose dialogues are shown
 
 # ------------------------------------------------------------------------------------------- curves
 
@@ -74,9 +71,8 @@ PANELS = (
     ("Gradient", "norm before clipping", {"grad_norm": ""}, "A spike is a sign of instability."),
 )
 # Curves of one panel differ in colour and in dashes, for readers who do not tell red from green,
-# and on paper. In the page each colour becomes a CSS variable, with another value in the dark.
-COLOURS = {"blue": "#005ab5", "red": "#8c1515", "green": "#00805a", "quiet": "#57626f"}
-BLUE, *_, GREY = COLOURS.values()
+# and on paper.
+BLUE, RED, GREEN, GREY = "#005ab5", "#8c1515", "#00805a", "#57626f"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "report",  # the same files, the same page
@@ -104,7 +100,7 @@ def draw_panel(axis, curves, rows, evaluations):
         axis.fill_between(steps, low, high, color=BLUE, alpha=0.12, linewidth=0)
         at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
         axis.errorbar(at, scores, np.nan_to_num(errors), fmt="o", color=GREY, markersize=4)
-    for (key, label), colour, dashes in zip(curves.items(), COLOURS.values(), ("-", "--", ":")):
+    for (key, label), colour, dashes in zip(curves.items(), (BLUE, RED, GREEN), ("-", "--", ":")):
         values = column(rows, key)
         means = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
         axis.plot(steps, values, ".-", color=colour, linewidth=0.8, markersize=2, alpha=0.45)
@@ -118,8 +114,8 @@ def draw_panel(axis, curves, rows, evaluations):
 
 
 def draw_curves(out, rows, evaluations):
-    """Write learning_curve.png. Returns [(panel, its SVG)] for the page. Figures are made without
-    pyplot, which would keep them in memory."""
+    """Write learning_curve.png. Returns (the panels that are drawn, the picture as SVG), for the
+    page. The figure is made without pyplot, which would keep it in memory."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -130,59 +126,25 @@ def draw_curves(out, rows, evaluations):
     ]
     lines = -(-len(panels) // 3)  # rounded up
     height = 2.4 * lines + 0.9  # inches
-    drawn = []
     with rc_context(STYLE):
         picture = Figure((13, height))
         picture.subplots_adjust(0.04, 0.3 / height, 0.98, 1 - 1 / height, 0.15, 0.4)
         picture.suptitle(f"{out.name}\n{LEGEND}", fontsize=9)
-        for place, panel in enumerate(panels, 1):
-            title, unit, curves, _ = panel
+        for place, (title, unit, curves, _) in enumerate(panels, 1):
             axis = picture.add_subplot(lines, 3, place)
             axis.set_title(f"{title}, {unit}", loc="left")
             draw_panel(axis, curves, rows, evaluations)
-            small = Figure((4, 2))
-            small.subplots_adjust(0.12, 0.1, 0.99, 0.92)
-            draw_panel(small.add_subplot(), curves, rows, evaluations)
-            drawn.append((panel, svg_of(small)))
         picture.savefig(out / "learning_curve.png")
-    return drawn
-
-
-def svg_of(figure):
-    """A figure as SVG that can stand in a page: without the head of a file, and with variables for
-    colours."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        file = io.StringIO()
+        picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
-    svg = re.sub(r' (xmlns(:\w+)?|width|height)="[^"]*"', "", svg[svg.index("<svg") :], count=4)
-    for name, colour in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    return svg
+    svg = svg[svg.index("<svg") :]  # without the head of a file
+    # nothing in the page is an address
+    svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return panels, re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
 
 
 # ------------------------------------------------------------------------------------ what is shown
-
-
-def page_of_run(out):
-    """What the page shows of the run in `out`, whose picture is written, too. Raises BadInput."""
-    config = read_json(out / "config.json")
-    if "algo" not in config:
-        raise BadInput(f"{out}: there is no run here (config.json is missing or unreadable)")
-    evaluations = newest_state(out)["evaluations"]
-    rows = metrics_of(out)
-    return {
-        "title": out.name,
-        "settings": config,
-        "changed": changed_from_defaults(Settings(**config)) or "none",
-        "scale": scale_of_run(config),
-        "steps": len(rows),
-        "warnings": list(warnings_of(rows).values()),
-        "curves": draw_curves(out, rows, evaluations),
-        "evaluations": evaluations,
-        "sides": dialogues_of_run(out, config, evaluations[-1]["step"]),
-        "never_trained_on": True,
-    }
 
 
 def dialogues_of_run(out, config, last_step):
@@ -205,63 +167,60 @@ def dialogues_of_run(out, config, last_step):
     return dict(zip(("before", "after"), sides.values()))
 
 
-def page_of_results(path):
-    """What the page shows of a result file. Raises BadInput."""
-    from support.results import score  # a run's page needs none
-
-    result = score(path)
-    dialogues = [{**d, "player": d["raw"].get("player")} for d in recorded_dialogues(path)]
-    settings = dialogues[0]["made_by"]  # the same in all lines of a file
-    return {
-        "title": result["by_whom"],
-        "settings": settings,
-        "scale": scale_of_settings(settings),
-        "signs": signs_in_words(result["signs"]),
-        "evaluations": [result],
-        "sides": {"score": dialogues},
-        "never_trained_on": all(dialogue["made_by"].get("held_out") for dialogue in dialogues),
-    }
-
-
 def some_users(sides):
-    """At most MOST_USERS users, evenly over their last scores: [{side: dialogue}]."""
+    """At most MAX_USERS users, evenly over their last scores: [{side: dialogue}]."""
     by_id = {}
     for side, dialogues in sides.items():
         for dialogue in dialogues:
             by_id.setdefault(dialogue["profile_id"], {})[side] = dialogue
     users = sorted(by_id.values(), key=lambda user: list(user.values())[-1]["reward"])
-    places = np.linspace(0, len(users) - 1, min(MOST_USERS, len(users)))
+    places = np.linspace(0, len(users) - 1, min(MAX_USERS, len(users)))
     return [users[int(place)] for place in places]
 
 
 # ----------------------------------------------------------------------------------------- the page
 
 
-def write_page(path):
-    """Write the page of a run's directory or of a result file. Returns its path."""
+def write_page(out):
+    """Write the picture and the page of the run in `out`. Returns the page's path; raises
+    BadInput."""
     from jinja2 import Environment
 
-    if path.is_dir():
-        page, place = page_of_run(path), path / "report.html"
-    else:
-        page, place = page_of_results(path), path.with_suffix(".html")
-        refuse_overwriting({"the page": place}, [path])
-    page["by_rule"] = made_by_rule(page["settings"].get("simulator"))
-    sides = page["sides"].values()
-    page["users"] = some_users(page["sides"])
-    page["tables"] = {
-        part: [scores_by(part, side, [100 * row["reward"] for row in side]) for side in sides]
-        for part in parts_of(sum(sides, []))
-    }
+    config = read_json(out / "config.json")
+    if "algo" not in config:
+        raise BadInput(f"{out}: there is no run here (config.json is missing or unreadable)")
+    evaluations = newest_state(out)["evaluations"]
+    rows = metrics_of(out)
+    panels, svg = draw_curves(out, rows, evaluations)
+    sides = dialogues_of_run(out, config, evaluations[-1]["step"])
+    both = list(sides.values())
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    html = environment.from_string(TEMPLATE.read_text("utf-8")).render(page, legend=LEGEND)
-    write_file(place, html.encode("utf-8", "replace"))  # half a surrogate pair becomes a "?"
-    return place
+    html = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        title=out.name,
+        settings=config,
+        changed=changed_from_defaults(Settings(**config)) or "none",
+        scale=scale_of_run(config),
+        by_rule=made_by_rule(config["simulator"]),
+        steps=len(rows),
+        warnings=warnings_of(rows).values(),
+        panels=panels,
+        svg=svg,
+        evaluations=evaluations,
+        sides=sides,
+        users=some_users(sides),
+        tables={
+            part: [scores_by(part, side, [100 * row["reward"] for row in side]) for side in both]
+            for part in parts_of(sum(both, []))
+        },
+    )
+    page = out / "report.html"
+    write_file(page, html.encode("utf-8", "replace"))  # half a surrogate pair becomes a "?"
+    return page
 
 
 def draw(path):
-    """Write the report of a run, as far as it is, or of a result file. Returns the path of the
-    page, or None: what cannot be drawn is a line on the terminal, and never the end of a run."""
+    """Write the report of a run, as far as it is. Returns the path of the page, or None: what
+    cannot be drawn is a line on the terminal, and never the end of a run."""
     try:
         return write_page(Path(path))
     except Exception as error:
@@ -273,13 +232,13 @@ def main(argv=None):
     """Draw what the command line names. Returns the exit code."""
     parser = Parser(
         prog="python -m tools.report",
-        description="Draw the page and the picture of a run, or the page of a result file.",
+        description="Draw the page and the picture of a run, from its own files.",
     )
-    parser.add_argument("path", help="directory of a run, or a result file", metavar="PATH")
-    place = draw(parser.parse_args(argv).path)
-    if not place:
+    parser.add_argument("path", help="directory of a run", metavar="RUN")
+    page = draw(parser.parse_args(argv).path)
+    if not page:
         return 2
-    print(f"written: {place}")
+    print(f"written: {page}")
     return 0
 
 

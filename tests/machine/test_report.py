@@ -1,4 +1,4 @@
-"""tools/report.py: what the page of a run and of a result file holds, that nothing a model says
+"""tools/report.py: what the page of a run holds, that nothing a model says
 runs there, and that a damaged run is a line on the terminal."""
 
 from support.files import write_json
@@ -6,11 +6,9 @@ from support.settings import resolve_settings
 
 import json
 import re
-import shutil
 
 import pytest
 
-from result_files import our_line
 from simulator import toy_profiles
 from tools import report
 
@@ -67,9 +65,7 @@ def test_the_page_of_a_run(run):
     assert "from 30, 3 replies" in html and "2 of 4 training steps" in html
     assert "Made by rule: the user toy is a script" in html and "27 (-3)" in html
     assert "KL within the update" in html and "Clipped" not in html and "never trained on" in html
-    assert (
-        html.count("<svg") == 3 and "var(--blue)" in html and "#005ab5" not in html.split("svg")[1]
-    )
+    assert html.count("<svg") == 1
     assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -81,21 +77,6 @@ def test_a_run_that_is_resumed_is_shown_as_far_as_it_is(run):
         run / "summary.json", {"steps": 2, "evaluations": [BEFORE, {**AFTER, "score": 90.0}]}
     )
     assert "90.0 ± 1.4" in read(report.draw(run))
-
-
-def test_the_page_of_a_result_file(tmp_path):
-    """From 40 in seven replies, as its lines say, and not from 30 in eight as in training."""
-    path = tmp_path / "results.jsonl"
-    lines = [our_line(1, [50, 60], max_turns=7), our_line(2, [30], max_turns=7)]
-    lines[0]["history"][1]["content"] = HOSTILE
-    write(path, *lines)
-    assert report.main([str(path)]) == 0
-    html = read(path.with_suffix(".html"))
-    assert "&lt;script&gt;" in html and "45.0 ± 15.0" in html and "from 40, 7 replies" in html
-    assert "Whether the policy met these users" in html and "Signs of reward hacking:" in html
-    page = tmp_path / "results.html"
-    shutil.copy(path, page)
-    assert report.main([str(page)]) == 2 and page.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(

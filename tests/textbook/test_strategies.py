@@ -23,7 +23,6 @@ from tools.strategies import (
     gain,
     similarity,
     ssrr,
-    steps_of,
     strategies_of,
     toy_codes,
 )
@@ -77,44 +76,14 @@ def test_ssrr_by_hand():
     assert ssrr([[["A-1"], None, ["A-1"], ["A-1"]]]) == 1  # nothing is guessed at
 
 
-def tagged(replies, intention="praise", **more):
-    return {"intention": intention, "step": None, "split": "", "replies": replies, **more}
-
-
 def test_all_that_tags_tell_by_hand():
-    """Two dialogues on paper: uses, gains, gains where asked for."""
-    told = strategies_of([tagged(REPLIES), tagged([[["E-3", "G-1"], -6]], "listen")])
-    praise = told["strategies"]["Praise"]
+    """Two dialogues on paper."""
+    told = strategies_of([REPLIES, [[["E-3", "G-1"], -6]]])
     # one reply of seven could not be read
-    assert praise == {
-        "uses": pytest.approx(4 / 2 / (6 / 7)),
-        "gain": (10 - 4 - 6) / 3,
-        "n": 3,
-        "asked": 3.0,
-        "asked_n": 2,
-    }
+    praise = {"uses": pytest.approx(4 / 2 / (6 / 7)), "gain": (10 - 4 - 6) / 3, "n": 3}
+    assert told["strategies"]["Praise"] == praise
     assert told["strategies"]["E-1"]["uses"] == pytest.approx(2 / 2 / (6 / 7))
-    assert told["strategies"]["E-1"]["n"] == 1
-    assert told["strategies"]["E-1"]["asked"] is None
-    # tags: E A E F E, E G
-    assert told["support"] == pytest.approx(4 / 7 - 2 / 7)
-    assert told["variety"] == pytest.approx(1 - told["ssrr"])
-    assert strategies_of([tagged([[[], 1]])])["support"] == 0
-
-
-def test_curves_are_of_training_dialogues_a_tenth_of_the_steps_at_a_time():
-    """Of 25 steps nine points, three steps each, the last one of one; held-out users in none."""
-    dialogues = [
-        tagged([[["E-1"], 4]], step=2, split="train"),
-        tagged([[["E-1"], 8], [["F-1"], -1]], step=1, split="train"),
-        tagged([[["E-1"], 0]], step=1, split="heldout"),
-    ]
-    steps = steps_of(dialogues)
-    assert list(steps) == [1, 2] and steps[1]["strategies"]["Praise"]["gain"] == 8
-    assert steps[2]["strategies"]["Praise"]["gain"] == 4
-    long = steps_of([tagged([[["E-1"], step]], step=step, split="train") for step in range(1, 26)])
-    assert list(long) == [3, 6, 9, 12, 15, 18, 21, 24, 25] and steps_of([tagged([])]) == {}
-    assert long[6]["strategies"]["Praise"]["gain"] == 5 and long[6]["dialogues"] == 3
+    assert told["strategies"]["E-1"]["n"] == 1 and told["missing"] == 1
 
 
 # ------------------------------------------------------------------------- where the tags come from
