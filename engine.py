@@ -322,7 +322,7 @@ class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
     path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache.
+    memory, for weights and cache. Raises BadInput for what vLLM refuses.
     """
 
     def __init__(
@@ -340,21 +340,10 @@ class VllmEngine:
         self.stop_id, self.temperature = stop_id, temperature
         self.clock = clock or Clock()
         self.cuda = torch.cuda.is_available()
-        self.llm = self.start(
-            memory_share,
-            model=str(path),
-            max_model_len=context,
-            seed=seed,
-            dtype=str(dtype).removeprefix("torch."),
-        )
         self.running = {}  # request id -> Future of (ids, log_probs)
         self.count = 0  # of the requests so far
         self.loop_task = None
         self.asleep = False
-
-    def start(self, memory_share, **settings):
-        """Build vLLM's LLM with the `settings` of this run and those that this engine needs. Raises
-        BadInput for what vLLM refuses."""
         # Else the engine core is another process, and it cannot take weights tensor by tensor.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -362,7 +351,11 @@ class VllmEngine:
         from vllm import LLM, SamplingParams  # reads these variables; not installed everywhere
 
         self.SamplingParams = SamplingParams
-        settings |= dict(
+        settings = dict(
+            model=str(path),
+            max_model_len=context,
+            seed=seed,
+            dtype=str(dtype).removeprefix("torch."),
             skip_tokenizer_init=True,  # ids in, ids out
             # Else the checkpoint's own top-p, top-k and stop ids are applied behind our back.
             generation_config="vllm",
@@ -379,7 +372,7 @@ class VllmEngine:
             # torchrun has started the processes already, an engine in each; vLLM starts none.
             settings["distributed_executor_backend"] = "external_launcher"
         try:
-            return LLM(**settings)
+            self.llm = LLM(**settings)
         except ValueError as error:  # no room for a dialogue in this share, mostly
             first_line = str(error).partition("\n")[0]
             raise BadInput(f"--engine-memory {memory_share}: vLLM: {first_line:.300}") from None
@@ -419,7 +412,11 @@ class VllmEngine:
                 for out in finished:
                     result = self.running.pop(out.request_id, None)
                     if result is not None and not result.done():
-                        result.set_result(reply_of(out.outputs[0]))
+                        # for each token {id: Logprob}, of the token and of further candidates
+                        [output] = out.outputs
+                        ids = list(output.token_ids)
+                        drawn = [of[token].logprob for token, of in zip(ids, output.logprobs)]
+                        result.set_result((ids, drawn))
         except Exception as error:
             for result in self.running.values():
                 if not result.done():
@@ -451,13 +448,6 @@ class VllmEngine:
         if self.cuda and not self.asleep:
             self.llm.sleep(level=2)
             self.asleep = True
-
-
-def reply_of(output):
-    """(ids, log_probs) of one of vLLM's outputs. For each token vLLM gives {id: Logprob}, of the
-    token that was drawn and of further candidates."""
-    ids = list(output.token_ids)
-    return ids, [candidates[token].logprob for token, candidates in zip(ids, output.logprobs)]
 
 
 # --------------------------------------------------------------------------- the user's model, in here

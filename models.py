@@ -160,10 +160,7 @@ class Models:
         Under adapters the weights are frozen, and so are loaded in the type of computing. Else
         their dtype is None: they stay as they are stored, in memory that is mapped from the file,
         until `make_masters_or_shards` makes the fp32 masters."""
-        if not self.cfg.lora_rank:
-            return load_model(place, dtype=None)
-        prefix = "the base of this run's adapters: " if self.checkpoint else "--model "
-        return load_model(place, dtype=self.dtype, prefix=prefix)
+        return load_model(place, dtype=self.dtype if self.cfg.lora_rank else None)
 
     def make_adapters(self, model, saved):
         """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference

@@ -380,7 +380,7 @@ class Simulator:
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.model.format = getattr(text, "form", None)
-        way = f"response_format {self.model.format}"  # None: the prompt alone asks for it
+        way = self.model.format or "the prompt alone"
         print(fold(f"{self.name} is held to the form of its answers by {way}."))
         return text
 
@@ -592,17 +592,14 @@ def profiles_of_step(people, count, seed, step):
     of_need = {}  # {need: its people}
     for person in people:
         of_need.setdefault(person.need, []).append(person)
-    needs = list(of_need)
+    groups = list(of_need.values())
     chosen = []
-    orders = {}  # {(need, epoch): order of the need's people}
     for i in range((step - 1) * count, step * count):
-        visit, n = divmod(i, len(needs))
-        need, group = needs[n], of_need[needs[n]]
+        visit, n = divmod(i, len(groups))
+        group = groups[n]
         epoch, place = divmod(visit, len(group))
-        if (need, epoch) not in orders:
-            rng = random.Random(f"{seed} {epoch}{need}")
-            orders[need, epoch] = rng.sample(range(len(group)), len(group))
-        chosen.append(group[orders[need, epoch][place]])
+        rng = random.Random(f"{seed} {epoch}{group[0].need}")
+        chosen.append(rng.sample(group, len(group))[place])
     return chosen
 
 
