@@ -101,7 +101,7 @@ def test_every_file_that_is_named_is_there():
             if re.fullmatch(r"[\w/-]+(\.py|\.md|\.txt|/)", word) and not word.startswith(
                 ("runs/", "results/")
             ):
-                at = [ROOT / word, ROOT / "support" / word]
+                at = [ROOT / folder / word for folder in (".", "support", "tests/textbook")]
                 of_a_run = word in ("checkpoint-000050/", "tensorboard/")
                 assert any(p.exists() for p in at) or of_a_run, (page, word)
 
