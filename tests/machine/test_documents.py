@@ -13,7 +13,7 @@ import pytest
 import rlver
 from documents import MODULES, PAGES, README, ROOT, quoted
 
-METRICS = PAGES["docs/metrics.md"]
+METRICS = PAGES["docs/troubleshooting.md"]
 
 
 # ------------------------------------------------------------------------- functions that are named
@@ -152,7 +152,7 @@ def keys_of(value):
 
 @pytest.mark.slow
 def test_the_glossary_has_every_key(tiny_dir, tmp_path):
-    """docs/metrics.md explains each key of the files of a run, and none that is not there."""
+    """docs/troubleshooting.md explains each key of the files of a run, and none that is not there."""
     flags = (
         "--algo ppo --steps 1 --batch-size 4 --max-turns 2 --max-tokens 4 --eval-size 2 "
         "--minibatches 1"
