@@ -1,5 +1,5 @@
 """support/metrics.py - the numbers that sum up dialogues: scores, and the metrics of a training
-step (docs/metrics.md says what each of them means).
+step (docs/troubleshooting.md says what each of them means).
 
 Among them are signs that a policy learns the reward and not the task, counted in the words of its
 replies (RLVER 3.7; Gao 2022 on overoptimisation). A reward that climbs says nothing about why. A

@@ -1,5 +1,5 @@
 """Can the model still do what it could before training? Logs of the same benchmarks, before and
-after it, are compared problem by problem, as lm-eval or lighteval wrote them (docs/ability.md has
+after it, are compared problem by problem, as lm-eval or lighteval wrote them (docs/measuring.md has
 the recipe).
 
 A small p says that training changed the score on these problems by more than chance does. A large

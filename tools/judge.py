@@ -18,7 +18,7 @@ The tables have means over dialogues, of the final emotion too; of two files als
 the first, paired over dialogues; of blri and utterance also the correlation with the final emotion.
 --picture draws the capabilities of the files, or their places.
 
-No score is quality: judge and user are both models. docs/judging.md says what each number is not.
+No score is quality: judge and user are both models. docs/measuring.md says what each number is not.
 """
 
 from support import stats
