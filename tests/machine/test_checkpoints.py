@@ -79,7 +79,7 @@ def test_a_run_that_has_begun_can_be_resumed_whatever_stopped_it(error, tmp_path
 
 def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
     """Whoever asks for its newest step must not be given the start in its place."""
-    settings = {"model": "toy", "algo": "grpo"}
-    assert evaluate.checkpoint_of_run(tmp_path, settings, 0)[1] == "toy"
-    with pytest.raises(BadInput, match="no checkpoint .*--step 0 measures where it started"):
-        evaluate.checkpoint_of_run(tmp_path, settings, None)
+    (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
+    assert evaluate.find_weights(tmp_path, 0)[1] == "toy"
+    with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
+        evaluate.find_weights(tmp_path, None)

@@ -169,7 +169,6 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
     (line,) = lines(elsewhere / "r.jsonl")
     assert [line["id"]] == told["ids"] and line["rlver"]["held_out"]
     assert line["history"][0]["content"] == "My own line."
-    assert line["history"][1]["role"] == "assistant"
     monkeypatch.chdir(tmp_path)
     # users that are named, and a policy that is no run: nobody knows
     assert measured(tmp_path, "--policy", trained, "--profiles", "people.jsonl", "--limit", 2) == 0

@@ -59,4 +59,4 @@ def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
         flags = ["--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2]
         assert measure(*flags, "--out", tmp_path / "r.jsonl") == 75
     err = capsys.readouterr().err
-    assert "the policy's server refuses a reply: " in err and "a content filter took" in err
+    assert "a content filter took" in err

@@ -259,7 +259,6 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
         ("openai:deepseek-chat@https://host/v1", ("openai", "deepseek-chat", "https://host/v1")),
         ("openai:org/m:70b@2@http://h:8000/v1", ("openai", "org/m:70b@2", "http://h:8000/v1")),
         ("local:models/a@b", ("local", "models/a@b", "")),
-        ("toy", ("toy", "", "")),
     ],
 )
 def test_the_name_is_split_at_the_first_colon_and_the_last_at(name, parts):

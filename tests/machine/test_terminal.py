@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from policy import Episode
-from result_files import our_line
 from simulator import toy_profiles
 from toy import world
 
@@ -130,22 +129,13 @@ def test_the_scale_is_read_off_the_settings():
     """Numbers of two scales stood side by side: 87 in the README, 98 by the next command."""
     assert scale_in_words(30, 8) == "from 30, 8 replies" and "1 reply" in scale_in_words(30, 1)
     assert scale_of_settings({"start": 30, "max_turns": 4}) == "from 30, 4 replies"
-    assert scale_of_settings({}) == "from 40, 10 replies"  # by SAGE, or of an early version
 
 
-def test_result_files_say_their_scale_and_their_user(tmp_path):
-    def file(name, **made_by):
-        line = our_line(0, [50])
-        line["rlver"] = {**line["rlver"], **made_by}
-        path = tmp_path / name
-        path.write_text(json.dumps(line) + "\n")
-        return path
-
-    training = file("a.jsonl", start=30, max_turns=8, simulator="toy")
-    benchmark = file("b.jsonl", start=40, max_turns=10, simulator="a model")
-    text = what_scores_are([training, benchmark])
-    assert "from 30, 8 replies or from 40, 10 replies." in text and "user toy is a script" in text
-    assert "by rule" not in what_scores_are([benchmark])
+def test_result_files_say_their_scale_and_their_user():
+    text = what_scores_are({"start": 30, "max_turns": 8, "simulator": "toy"})
+    assert "from 30, 8 replies." in text and "user toy is a script" in text
+    benchmark = {"start": 40, "max_turns": 10, "simulator": "a model"}
+    assert "by rule" not in what_scores_are(benchmark)
 
 
 # ------------------------------------------------------------------------------- people by rule

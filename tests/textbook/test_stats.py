@@ -17,8 +17,7 @@ def test_ranks_by_hand():
 
 
 def test_reliability_is_the_share_that_dialogues_explain():
-    """By hand: finals (40, 60) and (80, 100): within 200, between 2 x 800, so ICC is 1400 / 1800.
-    Noise alone has none."""
+    """By hand: finals (40, 60) and (80, 100): within 200, between 2 x 800, so ICC is 1400 / 1800."""
     assert reliability([[40, 60], [80, 100]]) == {
         "spread": pytest.approx(200**0.5),
         "reliability": pytest.approx(1400 / 1800),
