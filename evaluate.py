@@ -18,7 +18,7 @@ the flags ask for.
 from support import files, results
 from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
-from support.rundir import checkpoints, profile_files, refuse_other_heldout
+from support.rundir import checkpoints, refuse_other_heldout
 from support.servers import ServerModel, digest
 from support.settings import (
     Parser,
@@ -323,8 +323,8 @@ def users_to_measure_with(args, policy, simulator_name, lang):
         users = load_profiles(file)
         refuse_foreign(simulator_name, users)
         return users, False
-    if policy.run_settings.get("profiles"):
-        files = profile_files(policy.home, policy.run_settings["profiles"])
+    files = policy.run_settings.get("profiles")
+    if files:
         _, users = users_of_run(files, policy.run_settings["eval_size"], simulator_name)
         refuse_other_heldout(policy.home, users)
         return users, True

@@ -101,7 +101,7 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         self.pad = self.tokenizer.pad_token_id or 0
-        self.context = cfg.context or model.config.max_position_embeddings  # tokens of a dialogue
+        self.context = model.config.max_position_embeddings  # tokens of a dialogue
 
         # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
         # From step 3 on each rank has only its shard of them.

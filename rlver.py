@@ -183,20 +183,18 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     TooManyLost, SelfCheckFailed and CannotWrite.
 
     With many ranks each has its own dialogues, its own engine and a shard of the models. `state` is
-    what a checkpoint keeps of the run: step, seconds, tokens, evaluations.
+    what a checkpoint keeps of the run: step, seconds, evaluations.
     """
     # ---- the people, the model behind them, and the models that are trained
     simulator = simulator_of_run(cfg, run.calls, run.clock)
-    files = cfg.profiles if run.is_new else rundir.profile_files(run.path, cfg.profiles)
-    users, heldout = users_of_run(files, cfg.eval_size, cfg.simulator)
-    if not run.is_new:
-        rundir.refuse_other_heldout(run.path, heldout)
+    users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+    rundir.refuse_other_heldout(run.path, heldout)
     # One question before anything is paid for: a wrong key or model shows at once.
     if cfg.simulator not in settings.SCRIPTED:
         run.tell(f"asking {simulator.model.name}, the user's model, one question")
         answer = ranks.broadcast(lambda: run.runner.run(simulator.check()))
         simulator.model.format = answer.form  # found out by the first rank
-    checkpoint = run.enter(ranks.broadcast, ranks.all_gather_list)
+    checkpoint = run.enter(ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
     ranks.all_gather_list([])  # wait for all ranks
@@ -242,7 +240,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             )
             episodes, dropped_here = run.runner.run(dialogues)
         dropped = ranks.all_gather_list(dropped_here)
-        counts = run.log_dropped(kind, step, dropped, len(profiles) * group_size, save_if_needed)
+        counts = run.log_dropped(kind, step, dropped, len(profiles) * group_size, save)
         return episodes, ranks.gather_episodes(episodes), counts
 
     def split(episodes, batch_size, minibatches, seed):
@@ -284,15 +282,10 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
 
     def save():
-        """A checkpoint. All ranks gather, the first one writes."""
+        """A checkpoint of the last whole step. All ranks gather, the first one writes."""
         run.save(state, models.gather(), ranks.all_gather_list)
         if state["step"] > 0:
             draw_report(run)
-
-    def save_if_needed():
-        """Save the last whole step, if there is no checkpoint of it yet."""
-        if ranks.broadcast(run.needs_checkpoint, state["step"]):
-            save()
 
     def make_room():
         """Return freed memory to the system before a part of a step that needs much of it. Not for
@@ -364,7 +357,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             "tokens_sampled": sampled + counts["tokens_dropped"],
             "seconds": synced - began,
         }
-        run.log_step(state, everyone, row)
+        run.log_step(everyone, row)
         bar.set_postfix_str(progress(row, rolled_out - began))
 
         # ---- 6. Evaluate, and save.
@@ -412,7 +405,7 @@ def main(argv=None):
                 print_summary(out)
                 print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
             return 0
-        run = rundir.RunDir(out, cfg, ranks.rank(), is_new=given["resume"] is None)
+        run = rundir.RunDir(out, cfg, ranks.rank())
         run.finish(train(cfg, run))
         draw_report(run)
         if run.first:

@@ -34,13 +34,5 @@ if problem:
 
 # ---- threads: torch's threads spin while they wait for one another. Two processes of two threads
 # each on two cores then come to a standstill: each spins on the core that the other's last thread
-# needs. With this setting they spin a little and then sleep. It is read when torch is imported. A
-# user who sets OMP_WAIT_POLICY has already decided how threads wait.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-# ---- standard streams: a character that the terminal cannot show (Chinese in ASCII) is printed as
-# its number.
-for stream in (sys.stdout, sys.stderr):
-    if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
-        stream.reconfigure(errors="backslashreplace")
+# needs. With this setting they spin a little and then sleep. It is read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -2,8 +2,6 @@
 an exit code, and what to do next.
 """
 
-import re
-
 
 class RunError(Exception):
     """An error that ends a program with a message instead of a traceback. Its subclasses set these
@@ -80,13 +78,11 @@ def explain(error, out=None, rank=0, world=1):
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""
     name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
-    code, message = getattr(error, "exit_code", 1), f"{name}: {error}"
+    code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):
         code, message = 130, "\nstopped"
     elif isinstance(error, SelfCheckFailed):
         message = f"{name}: stopped by a self-check: {error}"
-    elif isinstance(error, RuntimeError) and world > 1 and CONNECTION.search(str(error)):
-        return 1, f"{name}: another rank is gone"
     elif not isinstance(error, (RunError, OSError)):
         raise error
     if getattr(error, "on_all_ranks", False) and rank > 0:
@@ -94,7 +90,3 @@ def explain(error, out=None, rank=0, world=1):
     if getattr(error, "is_resumable", True) and out and (out / "config.json").exists():
         message += f"; go on with: python rlver.py --resume {out}"
     return code, message
-
-
-# in what torch raises when another rank has ended
-CONNECTION = re.compile("gloo|nccl|connection", re.IGNORECASE)

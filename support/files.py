@@ -11,13 +11,13 @@ from pathlib import Path
 # ------------------------------------------------------------------------------------------ writing
 
 
-def write_file(path, data):
-    """Write `data`, text or bytes, to a file beside `path`, and rename that: nobody ever finds half
-    a file, whenever this process is killed."""
+def write_file(path, text):
+    """Write a text to a file beside `path`, and rename that: nobody ever finds half a file,
+    whenever this process is killed. Half a surrogate pair becomes a "?"."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
-    scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+    scratch.write_text(text, encoding="utf-8", errors="replace")
     os.replace(scratch, path)
 
 
@@ -49,7 +49,7 @@ def read_json(path):
     """The value in a JSON file, or {} if there is no such file or it cannot be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
 
 
@@ -66,46 +66,41 @@ def read_jsonl(path, start=0, containing=b""):
                 continue
             try:
                 yield number, json.loads(line), None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 yield number, None, f"not a whole JSON object ({error}); is the file half-written?"
 
 
 def read_records(path, record, flag, other_names, allowed_values):
     """The lines of a JSONL file as objects of the dataclass `record`, which has an `id` and fields
     of str and list. flag: the one that named the file, for messages; other_names: {field: another
-    name for it in the file}; allowed_values: {field: values}. Raises BadInput, naming the line."""
-    if not Path(path).is_file():
-        raise BadInput(f"{flag} {path}: no such file")
+    name for it in the file}; allowed_values: {field: values}. Only a field with a default may be
+    missing or empty, and keeps its default then; a list may be empty. Raises BadInput, naming the
+    line, and OSError."""
     records = {}
     for number, row, problem in read_jsonl(path):
         where = f"{flag} {path}, line {number}"
         if problem or not isinstance(row, dict):
             raise BadInput(f"{where}: {problem or 'a JSON object is needed'}")
-        made = make_record(row, record, where, other_names, allowed_values)
+        values = {}
+        for member in dataclasses.fields(record):
+            name, kind = member.name, member.type
+            value = row.get(name, row.get(other_names.get(name)))
+            allowed = allowed_values.get(name)
+            if value in (None, ""):
+                if member.default is dataclasses.MISSING:
+                    raise BadInput(f"{where}: field {name!r} is missing or empty")
+            elif not isinstance(value, kind) or (allowed and value not in allowed):
+                wanted = ", ".join(allowed) if allowed else f"a {kind.__name__}"
+                raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
+            else:
+                values[name] = without_surrogates(value) if kind is str else value
+        made = record(**values)
         if made.id in records:
             raise BadInput(f"{where}: id {made.id!r} is used in an earlier line already")
         records[made.id] = made
     if not records:
         raise BadInput(f"{flag} {path}: the file holds no {record.__name__.lower()}")
     return list(records.values())
-
-
-def make_record(row, record, where, other_names, allowed_values):
-    """One of `read_records`. Only a field with a default may be missing or empty, and keeps its
-    default then; a list may be empty. Raises BadInput."""
-    values = {}
-    for member in dataclasses.fields(record):
-        name, kind = member.name, member.type
-        value = row.get(name, row.get(other_names.get(name)))
-        if value not in (None, ""):
-            wanted = allowed_values.get(name)
-            if not isinstance(value, kind) or (wanted and value not in wanted):
-                wanted = ", ".join(wanted) if wanted else f"a {kind.__name__}"
-                raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
-            values[name] = without_surrogates(value) if kind is str else value
-        elif member.default is dataclasses.MISSING:
-            raise BadInput(f"{where}: field {name!r} is missing or empty")
-    return record(**values)
 
 
 def size_of(path):
@@ -131,13 +126,9 @@ def lock(path):
 
 
 def refuse_overwriting(outputs, inputs):
-    """Raise BadInput if an output file is also an input, or two outputs are the same file. outputs:
-    {flag: path or None}; inputs: paths."""
+    """Raise BadInput if an output file is also an input. outputs: {flag: path or None}; inputs:
+    paths."""
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
-        if path is None:
-            continue
-        place = Path(path).resolve()
-        if place in used:
+        if path is not None and Path(path).resolve() in used:
             raise BadInput(f"{flag} {path}: would overwrite a file of this command")
-        used.add(place)

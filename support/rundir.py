@@ -7,9 +7,8 @@ A run may be killed at any moment. So a file is written under another name and r
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
 done again. Nothing here knows what a policy is: `RunDir.save` is handed a function that writes it.
 
-The head of a run says what differs from the defaults, config.json has the rest. Wherever a score is
-printed its scale stands beside it (support.metrics.scale_in_words), and what is made by rule says
-so.
+Wherever a score is printed its scale stands beside it (support.metrics.scale_in_words), and what is
+made by rule says so.
 """
 
 from support import STARTED
@@ -18,24 +17,14 @@ from support.files import append_line, lock, read_json, size_of, write_json
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
 from support.results import metrics_of, print_table
 from support.servers import CallLog
-from support.settings import (
-    SCRIPTED,
-    changed_from_defaults,
-    fold,
-    made_by_rule,
-    resolve_settings,
-    resumed_settings,
-)
+from support.settings import SCRIPTED, fold, made_by_rule, resolve_settings, resumed_settings
 
 import asyncio
 import contextlib
 import dataclasses
 import os
-import re
-import resource
 import shlex
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -75,22 +64,6 @@ def model_of(given):
     return read_json(Path(given["resume"]) / "config.json").get("model", "toy")
 
 
-def new_state():
-    """What state.json holds, for a run that has done nothing yet."""
-    seconds = ["rollout", "simulator", "update", "evaluate", "total"]
-    return {
-        "step": -1,  # the last step that is done; 0 is the evaluation before training
-        "evaluations": [],
-        "seconds": dict.fromkeys(seconds, 0.0),
-        "tokens": {"sampled": 0, "trained": 0},
-        # how long each log was at the checkpoint: `RunDir.begin` cuts off what came later
-        "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
-        # the same of the log of calls of each rank: later calls were paid for, so they are not cut
-        # off, but serve as answers when the steps after the checkpoint are done again
-        "call_bytes": {},
-    }
-
-
 # ------------------------------------------------------------------------------------ the directory
 
 LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of an Episode
@@ -102,14 +75,13 @@ class RunDir:
     own calls to the user's model).
 
     path, cfg     the directory; Settings
-    is_new        whether the run begins anew, or goes on
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 
-    def __init__(self, path, cfg, rank=0, is_new=True):
-        self.path, self.cfg, self.is_new = Path(path), cfg, is_new
+    def __init__(self, path, cfg, rank=0):
+        self.path, self.cfg = Path(path), cfg
         self.first = rank == 0
         self.start_file = self.path / "start.pt"
         self.runner = asyncio.Runner()
@@ -117,64 +89,59 @@ class RunDir:
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
         self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
         self.held_lock = None  # of `lock`; None: not locked yet
-        self.writer = None  # of TensorBoard, with --tensorboard
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 
     # ---- begin and end
 
-    def enter(self, broadcast, all_gather_list):
-        """Lock the directory, if it is there. Returns the newest checkpoint, or None. The two
-        functions are of support/ranks.py, which imports torch; this file does without. Raises
-        BadInput, on every rank, where one does not find the checkpoint (another node without a
-        shared file system)."""
+    def enter(self, all_gather_list):
+        """Lock the directory, if it is there. Returns the newest checkpoint, or None. The function
+        is of support/ranks.py, which imports torch; this file does without. Raises BadInput, on
+        every rank, if they do not find the same (on nodes without a shared file system)."""
         self.lock()
-        existing = broadcast(checkpoints, self.path)
-        if not existing:
-            return None
-        checkpoint = existing[-1]
-        if not all(all_gather_list([checkpoint.is_dir()])):
+        newest = checkpoints(self.path)[-1:] or [None]
+        if len(set(all_gather_list(newest))) > 1:
             raise BadInput(
-                f"--resume {self.path}: {checkpoint.name} is not on every node; each needs this "
+                f"--resume {self.path}: the newest checkpoint is not on every node; each needs this "
                 "directory, shared or as a copy"
             )
-        return checkpoint
+        return newest[0]
 
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again, but read the calls that were paid for; write
         config.json and heldout.json, and lock the directory. Returns the state. Raises BadInput."""
-        state = read_json(checkpoint / "state.json") if checkpoint else new_state()
+        state = {  # of a run that has done nothing yet
+            "step": -1,  # the last step that is done; 0 is the evaluation before training
+            "evaluations": [],
+            "seconds": {"rollout": 0, "simulator": 0, "update": 0, "evaluate": 0, "total": 0},
+            # how long each log was at the checkpoint: what came later is cut off
+            "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
+            # the same of each rank's log of calls: later calls were paid for, so they are not cut
+            # off, but serve as answers when the steps after the checkpoint are done again
+            "call_bytes": {},
+        }
+        if checkpoint:
+            state = read_json(checkpoint / "state.json")
         if self.cfg.steps < state["step"]:
             raise BadInput(
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
         self.seconds_before = state["seconds"]["total"]
-        for name, size in state["log_bytes"].items():
-            path = self.path / name
-            if self.first and size_of(path) > size:  # to cut to more would fill it up with zeros
-                os.truncate(path, size)
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
-        if not self.first:
-            return state
-        try:
+        if self.first:
+            for name, size in state["log_bytes"].items():
+                path = self.path / name
+                if size_of(path) > size:  # to cut to more would fill it up with zeros
+                    os.truncate(path, size)
             write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
-        except OSError as error:
-            raise BadInput(f"--out {self.path}: cannot be written ({error.strerror})") from None
-        self.lock()  # a new run's directory is there now
-        (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
-        if self.cfg.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(self.path / "tensorboard")
-        if not (self.path / "heldout.json").exists():
-            # From it an evaluation knows whom the run was not trained on, and where its files are.
-            places = {name: str(Path(name).resolve()) for name in self.cfg.profiles or ()}
-            ids = [profile.id for profile in heldout]
-            write_json(self.path / "heldout.json", {"ids": ids, "profiles": places})
+            self.lock()  # a new run's directory is there now
+            (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
+            # from it an evaluation knows whom the run was not trained on
+            write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
         return state
 
     def finish(self, state):
@@ -182,20 +149,12 @@ class RunDir:
         if not self.first:
             return
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
-        unit = 1024**2 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         evaluations = state["evaluations"]
-        before, after = [
-            {key: value for key, value in scores.items() if key != "step"}
-            for scores in (evaluations[0], evaluations[-1])
-        ]
         summary = {
-            "before": before,
-            "after": after,
+            "before": evaluations[0],
+            "after": evaluations[-1],
             "steps": state["step"],
             "seconds": state["seconds"],
-            "tokens": state["tokens"],
-            "peak_rss_mb": round(peak, 1),
             "warnings": list(warnings_of(metrics_of(self.path)).values()),
             "evaluations": evaluations,
         }
@@ -230,14 +189,10 @@ class RunDir:
             row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
             self.append("dialogues.jsonl", row)
 
-    def log_step(self, state, episodes, row):
+    def log_step(self, episodes, row):
         """Log the dialogues and the metrics of a training step; print the warnings that are new."""
         self.log_dialogues(row["step"], "train", episodes)
-        state["tokens"]["sampled"] += row["tokens_sampled"]
-        state["tokens"]["trained"] += row["tokens_trained"]
         self.append("metrics.jsonl", row)
-        if self.writer:
-            self.log_numbers("train", row)
         self.rows.append(row)
         for name, sentence in warnings_of(self.rows).items():
             if name not in self.warned_of:
@@ -249,8 +204,6 @@ class RunDir:
         first and the last step."""
         step = scores["step"]
         self.log_dialogues(step, "heldout", episodes)
-        if self.writer:
-            self.log_numbers("heldout", scores)
         if step == 0 and scores["malformed"] > 50:  # they all earn 0: nothing to learn from
             self.tell(
                 f"{scores['malformed']:.0f} % of the dialogues before training ended malformed, at "
@@ -283,13 +236,6 @@ class RunDir:
         tokens = sum(row["tokens"] for row in rows)
         return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}
 
-    def log_numbers(self, prefix, numbers):
-        """Write the numbers of a step for TensorBoard, too."""
-        for key, value in numbers.items():
-            if isinstance(value, (int, float)):
-                self.writer.add_scalar(f"{prefix}/{key}", value, numbers["step"])
-        self.writer.flush()
-
     def tell(self, text):
         """Print a line above the progress bar."""
         if self.first:
@@ -298,19 +244,15 @@ class RunDir:
     def dialogue_bar(self, kind, step, total):
         """A progress bar of `total` dialogues. (The toy's in training are over too soon.)"""
         hidden = not self.first or (kind == "training" and self.cfg.toy)
-        title = f"step {step}" if kind == "training" else f"evaluating, step {step}"
+        title = f"{kind}, step {step}"
         return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)
 
     # ---- checkpoints
 
-    def needs_checkpoint(self, step):
-        """Is this step done, and the newest checkpoint of an earlier one?"""
-        existing = checkpoints(self.path)[-1:]
-        return step >= 0 and existing != [self.path / f"checkpoint-{step:06d}"]
-
     def save(self, state, write, all_gather_list):
-        """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. Then remove all but the newest two. Every rank must call this; the first one writes.
+        """Write a checkpoint of the last whole step, if there is one and it has none yet: under
+        another name and renamed, so that nobody ever finds half of one. Then remove all but the
+        newest two. Every rank must call this; the first one writes.
 
         state: what state.json will hold; write(directory): a function that writes everything else;
         all_gather_list: of support/ranks.py. The settings are a part of it (rlver.json), so that a
@@ -319,9 +261,9 @@ class RunDir:
         calls = self.calls.path
         size_here = [(calls.name, size_of(calls))] if calls else []
         state["call_bytes"].update(all_gather_list(size_here))
-        if not self.first:
-            return
         name = f"checkpoint-{state['step']:06d}"
+        if not self.first or state["step"] < 0 or (self.path / name).exists():
+            return
         scratch = self.path / f".{name}"
         shutil.rmtree(scratch, ignore_errors=True)
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
@@ -344,16 +286,16 @@ class RunDir:
 
 def checkpoints(out):
     """The checkpoints of a run, the oldest first."""
-    paths = Path(out).glob("checkpoint-*")
-    return sorted(path for path in paths if re.fullmatch(r"checkpoint-\d+", path.name))
+    return sorted(Path(out).glob("checkpoint-*"))
 
 
 def newest_state(out):
     """The state of a run: its summary.json or, if that is not there yet, the state.json of its
     newest checkpoint. Raises BadInput if there is neither."""
-    states = [read_json(place / "state.json") for place in checkpoints(out)[-1:]]
-    for state in [read_json(out / "summary.json"), *states]:
-        if "evaluations" in state:
+    states = [path / "state.json" for path in checkpoints(out)[-1:]]
+    for path in [out / "summary.json", *states]:
+        state = read_json(path)
+        if state:
             return state
     raise BadInput(f"{out}: this run has not come to its first checkpoint")
 
@@ -362,8 +304,8 @@ def newest_state(out):
 
 
 def refuse_other_heldout(out, users):
-    """Raise BadInput if the run in `out` held out others than these `users`, because its profiles
-    have changed."""
+    """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
+    because its profiles have changed."""
     ids = [profile.id for profile in users]
     if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
@@ -372,16 +314,7 @@ def refuse_other_heldout(out, users):
         )
 
 
-def profile_files(out, names):
-    """The paths of the files of profiles `names` of the run in `out`: as the run named them, or,
-    from another directory, where they were when it began."""
-    places = read_json(Path(out) / "heldout.json").get("profiles", {})
-    return [name if Path(name).is_file() else places.get(name, name) for name in names or ()]
-
-
 # ------------------------------------------------------------------------------- what a run prints
-
-SCALE_OF_BENCHMARK = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
 
 
 def scale_of_run(settings):
@@ -390,49 +323,19 @@ def scale_of_run(settings):
 
 
 def print_head(cfg, out, training, held_out, ranks=1, step=0):
-    """What a run prints before its first dialogue: what is trained on whom, what differs from the
-    defaults, how often the user's model is asked, and where all goes. training, held_out: numbers of
-    users; step: the last step that is done, above 0 in a resumed run."""
+    """What a run prints before its first dialogue: what is trained on whom, and where all goes.
+    training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
+    run."""
     begin = f"Step {step} is done, going on: " if step > 0 else ""
-    policy = "the toy's policy" if cfg.toy else cfg.model
-    how = "thinking before each reply" if cfg.think else "replying directly"
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
-    print(
-        fold(
-            f"{begin}{cfg.algo.upper()} trains {policy}, {how}: {cfg.steps} steps of "
-            f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
-        )
-    )
-    changed = changed_from_defaults(cfg)
-    if changed:
-        print(fold(f"Settings that differ from the defaults: {changed}"))
-    print(
-        fold(
-            f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-            f"{held_out} held out. {made_by_rule(cfg.simulator)}"
-        )
-    )
-    scales = f"{scale_of_run(vars(cfg))} (the benchmark of evaluate.py: {SCALE_OF_BENCHMARK})"
-    print(fold(f"Scores are mean final emotions, {scales}."))
-    if cfg.simulator not in SCRIPTED:
-        print(fold(calls_text(cfg, step)))
-    print(fold(f"All goes to {out}; config.json there has every setting."), flush=True)
-
-
-def calls_text(cfg, step):
-    """How many calls the user's model gets at most in the steps after `step`.
-
-    At most: as if no user said goodbye. A dialogue of T turns is T calls of f_emo and T - 1 of
-    f_reply, because the last reply gets no answer; a group is one call more, for its first line. An
-    evaluation is one dialogue with each held-out user."""
-    steps = range(max(step, 0) + 1, cfg.steps + 1)
-    of_step = cfg.batch_size // cfg.group_size + cfg.batch_size * (2 * cfg.max_turns - 1)
-    # before (unless that is done), after, and every --eval-every steps between
-    evaluations = (step < 0) + (cfg.steps > 0)
-    if cfg.eval_every:
-        evaluations += sum(n % cfg.eval_every == 0 for n in steps[:-1])
-    calls = len(steps) * of_step + evaluations * cfg.eval_size * 2 * cfg.max_turns
-    return f"Calls to the user's model, at most: {of_step:,} a step, {calls:,} in all."
+    for text in (
+        f"{begin}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
+        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}.",
+        f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
+        f"{held_out} held out. {made_by_rule(cfg.simulator)}",
+        f"All goes to {out}; config.json there has every setting.",
+    ):
+        print(fold(text), flush=True)
 
 
 def progress(metrics, rollout_seconds):
@@ -446,10 +349,9 @@ def progress(metrics, rollout_seconds):
 
 def dialogue_text(title, episode, hidden_need):
     """One dialogue, word for word, and then what its user needed, in words."""
-    counts = ", which counts 0" if episode.ended == "malformed" else ""
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
-        f"{episode.emotion}{counts}",
+        f"{episode.emotion}",
         f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
     ]
     for turn in episode.turns:
@@ -457,36 +359,25 @@ def dialogue_text(title, episode, hidden_need):
             lines.append(f"    (thinks      {turn['thought']})")
         lines.append(f"    policy       {turn['reply']}")
         if turn["emotion"] is not None:
-            emotion, change = f"[{turn['emotion']:3}]", f"({turn['change']:+d})"
-            if turn["user"] is None:  # the dialogue is over: there is no answer
-                lines.append(f"    (end) {emotion}  {change}")
-            else:
-                lines.append(f"    user  {emotion}  {turn['user']}  {change}")
+            answer = turn["user"] or "(the end)"
+            lines.append(f"    user  [{turn['emotion']:3}]  {answer}  ({turn['change']:+d})")
     lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 
 
 def print_summary(out):
-    """The end of a run: scores before and after, time and memory, warnings, what to do next."""
+    """The end of a run: scores before and after, time, warnings, what to do next."""
     config, summary = read_json(out / "config.json"), read_json(out / "summary.json")
     print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
     print_table({name: summary[name] for name in ("before", "after")})
-    malformed = summary["after"]["malformed"]
-    print(
-        fold(
-            f"success: dialogues that end at 100; failure: below 10; {malformed:.1f} % end with a "
-            f"malformed reply. {made_by_rule(config['simulator'])}"
-        )
-    )
-    seconds = summary["seconds"]
-    parts = (
-        f"rollout {seconds['rollout']:.0f} (waiting for the user {seconds['simulator']:.0f}), "
-        f"update {seconds['update']:.0f}, evaluate {seconds['evaluate']:.0f}"
-    )
-    print(fold(f"{seconds['total']:.0f} s in all: {parts}; {summary['peak_rss_mb']:.0f} MiB"))
+    malformed = f"{summary['after']['malformed']:.1f} % end with a malformed reply"
+    print(fold(f"success: dialogues that end at 100; failure: below 10; {malformed}."))
+    print(fold(made_by_rule(config["simulator"])))
+    for part, seconds in summary["seconds"].items():
+        print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
-    run, report = [shlex.quote(str(path)) for path in (out, out / "report.html")]
-    print(f"\nopen {report}")
-    print(f"next: the benchmark ({SCALE_OF_BENCHMARK}), before and after this run:")
-    print(f"    python evaluate.py --policy {run} --before-after")
+    scale = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
+    print(f"open {out}/report.html")
+    print(f"next: the benchmark ({scale}), before and after this run:")
+    print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")

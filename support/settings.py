@@ -3,7 +3,7 @@
 First a parser that complains in one line, types for numbers that have bounds, and names of models.
 Then `Settings`, a dataclass: each field is a setting, with its default and the help text of its
 flag. Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing
-here imports torch or a chapter.
+here imports torch (but to see whether there is a GPU) or a chapter.
 """
 
 from support.errors import BadInput, RunError
@@ -11,12 +11,10 @@ from support.errors import BadInput, RunError
 import argparse
 import importlib.util
 import json
-import os
 import re
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 # --------------------------------------------------------------------------- any program's command
 
@@ -33,9 +31,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line, not the whole usage."""
 
     def error(self, message):
-        """End the program with exit code 2. (Of many ranks the first one complains.)"""
-        is_first = os.environ.get("RANK", "0") == "0"
-        self.exit(2, f"{self.prog}: {message} (see --help)\n" if is_first else None)
+        """End the program with exit code 2."""
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
     def run(self, work, argv):
         """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
@@ -51,34 +48,29 @@ class Parser(argparse.ArgumentParser):
             return 130
 
 
-def checked(read, test, what, example=""):
+def checked(read, test, what):
     """A type for argparse: a function that returns read(text) if that passes `test`, and else
-    complains in one line that `what` is needed, as in the `example`."""
+    complains in one line that `what` is needed."""
 
     def check(text):
         try:
             value = read(text)
-        except (ValueError, RecursionError):
-            value = None
-        if value is None or not test(value):
-            raise argparse.ArgumentTypeError(f"{what} is needed{example}, not {text!r}")
-        return value
+            if test(value):
+                return value
+        except ValueError:
+            pass  # what `read` cannot read
+        raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
 
     return check
 
 
 natural = checked(int, lambda x: x >= 0, "a whole number from 0")
 positive = checked(int, lambda x: x >= 1, "a whole number from 1")
-above_zero = checked(float, lambda x: 0 < x < float("inf"), "a number above 0")
-not_negative = checked(float, lambda x: 0 <= x < float("inf"), "a number from 0")
+above_zero = checked(float, lambda x: x > 0, "a number above 0")
+not_negative = checked(float, lambda x: x >= 0, "a number from 0")
 fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-json_object = checked(
-    json.loads,
-    lambda value: isinstance(value, dict),
-    "a JSON object",
-    ", as '{\"enable_thinking\": false}'",
-)
+json_object = checked(json.loads, lambda x: isinstance(x, dict), "a JSON object")
 
 
 # The --simulator names of users that are played by rule, and what these rules are. They cost
@@ -147,16 +139,14 @@ REAL = {
 # ------------------------------------------------------------------------------------- the settings
 
 
-def flag(default, text, read=None, needs=None, **options):
+def flag(default, text, read=None, **options):
     """A setting with a flag.
 
     default: None if the presets have it, or if "not given" is one. text: its help. read: makes a
-    value of the flag's text and checks its bounds. needs: the flag without which this one has no
-    effect: "--kl-coef", or "--algo ppo" if it needs this value, or "--simulator openai:|local:" for
-    values that begin so. options: more of argparse's."""
+    value of the flag's text and checks its bounds. options: more of argparse's."""
     if read:
         options = {"type": read, "metavar": "N", **options}
-    return field(default=default, metadata={"text": text, "needs": needs, "options": options})
+    return field(default=default, metadata={"text": text, "options": options})
 
 
 @dataclass
@@ -205,9 +195,6 @@ class Settings:
     steps: int = flag(None, "training steps; 0: only evaluate", natural)
     seed: int = flag(0, "seed of all random numbers", natural)
     save_every: int = flag(None, "steps from one checkpoint to the next", positive)
-    tensorboard: bool = flag(
-        False, "also write the metrics for TensorBoard, if installed", action="store_true"
-    )
 
     # ---- rollout
     batch_size: int = flag(None, "dialogues in a training step", positive)
@@ -227,10 +214,7 @@ class Settings:
         choices=["torch", "vllm"],
     )
     engine_memory: float = flag(
-        0.45,
-        "share of the GPU's memory that vLLM takes while it samples",
-        fraction,
-        "--engine vllm",
+        0.45, "share of the GPU's memory that vLLM takes while it samples", fraction
     )
 
     # ---- the user's model
@@ -238,16 +222,14 @@ class Settings:
         None,
         "calls to the server at the same time, from each rank; not given: --batch-size",
         positive,
-        "--simulator openai:",
     )
     simulator_timeout: float = flag(
         60.0,
         "seconds until a call is tried again; after 300 in all it is given up",
         above_zero,
-        "--simulator openai:",
     )
     simulator_temperature: float = flag(
-        0.0, "sampling temperature of the user's model", not_negative, "--simulator openai:|local:"
+        0.0, "sampling temperature of the user's model", not_negative
     )
 
     # ---- what is rewarded
@@ -260,8 +242,7 @@ class Settings:
     advantage: str = flag(
         "grpo",
         "a reward less the mean of its group, divided by the group's std (grpo) or not divided "
-        "(dr-grpo); or less the mean of the others in the group (rloo)",
-        needs="--algo grpo",
+        "(dr-grpo); or less the mean of the others in the group (rloo); only with --algo grpo",
         choices=["grpo", "dr-grpo", "rloo"],
     )
 
@@ -270,24 +251,23 @@ class Settings:
         0, "train adapters (LoRA) of this rank on the frozen model; 0: train all weights", natural
     )
     lora_alpha: float = flag(
-        32.0, "the adapters' output is scaled by alpha / rank", above_zero, "--lora-rank"
+        32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
     )
     lr: float = flag(None, "learning rate of the policy", above_zero)
-    critic_lr: float = flag(None, "learning rate of the critic", above_zero, "--algo ppo")
+    critic_lr: float = flag(None, "learning rate of the critic (PPO)", above_zero)
     warmup: int = flag(None, "steps in which the learning rates rise from 0", natural)
     minibatches: int = flag(
         None, "optimizer steps on each batch; with 1 clipping never acts", positive
     )
     gamma: float = flag(
-        1.0, "discount of the reward per token of the policy", fraction, "--algo ppo"
+        1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
-    lam: float = flag(1.0, "lambda of GAE", fraction, "--algo ppo")
+    lam: float = flag(1.0, "lambda of GAE; only with --algo ppo", fraction)
     clip_eps: float = flag(0.2, "clip the ratio pi / pi_old to 1 - this .. 1 + this", above_zero)
     value_clip: float = flag(
         0.5,
-        "how far the critic's values may move in an update; 0: any distance",
+        "how far the critic's values (PPO) may move in an update; 0: any distance",
         not_negative,
-        "--algo ppo",
     )
     kl_coef: float = flag(
         0.0,
@@ -296,8 +276,8 @@ class Settings:
     )
     kl_estimator: str = flag(
         "k3",
-        "estimator of the KL: k1 (PPO only) goes into the reward, the others into the loss",
-        needs="--kl-coef",
+        "estimator of the KL: k1 (PPO only) goes into the reward, the others into the loss; only "
+        "with --kl-coef",
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag(0.001, "weight of the entropy bonus", not_negative)
@@ -313,9 +293,6 @@ class Settings:
     )
     eval_every: int = flag(0, "steps between evaluations; 0: only before and after", natural)
 
-    # no flag: the most tokens of a dialogue; None: as many as the model allows
-    context: int = None
-
     @property
     def toy(self):
         return self.model == "toy"
@@ -325,22 +302,10 @@ class Settings:
         return "think" if self.think else "direct"
 
 
-FLAGS = [setting for setting in fields(Settings) if setting.metadata]  # settings with a flag
-# {the first setting of a group of --help: the title of the group}
-GROUPS = {
-    "algo": "what to train, on whom",
-    "steps": "the run",
-    "batch_size": "rollout",
-    "simulator_concurrency": "the user's model, where it is a server",
-    "reward": "what is rewarded",
-    "lora_rank": "update",
-    "eval_size": "evaluation on held-out users",
-}
 # What a resumed run may change, because it changes no result.
 RESUMABLE = (
     "steps",
     "save_every",
-    "tensorboard",
     "engine_memory",
     "simulator_concurrency",
     "simulator_timeout",
@@ -371,18 +336,18 @@ def make_parser():
         "a\nsimulated user, whose final emotion is the reward.",
         epilog=EPILOG,
     )
-    for setting in FLAGS:
-        if setting.name in GROUPS:
-            group = parser.add_argument_group(GROUPS[setting.name])
-        options = setting.metadata["options"]
-        group.add_argument(flag_name(setting.name), default=None, help=help_of(setting), **options)
-    group = parser.add_argument_group("its directory")
-    group.add_argument(
+    for setting in fields(Settings):
+        name, about, default = setting.name, setting.metadata, setting.default
+        if name in TOY:
+            default = re.sub("[{}']", "", f"{TOY[name]} / {REAL[name]}")
+        text = about["text"] if default is None else f"{about['text']} (default: {default})"
+        parser.add_argument(flag_name(name), default=None, help=text, **about["options"])
+    parser.add_argument(
         "--out",
         metavar="DIR",
         help="directory for all files of the run (default: runs/<time>-<algo>-<mode>)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--resume",
         metavar="DIR",
         help="continue the run in DIR with its settings; only flags that change no result may be "
@@ -396,19 +361,6 @@ def flag_name(name):
     return "--" + name.replace("_", "-")
 
 
-def help_of(setting):
-    """The help of a setting's flag, with what it needs and with its default: that of the toy and
-    that of a real model where they differ."""
-    name, about = setting.name, setting.metadata
-    notes = [f"only with {about['needs']}"] if about["needs"] else []
-    default = setting.default
-    if name in TOY:
-        default = f"{TOY[name]} / {REAL[name]}".translate({ord(c): None for c in "{}'"})
-    if default is not None and default is not False:
-        notes.append(f"default: {default}")
-    return f"{about['text']} ({'; '.join(notes)})" if notes else about["text"]
-
-
 # -------------------------------------------------------------------------- settings of a new run
 
 
@@ -416,89 +368,60 @@ def resolve_settings(given):
     """Fill in the defaults, and check that the flags fit together.
 
     given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    values = defaults(given)
-    values |= {name: given[name] for name in values if given.get(name) is not None}
-    cfg = Settings(**values)
-    check(cfg, given)
+    names = {setting.name for setting in fields(Settings)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    cfg = Settings(**{name: chosen[name] for name in names & set(chosen)})
+    cases = (cfg.algo, cfg.mode, "lora" if cfg.lora_rank else "full")
+    for name, value in (TOY if cfg.toy else REAL).items():
+        if isinstance(value, dict):
+            value = next(value[case] for case in cases if case in value)
+        if name not in chosen:
+            setattr(cfg, name, value)
+    if cfg.engine is None:
+        import torch  # imported late: scoring a result file does not need it
+
+        takes_vllm = not cfg.toy and vllm_is_there() and torch.cuda.is_available()
+        cfg.engine = "vllm" if takes_vllm else "torch"
+    check(cfg, chosen)
     return cfg
 
 
-def defaults(given):
-    """{name: default} of all settings in a run with the flags `given`."""
-    is_toy = (given.get("model") or "toy") == "toy"
-    cases = {
-        given.get("algo") or "grpo",
-        "think" if given.get("think") else "direct",
-        "lora" if given.get("lora_rank") else "full",
-    }
-    values = {setting.name: setting.default for setting in fields(Settings)}
-    for name, value in (TOY if is_toy else REAL).items():
-        if isinstance(value, dict):
-            value = next(value[case] for case in value if case in cases)
-        values[name] = value
-    values["engine"] = "torch"
-    if not is_toy and vllm_is_there():
-        import torch  # imported late: scoring a result file does not need it
-
-        if torch.cuda.is_available():
-            values["engine"] = "vllm"
-    return values
-
-
-def check(cfg, given):
-    """Raise BadInput for a flag among `given` that has no effect in a run with the Settings `cfg`,
-    and for settings that contradict each other."""
-    for setting in FLAGS:
-        if given.get(setting.name) is not None and not has_effect(setting, cfg):
+def check(cfg, chosen):
+    """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
+    the run would ignore: it would be another run than the one that was asked for."""
+    is_grpo = cfg.algo == "grpo"
+    ignored = ["gamma", "lam"] if is_grpo else ["advantage"]
+    if not cfg.kl_coef:
+        ignored.append("kl_estimator")
+    if not cfg.lora_rank:
+        ignored.append("lora_alpha")
+    for name in ignored:
+        if name in chosen:
             raise BadInput(
-                f"{flag_name(setting.name)} has no effect without {setting.metadata['needs']}; "
-                "leave it out, or give that, too"
+                f"{flag_name(name)} has no effect in this run; --help says what it needs"
             )
-    grpo = cfg.algo == "grpo"
     if cfg.batch_size % cfg.group_size:
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
             "groups must be whole"
         )
-    if grpo and cfg.group_size == 1:
+    if is_grpo and cfg.group_size == 1:
         raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
-    if grpo and cfg.kl_coef and cfg.kl_estimator == "k1":
+    if is_grpo and cfg.kl_coef and cfg.kl_estimator == "k1":
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have")
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
             "up to how far the emotion came"
         )
-    if cfg.batch_size < cfg.minibatches:
-        raise BadInput(
-            f"--minibatches {cfg.minibatches}: more than the dialogues of a step (--batch-size "
-            f"{cfg.batch_size}); give fewer"
-        )
-    if cfg.tensorboard and not importlib.util.find_spec("tensorboard"):
-        raise BadInput("--tensorboard: the package is not installed; pip install tensorboard")
     if cfg.engine == "vllm" and not vllm_is_there():
         raise BadInput(
             "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
         )
 
 
-def has_effect(setting, cfg):
-    """Does this setting do anything in a run with the Settings `cfg`?"""
-    needed, _, beginnings = (setting.metadata["needs"] or "--algo").partition(" ")
-    value = getattr(cfg, needed.removeprefix("--").replace("-", "_"))
-    return bool(value) and str(value).startswith(tuple(beginnings.split("|")))
-
-
 def vllm_is_there():
     return importlib.util.find_spec("vllm") is not None
-
-
-def changed_from_defaults(cfg):
-    """What differs in the Settings `cfg` from the defaults of its algorithm and model: "steps 10,
-    eval_size 32"; "" if nothing does."""
-    usual = defaults(vars(cfg))
-    changed = {name: value for name, value in vars(cfg).items() if value != usual[name]}
-    return ", ".join(f"{name} {value}" for name, value in changed.items())
 
 
 # ---------------------------------------------------------------------- settings of a resumed run
@@ -510,10 +433,9 @@ def resumed_settings(config, given):
 
     Raises BadInput if `config` does not have the fields of this version, and for a flag that would
     change the results. The address of the simulator's server may change, but not its model."""
-    names = {setting.name for setting in fields(Settings)}
-    if not isinstance(config, dict) or set(config) != names:
+    if set(config) != {setting.name for setting in fields(Settings)}:
         raise BadInput(
-            f"--resume {Path(given['resume'])}: there is no run here (config.json is missing, "
+            f"--resume {given['resume']}: there is no run here (config.json is missing, "
             "unreadable or of another version)"
         )
     changes = {
@@ -527,6 +449,4 @@ def resumed_settings(config, given):
                 f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "
                 f"only {', '.join(map(flag_name, RESUMABLE))} and the simulator's address can"
             )
-    cfg = Settings(**{**config, **changes})
-    check(cfg, given)
-    return cfg
+    return Settings(**{**config, **changes})

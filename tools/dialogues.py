@@ -10,7 +10,6 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
 from support.results import intention_of, recorded_dialogues
-from support.rundir import profile_files
 from support.settings import Parser, fold
 
 import argparse
@@ -54,8 +53,7 @@ KEPT = "id profile_id first_line start task intention kind step split raw".split
 def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
     config = read_json(Path(path).parent / "config.json")
-    files = profile_files(Path(path).parent, config.get("profiles"))
-    people = {profile.id: profile for profile in people_of(files)}
+    people = {profile.id: profile for profile in people_of(config.get("profiles"))}
     dialogues = []
     for number, recorded in enumerate(recorded_dialogues(path), 1):
         profile = people.get(recorded["profile_id"])

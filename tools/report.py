@@ -18,8 +18,8 @@ from support.results import (
     metrics_of,
     parts_of,
 )
-from support.rundir import newest_state, profile_files, scale_of_run
-from support.settings import Parser, Settings, changed_from_defaults, made_by_rule
+from support.rundir import newest_state, scale_of_run
+from support.settings import Parser, made_by_rule
 
 import io
 import re
@@ -150,8 +150,7 @@ def draw_curves(out, rows, evaluations):
 def dialogues_of_run(out, config, last_step):
     """{"before": dialogues with held-out users before training, "after": those of the last
     evaluation}, each with what a result file tells of its user."""
-    files = profile_files(out, config["profiles"])
-    _, people = users_of_run(files, config["eval_size"], config["simulator"])
+    _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
     profiles = {profile.id: profile for profile in people}
     sides = {step: [] for step in (0, last_step)}
     # most lines are dialogues of training: `containing` skips them unread
@@ -198,7 +197,6 @@ def write_page(out):
     html = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         title=out.name,
         settings=config,
-        changed=changed_from_defaults(Settings(**config)) or "none",
         scale=scale_of_run(config),
         by_rule=made_by_rule(config["simulator"]),
         steps=len(rows),
@@ -214,7 +212,7 @@ def write_page(out):
         },
     )
     page = out / "report.html"
-    write_file(page, html.encode("utf-8", "replace"))  # half a surrogate pair becomes a "?"
+    write_file(page, html)
     return page
 
 
