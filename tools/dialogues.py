@@ -81,7 +81,7 @@ def load_dialogues(path):
 def people_of(paths):
     """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
     dialogue may be with."""
-    people = [profile for path in paths for profile in load_profiles(path)]
+    people = [profile for path in paths or () for profile in load_profiles(path)]
     if people:
         return people
     # A run may have held out more than the usual 128 (--eval-size). User i is the same person

@@ -21,12 +21,13 @@ both. (Without --judge a script does it, for the toy's sentences.)
 
 from support import stats
 from support.errors import BadInput, SimulatorFailed
-from support.files import make_record, read_json, read_jsonl
+from support.files import read_json, read_jsonl
 from support.results import recorded_dialogues
 from support.settings import SCRIPTED, fold, made_by_rule, not_negative, positive
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
 from itertools import zip_longest
 from pathlib import Path
@@ -58,7 +59,7 @@ def replay_file(args):
     recorded, though the user is the recorded one."""
     check_files(args, least=1)
     (path,) = args.files
-    people = {dialogue.profile_id: profile_of(dialogue, path) for dialogue in load_dialogues(path)}
+    people = {dialogue.profile_id: profile_of(dialogue) for dialogue in load_dialogues(path)}
     recorded = USUAL_USER | settings_of(path)
     args.simulator = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
@@ -89,13 +90,14 @@ def settings_of(path):
     return read_json(Path(path).parent / "config.json") | first.get("rlver", {})
 
 
-def profile_of(dialogue, path):
+def profile_of(dialogue):
     """The profile of a dialogue's user: of a log it is known, of a result file it is read."""
     if dialogue.raw is None:
         return dialogue.profile
     # a result file does not have these two
     row = {"main_cha": "?", "cha_group": [], **dialogue.raw}
-    return make_record(row, simulator.Profile, path, {}, simulator.ALLOWED_VALUES)
+    names = [field.name for field in dataclasses.fields(simulator.Profile)]
+    return simulator.Profile(**{name: row[name] for name in names if row.get(name) is not None})
 
 
 def make_user(args, level, log):
