@@ -66,7 +66,7 @@ def read_jsonl(path, start=0, containing=b""):
                 continue
             try:
                 yield number, json.loads(line), None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, None, f"not a whole JSON object ({error}); is the file half-written?"
 
 

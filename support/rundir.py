@@ -378,6 +378,6 @@ def print_summary(out):
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
     scale = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
-    print(f"open {out}/report.html")
+    print(f"open {shlex.quote(f'{out}/report.html')}")
     print(f"next: the benchmark ({scale}), before and after this run:")
     print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")

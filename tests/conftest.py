@@ -91,7 +91,7 @@ def no_pictures():
     from tools import report
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda *_: [])
+        patch.setattr(report, "draw_curves", lambda *_: ([], ""))
         yield
 
 

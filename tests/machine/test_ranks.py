@@ -165,18 +165,6 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
     assert code != 0 and "rank 1 fell ill" in err
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_bad_flag_is_told_by_the_first_rank(rank, monkeypatch, capfd):
-    """Flags are read before the ranks meet: RANK alone says who may complain, and all end."""
-    import rlver
-
-    monkeypatch.setenv("RANK", rank)
-    with pytest.raises(SystemExit) as stop:
-        rlver.main(["--algo", "dpo"])
-    assert stop.value.code == 2
-    assert len(re.findall("^rlver.py: ", capfd.readouterr().err, re.M)) == (rank == "0")
-
-
 def failing(tiny_dir, out):
     from support.errors import SelfCheckFailed
 

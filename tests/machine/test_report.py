@@ -61,7 +61,7 @@ def test_the_page_of_a_run(run):
     """Numbers and words of the log, each word as a text. The picture beside it is one."""
     html = read(report.draw(run))
     assert html.count("&lt;script&gt;window.pwned = 1") == 18  # two sides of nine texts
-    assert "21.1 ± 1.3 → 85.0 ± 1.4" in html and "steps 4, max_turns 3" in html
+    assert "21.1 ± 1.3 → 85.0 ± 1.4" in html
     assert "from 30, 3 replies" in html and "2 of 4 training steps" in html
     assert "Made by rule: the user toy is a script" in html and "27 (-3)" in html
     assert "KL within the update" in html and "Clipped" not in html and "never trained on" in html

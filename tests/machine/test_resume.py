@@ -107,7 +107,7 @@ def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
     undo each other's files."""
     out = shutil.copytree(half, tmp_path / "out")
     settings = Settings(**json.loads((out / "config.json").read_text()))
-    running = rundir.RunDir(out, settings, is_new=False)
+    running = rundir.RunDir(out, settings)
     running.lock()
     before = files(out)
     assert go_on(out, "--steps", 3) == 2

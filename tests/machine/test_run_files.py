@@ -3,6 +3,7 @@ seed decides all of it."""
 
 import json
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_the_summary_is_what_the_dialogues_say(whole):
     dialogues.jsonl alone."""
     out = whole("grpo")
     told = json.loads((out / "summary.json").read_text())
-    assert told["steps"] == 4 and told["peak_rss_mb"] > 0
+    assert told["steps"] == 4
     for name, step in (("before", 0), ("after", 4)):
         lines = [
             line
@@ -95,6 +96,7 @@ def test_the_summary_is_what_the_dialogues_say(whole):
         final = [line["turns"][-1]["emotion"] for line in lines]
         assert told[name] == pytest.approx(
             {
+                "step": step,
                 "dropped": 0,
                 "unreadable": 0,
                 "tokens_dropped": 0,
@@ -108,8 +110,6 @@ def test_the_summary_is_what_the_dialogues_say(whole):
             }
         )
         assert told[name]["score"] == pytest.approx(mean(100 * line["reward"] for line in lines))
-    for key in ("sampled", "trained"):
-        assert told["tokens"][key] == sum(row[f"tokens_{key}"] for row in metrics(out))
 
 
 @pytest.mark.slow
@@ -139,11 +139,7 @@ def test_no_steps_means_evaluation_only_and_one_file_of_profiles_is_split(tiny_d
         == 0
     )
     told = summary(tmp_path / "out")
-    assert (
-        told["before"] == told["after"]
-        and told["before"]["n"] == 2
-        and told["steps"] == told["tokens"]["sampled"] == 0
-    )
+    assert told["before"] == told["after"] and told["before"]["n"] == 2 and told["steps"] == 0
     assert [
         (line["split"], line["profile_id"]) for line in rows(tmp_path / "out" / "dialogues.jsonl")
     ] == [("heldout", "toy-train-0008"), ("heldout", "toy-train-0009")]
@@ -176,10 +172,24 @@ def test_the_seed_decides_everything(whole, tiny_dir, tmp_path):
 def test_every_user_is_visited_once_per_pass():
     """Drawing with replacement would train on some users three times and on a third never. And a
     step's users follow from its number alone, or a resumed run would meet others."""
-    folk = list(range(7))
-    visits = [who for step in range(1, 22) for who in profiles_of_step(folk, 3, seed=5, step=step)]
+    folk = [SimpleNamespace(id=i, need="") for i in range(7)]
+
+    def ids(count, seed, step, people=folk):
+        return [who.id for who in profiles_of_step(people, count, seed, step)]
+
+    visits = [who for step in range(1, 22) for who in ids(3, 5, step)]
     passes = [visits[i : i + 7] for i in range(0, 63, 7)]
-    assert all(sorted(one) == folk for one in passes)
+    assert all(sorted(one) == list(range(7)) for one in passes)
     assert len({tuple(one) for one in passes}) > 7  # each in an order of its own
-    assert profiles_of_step(folk, 3, 5, 20) == visits[57:60] != profiles_of_step(folk, 3, 6, 20)
-    assert sorted(profiles_of_step(folk, 14, 5, 1)) == sorted(folk * 2)  # more dialogues than users
+    assert ids(3, 5, 20) == visits[57:60] != ids(3, 6, 20)
+    assert sorted(ids(14, 5, 1)) == sorted([*range(7)] * 2)  # more dialogues than users
+
+
+def test_every_step_has_all_needs():
+    """Without it a need was in no batch of a few steps running, what is said to its users changed
+    unpaid, and one run of eleven lost a need for ever. Of each need everybody is met once a
+    pass."""
+    folk = toy_profiles("train", 24)  # three of each of eight needs
+    steps = [profiles_of_step(folk, 8, 0, step) for step in range(1, 4)]
+    assert all(len({person.need for person in step}) == 8 for step in steps)
+    assert len({person.id for step in steps for person in step}) == 24

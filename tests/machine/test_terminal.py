@@ -4,13 +4,11 @@ codes, and what is made by rule."""
 from support import rundir
 from support.metrics import scale_in_words
 from support.results import scale_of_settings, what_scores_are
-from support.settings import SCRIPTED, changed_from_defaults, made_by_rule, resolve_settings
+from support.settings import SCRIPTED, made_by_rule, resolve_settings
 
 import json
 import random
 from pathlib import Path
-
-import pytest
 
 from policy import Episode
 from simulator import toy_profiles
@@ -28,37 +26,16 @@ def head(capsys, given, **more):
 def test_a_usual_run_says_what_is_trained_on_whom_and_nothing_of_defaults(capsys):
     """It printed forty settings, none of which anybody had chosen."""
     text = head(capsys, {})
-    assert "GRPO trains the toy's policy, replying directly: 36 steps of 64 dialogues" in text
+    assert "GRPO trains toy (direct): 36 steps of 64 dialogues" in text
     assert "500 users to train on, 128 held out" in text and "config.json" in text
-    assert "differ" not in text and "critic_lr" not in text
+    assert "critic_lr" not in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        # 0 is a value and not "no value"; the default of steps hangs on thinking
-        ({"steps": 0}, "steps 0"),
-        ({"think": True, "steps": 30}, "think True"),
-        ({"steps": 30}, "steps 30"),
-        # with adapters another learning rate is usual: it is no change
-        ({"lora_rank": 8}, "lora_rank 8"),
-        ({"lora_rank": 8, "lr": 4e-4}, "lora_rank 8, lr 0.0004"),
-        # PPO's groups of one are no choice, and a real model has defaults of its own
-        ({"algo": "ppo"}, "algo ppo"),
-        ({"model": "a/b", "steps": 36, "engine": "torch"}, "model a/b, steps 36"),
-        ({"engine": "torch"}, ""),
-    ],
-)
-def test_what_counts_as_changed(given, said):
-    assert changed_from_defaults(resolve_settings(given)) == said
 
 
 def test_a_resumed_run_says_where_it_is(capsys):
     assert head(capsys, {}, step=5).startswith("Step 5 is done, going on: GRPO trains")
     text = head(capsys, {"algo": "ppo", "think": True, "eval_size": 32}, ranks=2)
-    assert "PPO trains the toy's policy, thinking before each reply" in text
-    assert "on 2 ranks." in text and "defaults: algo ppo, think True, eval_size 32" in text
+    assert "PPO trains toy (think)" in text and "on 2 ranks." in text
 
 
 def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
@@ -83,7 +60,6 @@ def finished_run(out, **settings):
         "after": {"score": 87.25, **scores, "failure": 0.0},
         "steps": 10,
         "seconds": {"total": 50, "rollout": 30, "simulator": 6, "update": 9, "evaluate": 4},
-        "peak_rss_mb": 700.0,
         "warnings": [],
     }
     (out / "summary.json").write_text(json.dumps(summary))
@@ -97,8 +73,7 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     assert "held-out users, mean final emotion (from 30, 3 replies):" in text
     after = next(line for line in text.splitlines() if line.startswith("after"))
     assert after.split() == ["after", "87.2", "1.5", "0.0%", "0.0%", "32"]
-    # the waits for the user are a part of the rollout
-    assert "50 s in all: rollout 30 (waiting for the user 6), update 9, evaluate 4;" in text
+    assert ["rollout", "30", "s"] in [line.split() for line in text.splitlines()]
     assert "Made by rule: the user toy" in text
     # the path has a space in it: what is printed can be typed
     *_, opened, title, command = text.splitlines()
@@ -117,9 +92,7 @@ def test_the_last_line_of_a_dialogue_says_that_it_is_the_end():
     text = rundir.dialogue_text("before training", episode, "The hidden need: advice.")
     first, *_, last, need = text.strip().splitlines()
     assert first.endswith("ended by turn_limit, final emotion 24")
-    assert last == "    (end) [ 24]  (-4)" and need == "The hidden need: advice."
-    episode.ended = "malformed"
-    assert "final emotion 24, which counts 0" in rundir.dialogue_text("", episode, "")
+    assert last == "    user  [ 24]  (the end)  (-4)" and need == "The hidden need: advice."
 
 
 # --------------------------------------------------------------------------------------- the scale

@@ -1,11 +1,10 @@
-"""Intervals, correlations, reliability and agreement, by hand."""
+"""Correlations and agreement, by hand."""
 
 from support.stats import spearman
 
 import pytest
 
 from tools.blind import krippendorff
-from tools.replay import reliability
 
 
 def test_ranks_by_hand():
@@ -13,16 +12,6 @@ def test_ranks_by_hand():
     assert spearman([1, 2, 30], [1, 20, 21]) == pytest.approx(1)
     assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(3**0.5 / 2)
     assert spearman([3, 1, 2], [10, 30, 20]) == pytest.approx(-1)
-
-
-def test_reliability_is_the_share_that_dialogues_explain():
-    """By hand: finals (40, 60) and (80, 100): within 200, between 2 x 800, so ICC is 1400 / 1800."""
-    assert reliability([[40, 60], [80, 100]]) == {
-        "spread": pytest.approx(200**0.5),
-        "reliability": pytest.approx(1400 / 1800),
-    }
-    assert reliability([[40], [80]]) == {} == reliability([]) == reliability([[40, 60]])
-    assert reliability([[40, 40], [40, 40]])["reliability"] is None
 
 
 def test_krippendorffs_alpha_by_hand():
