@@ -45,11 +45,11 @@ from tqdm import tqdm
 from simulator import (
     PROMPTS,
     User,
+    check_playable,
     load_profiles,
     load_prompt,
     make_simulator,
     read_analysis,
-    refuse_foreign,
     users_of_run,
 )
 from toy import world
@@ -321,7 +321,7 @@ def users_to_measure_with(args, policy, simulator_name, lang):
         file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
-        refuse_foreign(simulator_name, users)
+        check_playable(simulator_name, users)
         return users, False
     files = policy.run_settings.get("profiles")
     if files:

@@ -39,7 +39,7 @@ from policy import (
     Episode,
     Policy,
     Segment,
-    empty_batch,
+    dummy_batch,
     pack,
     recompute_activations,
 )
@@ -278,7 +278,7 @@ class Models:
         kept = broadcast(lambda: torch.load(path, weights_only=True))
         batches = [Batch(**tensors) for tensors in kept[rank() :: world_size()]]
         per_rank = math.ceil(len(kept) / world_size())
-        return batches + [empty_batch(self.pad)] * (per_rank - len(batches))
+        return batches + [dummy_batch(self.pad)] * (per_rank - len(batches))
 
     def kl_start(self, path):
         """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0 in the file `path`."""

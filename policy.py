@@ -89,7 +89,7 @@ class Episode:
         """
         turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
-            # the dialogue of an `empty_batch` has no turn: it gets one reward of 0
+            # the dialogue of an `dummy_batch` has no turn: it gets one reward of 0
             return [0.0] * (turns - 1) + [self.reward]
         # a malformed turn has no emotion: it counts as 0
         emotions = [self.start] + [turn["emotion"] or 0 for turn in self.turns]
@@ -384,12 +384,12 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1)
     return [pack(batch, pad_id, reward, multiple) for batch in batches]
 
 
-def empty_batch(pad_id=0):
+def dummy_batch(pad_id=0):
     """A batch in which the policy samples nothing, so that its loss and its gradient are zero.
 
     A rank with fewer micro-batches than another runs it instead: a forward pass of a sharded model
     is a collective, so all ranks must make equally many."""
-    return pack([Episode("nobody", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
+    return pack([Episode("dummy", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
 
 
 def split_batch(
@@ -433,7 +433,7 @@ def split_batch(
     counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
     for micros, counts in zip(minibatches, zip(*counts_per_rank)):  # counts: one of each rank
         while len(micros) < max(counts):
-            micros.append(empty_batch(pad_id))
+            micros.append(dummy_batch(pad_id))
 
     # 4. Move to the device.
     # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).

@@ -99,7 +99,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
 
 async def rollout(
     simulator,
-    people,  # {group number in the whole batch: Profile}
+    profiles_by_group,  # {group number in the whole batch: Profile}
     group_size,
     make_agent,  # make_agent(number) is the policy's side of dialogue `number`
     max_turns,
@@ -108,8 +108,9 @@ async def rollout(
     timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
     own_first_line=False,  # evaluations open with the line of a profile that has one
 ):
-    """Hold `group_size` dialogues with each of `people`, all at the same time. Returns (episodes,
-    dropped), in the order of the people: `dropped` has a row for each dialogue whose user failed.
+    """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
+    (episodes, dropped), in the order of the groups: `dropped` has a row for each dialogue whose
+    user failed.
 
     All users of a group open with the same first line, made once, and are separate from there on.
     """
@@ -150,7 +151,9 @@ async def rollout(
             *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
         )
 
-    groups = await asyncio.gather(*[run_group(n, profile) for n, profile in people.items()])
+    groups = await asyncio.gather(
+        *[run_group(n, profile) for n, profile in profiles_by_group.items()]
+    )
     results = [result for group in groups for result in group]
     episodes = [episode for episode, _ in results if episode]
     return episodes, [row for _, row in results if row]

@@ -380,8 +380,7 @@ class Simulator:
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         self.model.format = getattr(text, "form", None)
-        way = self.model.format or "the prompt alone"
-        print(fold(f"{self.name} is held to the form of its answers by {way}."))
+        print(fold(f"{self.name} is held to its form by {self.model.format or 'the prompt'}."))
         return text
 
 
@@ -560,7 +559,12 @@ def users_of_run(paths, held_out, simulator_name):
     Raises BadInput, also for two files that share users: a score on users that were trained on says
     nothing about others."""
     if not paths:
-        need_profiles(simulator_name)
+        if simulator_name not in SCRIPTED:  # the toy's users are for the scripted ones alone
+            raise BadInput(
+                f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
+                "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
+                "ones are train_profile.jsonl and test_profile.jsonl"
+            )
         return toy_profiles("train"), toy_profiles("heldout", held_out)
     if len(paths) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
@@ -570,7 +574,7 @@ def users_of_run(paths, held_out, simulator_name):
     else:
         count = min(held_out, max(1, len(train) // 5))
         train, test = train[:-count], train[-count:]
-    refuse_foreign(simulator_name, train + test)
+    check_playable(simulator_name, train + test)
     shared = {profile.id for profile in train} & {profile.id for profile in sum(others, [])}
     if shared or not train:
         problem = f"user {min(shared)!r} is in both" if shared else "one profile is too few"
@@ -606,18 +610,7 @@ def profiles_of_step(people, count, seed, step):
 # -------------------------------------------------------------------------------- who can play whom
 
 
-def need_profiles(simulator_name):
-    """Raise BadInput if this simulator needs files of profiles: the toy's users are for the
-    scripted ones alone."""
-    if simulator_name not in SCRIPTED:
-        raise BadInput(
-            f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
-            "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
-            "ones are train_profile.jsonl and test_profile.jsonl"
-        )
-
-
-def refuse_foreign(simulator_name, profiles):
+def check_playable(simulator_name, profiles):
     """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
     everybody; the scripted users play the toy's people."""
     if simulator_name not in SCRIPTED:

@@ -91,7 +91,7 @@ def agreement(count=1000):
         person = rng.choice(people)
         scene = world.read_scene(person["scene"], person["task"])
         reply = world.random_sentence(rng.choice(list(ACTS)), scene.person, scene.feeling, rng)
-        change, _ = world.judge(reply, scene.need, scene.person, scene.feeling, [], False)
+        change, _ = world.score_reply(reply, scene.need, scene.person, scene.feeling, [], False)
         by_rule.append(change)
         by_feeling.append(feel(reply, scene)[0])
     return {"spearman": float(spearman(by_rule, by_feeling)), "replies": count}

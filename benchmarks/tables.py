@@ -40,7 +40,7 @@ from benchmarks import small
 from tools.replay import final_score, replay_all
 
 RUNS = ROOT / "runs" / "tables"
-# What is kept of a run: what a table reads. And `flat_groups`, because a test
+# What is kept of a run: what a table reads. And `zero_std_groups`, because a test
 # compares the bounds of a warning with these runs.
 EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
 METRICS = (
@@ -50,7 +50,7 @@ METRICS = (
     "repeat_within",
     "repeat_across",
     "distinct_2",
-    "flat_groups",
+    "zero_std_groups",
 )
 EVALUATED = "--eval-every 5"  # steps between evaluations: the tables need more than first and last
 FLAGS = {

@@ -7,7 +7,7 @@
 # train for ten steps. No GPU is needed; all of it computes for a minute or two.
 #
 # Everything here is the *toy* of the project: a network of half a million parameters that speaks a
-# small grammar, and users that answer by rule. So you can see the whole of the algorithm at work.
+# small grammar, and scripted users. So you can see the whole of the algorithm at work.
 # What is learned says nothing about comfort.
 #
 # Run the cells from top to bottom. **Before you run** marks a question: write your answer down
@@ -360,7 +360,7 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
 #
 # What you have seen: a policy that finds out by trial and error which kind of sentence helps whom,
 # from nothing but an emotion at the end of each dialogue. What you have not seen: comfort. The
-# words were in the network before, and the user answers by rule.
+# words were in the network before, and the user is scripted.
 #
 # ## Where to go on
 #

@@ -29,7 +29,7 @@ LEVELS = (10, 40, 70, 100)
 
 def emotion_level(emotion):
     """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
-    "Emotion-F". The reply hop is told this name only, not the number."""
+    "Emotion-F". f_reply is told this name only, not the number."""
     return "Emotion-" + "FCBAS"[bisect.bisect(LEVELS, emotion)]
 
 
@@ -96,17 +96,17 @@ def batch_metrics(episodes, think, algo):
 
 def flat_shares(episodes, algo):
     """The shares of the groups without variance, whose dialogues all have the same reward:
-    "flat_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are 0
+    "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are 0
     there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
     equal sums were earned.) None for PPO, which compares no dialogues and learns all the same."""
     if algo == "ppo":
-        return dict.fromkeys(("flat_groups", "lost_groups"))
+        return dict.fromkeys(("zero_std_groups", "lost_groups"))
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
     flat = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
     lost = sum(reward < 0.2 for reward in flat)
-    return {"flat_groups": len(flat) / len(rewards_of), "lost_groups": lost / len(rewards_of)}
+    return {"zero_std_groups": len(flat) / len(rewards_of), "lost_groups": lost / len(rewards_of)}
 
 
 def cut_replies(episodes, stop_id, max_tokens):
@@ -237,7 +237,7 @@ def groups_are_copies(row):
     """Do most groups earn the same within the group, in replies that hardly any dialogue has to
     itself? Not all must: two rows of one batch are rounded differently now and then."""
     # the first is None for PPO, the second is missing where no user heard a reply
-    return (row.get("flat_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
+    return (row.get("zero_std_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
 
 
 def policy_stands_still(row):
@@ -249,7 +249,7 @@ def policy_stands_still(row):
 def gradient_is_zero(row):
     """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
     which all rewards are equal, PPO's if they are equal everywhere."""
-    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("flat_groups") != 1
+    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("zero_std_groups") != 1
     return row.get("grad_norm") == 0 and rewards_differ
 
 

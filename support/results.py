@@ -17,7 +17,7 @@ from support.metrics import (
     signs,
     signs_in_words,
 )
-from support.settings import fold, made_by_rule
+from support.settings import fold, scripted_notice
 from support.stats import sign_flips, spearman
 
 import re
@@ -235,10 +235,10 @@ def describe(made_by):
 
 def what_scores_are(made_by):
     """What the scores are that were made with these settings, in words: their scale, and whether
-    the users are played by rule."""
+    the users are scripted."""
     return (
         f"mean final emotion, {scale_of_settings(made_by)}. success: 100; failure: below 10. "
-        f"{made_by_rule(made_by['simulator'])}"
+        f"{scripted_notice(made_by['simulator'])}"
     )
 
 

@@ -8,7 +8,7 @@ whole lines, and a checkpoint knows how long each log was: what was logged after
 done again. Nothing here knows what a policy is: `RunDir.save` is handed a function that writes it.
 
 Wherever a score is printed its scale stands beside it (support.metrics.scale_in_words), and what is
-made by rule says so.
+scripted says so.
 """
 
 from support import STARTED
@@ -17,7 +17,7 @@ from support.files import append_line, lock, read_json, size_of, write_json
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
 from support.results import metrics_of, print_table
 from support.servers import CallLog
-from support.settings import SCRIPTED, fold, made_by_rule, resolve_settings, resumed_settings
+from support.settings import SCRIPTED, fold, resolve_settings, resumed_settings, scripted_notice
 
 import asyncio
 import contextlib
@@ -332,7 +332,7 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
         f"{begin}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
         f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}.",
         f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-        f"{held_out} held out. {made_by_rule(cfg.simulator)}",
+        f"{held_out} held out. {scripted_notice(cfg.simulator)}",
         f"All goes to {out}; config.json there has every setting.",
     ):
         print(fold(text), flush=True)
@@ -372,7 +372,7 @@ def print_summary(out):
     print_table({name: summary[name] for name in ("before", "after")})
     malformed = f"{summary['after']['malformed']:.1f} % end with a malformed reply"
     print(fold(f"success: dialogues that end at 100; failure: below 10; {malformed}."))
-    print(fold(made_by_rule(config["simulator"])))
+    print(fold(scripted_notice(config["simulator"])))
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:

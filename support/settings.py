@@ -73,7 +73,7 @@ emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
 json_object = checked(json.loads, lambda x: isinstance(x, dict), "a JSON object")
 
 
-# The --simulator names of users that are played by rule, and what these rules are. They cost
+# The --simulator names of scripted users, and what the scripts are. They cost
 # nothing, log no calls, and can play only the people that were made for them.
 SCRIPTED = {
     "toy": "a script. It knows a small grammar and cannot judge comfort",
@@ -82,11 +82,11 @@ SCRIPTED = {
 }
 
 
-def made_by_rule(simulator_name):
-    """A sentence that says so if this user is played by rule; else ""."""
+def scripted_notice(simulator_name):
+    """A sentence that says so if this user is scripted; else ""."""
     if simulator_name not in SCRIPTED:
         return ""
-    return f"Made by rule: the user {simulator_name} is {SCRIPTED[simulator_name]}."
+    return f"The user {simulator_name} is {SCRIPTED[simulator_name]}."
 
 
 def split_name(name):

@@ -34,7 +34,7 @@ SMALL = (
 
 
 def mood(reply, *_):
-    """What `world.judge` returns for a reply, (change, analysis), by its checksum alone."""
+    """What `world.score_reply` returns for a reply, (change, analysis), by its checksum alone."""
     return zlib.crc32(reply.encode()) % 21 - 10, "I am in a mood"
 
 

@@ -2,7 +2,7 @@
 worth to one user."""
 
 from toy.words import ACTS, join_parts
-from toy.world import judge
+from toy.world import score_reply
 
 
 def sentences(act, person="sister", feeling="hurt"):
@@ -12,4 +12,4 @@ def sentences(act, person="sister", feeling="hurt"):
 
 def change(reply, need="analyse", earlier=(), challenging=False):
     """How far `reply` moves a user who is hurt by a sister."""
-    return judge(reply, need, "sister", "hurt", list(earlier), challenging)[0]
+    return score_reply(reply, need, "sister", "hurt", list(earlier), challenging)[0]

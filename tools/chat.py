@@ -8,7 +8,7 @@ one dialogue and not a measurement: evaluate.py tells over many users whether a 
 
 from support.errors import BadInput
 from support.results import hidden_need, scale_of_settings
-from support.settings import WIDTH, Parser, fold, made_by_rule
+from support.settings import WIDTH, Parser, fold, scripted_notice
 
 import asyncio
 import secrets
@@ -126,7 +126,7 @@ def show(args):
     scale = scale_of_settings(settings)
     print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
-    by_rule = made_by_rule(settings["simulator"])
+    by_rule = scripted_notice(settings["simulator"])
     if by_rule:
         print(fold(by_rule))
     return 0

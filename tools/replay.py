@@ -23,7 +23,7 @@ from support import stats
 from support.errors import BadInput, SimulatorFailed
 from support.files import read_json, read_jsonl
 from support.results import recorded_dialogues
-from support.settings import SCRIPTED, fold, made_by_rule, not_negative, positive
+from support.settings import SCRIPTED, fold, not_negative, positive, scripted_notice
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def replay_file(args):
     is_other = args.difficulty or user != (user_label(recorded["simulator"]), recorded["lang"])
     if args.paraphrase and len(levels) > 1:
         raise BadInput("--paraphrase: one user hears both wordings; name one --difficulty")
-    simulator.refuse_foreign(args.simulator, people.values())
+    simulator.check_playable(args.simulator, people.values())
     if args.paraphrase:
         result = {"paraphrase": asyncio.run(compare_words(args, levels[0], people))}
     elif is_other:
@@ -78,7 +78,7 @@ def replay_file(args):
         result = consistency(path, user, people, args.times)
         print_consistency(result)
     if args.simulator in SCRIPTED:  # such a user is consistent by construction
-        print(fold(made_by_rule(args.simulator)))
+        print(fold(scripted_notice(args.simulator)))
     write_outputs(args, "replay", result)
     return 1 if result.get("found") else 0
 

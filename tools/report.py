@@ -19,7 +19,7 @@ from support.results import (
     parts_of,
 )
 from support.rundir import newest_state, scale_of_run
-from support.settings import Parser, made_by_rule
+from support.settings import Parser, scripted_notice
 
 import io
 import re
@@ -49,7 +49,7 @@ SIGNS = {
 PANELS = (
     ("Final emotion", "0 to 100", {"emotion": ""}, "Where a dialogue ends."),
     ("How dialogues end", "%", ENDS, "Success should climb, failure should fall."),
-    ("Zero-variance groups", "share", {"flat_groups": ""}, "All rewards equal: no signal in GRPO."),
+    ("Zero-std groups", "share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
     (
         "Length of a reply",
         "tokens",
@@ -198,7 +198,7 @@ def write_page(out):
         title=out.name,
         settings=config,
         scale=scale_of_run(config),
-        by_rule=made_by_rule(config["simulator"]),
+        by_rule=scripted_notice(config["simulator"]),
         steps=len(rows),
         warnings=warnings_of(rows).values(),
         panels=panels,

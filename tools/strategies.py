@@ -238,7 +238,7 @@ def show_strategies(path, counts, answers, names):
         if usage["n"]:
             row = f"{name} {names[name]}" if name in names else name
             rows[row] = usage.values()
-    source = "Made by rule: the toy's grammar tells the strategies, exactly. "
+    source = "The toy's grammar tells the strategies, exactly. "
     if answers:
         source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
     repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "

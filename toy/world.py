@@ -182,12 +182,12 @@ SECONDARY = {
     "empathise": "listen",
     "side": "advise",
 }
-MOST_SENTENCES = 3  # in a reply: the user cannot follow more
-MOST_ACTS = 2  # different acts in a reply
+MAX_SENTENCES = 3  # in a reply: the user cannot follow more
+MAX_ACTS = 2  # different acts in a reply
 MEETS_NEED = 7  # a change of the emotion from which on the user says that its need is met
 
 
-def judge(reply, need, person, feeling, earlier, challenging):
+def score_reply(reply, need, person, feeling, earlier, challenging):
     """How far `reply` moves the emotion of a user with this need, person and feeling, and why:
     (change, words). earlier: the friend's earlier replies. challenging: is the user's difficulty
     "challenging", not "vanilla"?
@@ -199,13 +199,13 @@ def judge(reply, need, person, feeling, earlier, challenging):
     words = set(tokens_of(reply))
     if not sentences:
         return -10, "there is only silence"
-    if None in acts or len(sentences) > MOST_SENTENCES:
+    if None in acts or len(sentences) > MAX_SENTENCES:
         return -7, "I cannot follow that"
     if (words & PERSON_WORDS) - {person} or (words & FEELING_WORDS) - {feeling}:
         return -8, "that is not about me: the wrong person, or a feeling I do not have"
     if is_repeated(sentences, earlier):
         return -5, "I have heard that before, word for word"
-    if len(set(acts)) > MOST_ACTS:
+    if len(set(acts)) > MAX_ACTS:
         return -6, "that is everything at once"
     is_concrete = bool(words & {person, feeling})
     payoffs = [payoff(act, need, is_concrete, challenging) for act in set(acts)]
@@ -346,7 +346,7 @@ class ScriptedModel:
         return self.feel(scene, dialogue, code)
 
     def answer(self, scene, dialogue, level, code):
-        """The hop f_reply: the user's next line."""
+        """f_reply: the user's next line."""
         lines_said = sum(message["speaker"] == "me" for message in dialogue)
         is_guarded = self.challenging and lines_said < GUARDED_LINES
         topics = scene.details if is_guarded else scene.cues
@@ -354,7 +354,7 @@ class ScriptedModel:
         return reply_in_json(level, line, code)
 
     def feel(self, scene, dialogue, code):
-        """The hop f_emo: how far the friend's last reply moves the emotion, and why."""
+        """f_emo: how far the friend's last reply moves the emotion, and why."""
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         lines = [m["text"] for m in dialogue if m["speaker"] == "me"]
         change, why = self.react(reply, scene, earlier, lines)
@@ -376,7 +376,9 @@ class ScriptedModel:
         `lines`."""
         if self.weak:
             return judge_weakly(reply), "I listen for a few words"
-        return judge(reply, scene.need, scene.person, scene.feeling, earlier, self.challenging)
+        return score_reply(
+            reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
+        )
 
 
 def code_in(prompt):
@@ -442,7 +444,7 @@ def base_policy(think):
 
 def print_people():
     """Eight held-out users, one for each need: what they say, and a reply that helps them."""
-    print("Eight held-out users, made by rule. Hidden need, first line, a reply that helps:\n")
+    print("Eight scripted users, held out. Hidden need, first line, a reply that helps:\n")
     for profile in profiles("heldout", 8):
         scene = read_scene(profile["scene"], profile["task"])
         helpful = random_sentence(scene.need, scene.person, scene.feeling, random.Random(0))
@@ -451,5 +453,5 @@ def print_people():
 
 
 if __name__ == "__main__":
-    Parser(description="Prints eight held-out users of the toy, who are made by rule.").parse_args()
+    Parser(description="Prints eight held-out users of the toy, who are scripted.").parse_args()
     print_people()

@@ -157,15 +157,3 @@ def test_a_run_can_be_looked_at_at_every_checkpoint(tiny_dir, tmp_path, monkeypa
     assert report_tool.main([str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").exists()
     assert report_tool.main([str(tiny_dir)]) == 2
-
-
-def test_tensorboard_is_asked_for_by_name(tiny_dir, tmp_path):
-    """The numbers of metrics.jsonl, under its directory."""
-    pytest.importorskip("tensorboard")
-    assert go(tiny_dir, tmp_path / "out", "--tensorboard") == 0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
-    events.Reload()
-    logged = [row["emotion"] for row in rows(tmp_path / "out" / "metrics.jsonl")]
-    assert [e.value for e in events.Scalars("train/emotion")] == pytest.approx(logged)

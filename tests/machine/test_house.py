@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from pathlib import Path
 
 import pytest
 
@@ -25,17 +26,19 @@ TAUGHT = ("rlver", "simulator", "ppo", "grpo", "policy", "models", "lora")  # be
 # each is lowered when something goes. Tokens are counted without comments, docstrings and layout,
 # so packing gains nothing and a comment costs nothing.
 TOKENS = {
-    "scripts": 21_300,
-    "support": 15_200,
+    "scripts": 20_500,
+    "support": 13_000,
     "toy": 6_500,
-    "tools": 17_400,
+    "tools": 15_100,
     "course": 11_000,
     "benchmarks": 11_000,
     "recipes": 800,
-    "tests": 107_700,
+    "tests": 102_700,
 }
-WORDS_OF_MARKDOWN = 33_300
-MODULES_OF_A_STEP = 24
+WORDS_OF_MARKDOWN = 22_000
+# From the command to the first loss, and at the end of a step.
+FUNCTIONS_TO_THE_LOSS, FRAMES_AT_THE_LOSS = 200, 5
+MODULES_OF_A_STEP, LINES_OF_A_STEP = 24, 4_900
 TOKENS_PER_STATEMENT = 14
 
 
@@ -103,7 +106,7 @@ def test_ruff_finds_nothing(command):
 
 
 def measure(text):
-    """(tokens without comments, docstrings and layout; statements) of a source."""
+    """(tokens without comments, docstrings and layout; statements; lines of code) of a source."""
     tree = ast.parse(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
@@ -113,22 +116,25 @@ def measure(text):
     }
     names = "COMMENT NL NEWLINE INDENT DEDENT ENDMARKER ENCODING".split()
     layout = {getattr(tokenize, name) for name in names}
-    tokens = sum(
-        token.type not in layout
-        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+    tokens = [
+        token
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
-    )
-    return tokens, sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+        if token.type not in layout
+        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+    ]
+    lines = {n for token in tokens for n in range(token.start[0], token.end[0] + 1)}
+    statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+    return len(tokens), statements, len(lines)
 
 
 def test_statements_are_short():
     """A statement that does what three could do must be read twice. Two statements with a name
     between them are better than one."""
     text = '"""A docstring."""\na = 1  # a comment\nb = a + 1\n'
-    assert measure(text) == (3 + 5, 3)  # the docstring is a statement, too
+    assert measure(text) == (3 + 5, 3, 2)  # the docstring is a statement, too
     too_dense = {}
     for path in [*SCRIPTS, *FOLDERS["support"], *FOLDERS["toy"], *FOLDERS["tools"]]:
-        tokens, statements = measure(path.read_text(encoding="utf-8"))
+        tokens, statements, _ = measure(path.read_text(encoding="utf-8"))
         if tokens > TOKENS_PER_STATEMENT * max(20, statements):
             too_dense[path.name] = round(tokens / statements, 1)
     assert too_dense == {}
@@ -180,19 +186,58 @@ def test_pages_have_no_more_words_than_this():
     assert sum(len(re.findall(r"[A-Za-z]{2,}", text)) for text in texts) <= WORDS_OF_MARKDOWN
 
 
+# Runs one step with a tracer, and prints what a reader meets between the command and the loss.
+WALK = """
+import sys
+
+root, out = sys.argv[1:]
+functions, frames = set(), []
+
+
+def watch(frame, event, arg):
+    code = frame.f_code
+    if event != "call" or frames or not is_ours(code.co_filename):
+        return
+    if code.co_name[0] != "<" or code.co_name == "<lambda>":
+        functions.add((code.co_filename, code.co_qualname))
+    if code.co_name == "policy_loss":
+        while frame:
+            if is_ours(frame.f_code.co_filename) and frame.f_code.co_name[0] != "<":
+                frames.append(frame.f_code.co_name)
+            frame = frame.f_back
+
+
+def is_ours(name):
+    return name.startswith(root) and name.endswith(".py") and ".venv" not in name
+
+
+sys.setprofile(watch)
+import rlver
+
+flags = "--algo grpo --think --steps 1 --eval-size 4 --batch-size 16 --out"
+assert rlver.main([*flags.split(), out]) == 0
+sys.setprofile(None)
+print(len(functions), len(frames))
+print(*{m.__file__ for m in list(sys.modules.values()) if is_ours(getattr(m, "__file__", 0) or "")})
+"""
+
+
 @pytest.mark.slow
-def test_a_step_loads_no_more_modules_than_this(tmp_path):
-    """Of the project's own, at the end of a run of one step, wherever they were imported."""
-    code = (
-        "import sys, rlver\n"
-        "flags = '--algo grpo --think --steps 1 --eval-size 4 --batch-size 16 --out'.split()\n"
-        f"assert rlver.main([*flags, {str(tmp_path / 'out')!r}]) == 0\n"
-        "files = {getattr(m, '__file__', None) or '' for m in list(sys.modules.values())}\n"
-        f"files = [f for f in files if f.startswith({str(ROOT)!r}) and '.venv' not in f]\n"
-        "print(sum(f.endswith('.py') for f in files))\n"
-    )
+def test_the_way_to_the_loss_is_no_longer_than_this(tmp_path):
+    """Between the command and the first `policy_loss`: functions that run, and frames at it; and
+    the project's modules that are loaded at the end of a run of one step, wherever they were
+    imported."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", WALK, ROOT, tmp_path / "out"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert 20 < int(done.stdout.split()[-1]) <= MODULES_OF_A_STEP
+    *_, counts, files = done.stdout.splitlines()
+    functions, frames = map(int, counts.split())
+    assert 100 < functions <= FUNCTIONS_TO_THE_LOSS and frames == FRAMES_AT_THE_LOSS
+    assert 20 < len(files.split()) <= MODULES_OF_A_STEP
+    loaded = [measure(Path(name).read_text(encoding="utf-8")) for name in files.split()]
+    assert sum(lines for _, _, lines in loaded) <= LINES_OF_A_STEP

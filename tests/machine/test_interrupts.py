@@ -47,7 +47,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
 
 
 MOODY = (
-    "import sys, zlib; from toy import world; world.judge = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
+    "import sys, zlib; from toy import world; world.score_reply = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
     "10, 'I am in a mood'); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
 )
 

@@ -15,10 +15,10 @@ from simulator import (
     PROMPTS,
     Simulator,
     Unreadable,
+    check_playable,
     load_profiles,
     load_prompt,
     read_answer,
-    refuse_foreign,
 )
 from tools import profiles
 from tools.profiles import (
@@ -201,7 +201,7 @@ def test_the_toys_users_are_different_people(tmp_path):
     assert [count["users"] for count in counts] == [48, 12]
     assert not any(shared_fields(*files).values())
     for people, count in zip(files, counts):
-        refuse_foreign("toy", people)
+        check_playable("toy", people)
         assert max(count["needs"].values()) - min(count["needs"].values()) <= 1
         assert count["different scenes"] == count["users"]
 

@@ -131,7 +131,7 @@ def test_the_measured_runs_are_silent():
 # -------------------------------------------------------------------------------- the fine print
 
 STEP = dict(
-    flat_groups=0.0,
+    zero_std_groups=0.0,
     repeat_across=0.3,
     kl_start=0.01,
     grad_norm=0.1,
@@ -145,21 +145,21 @@ STEP = dict(
 @pytest.mark.parametrize(
     "changed, steps, warning",
     [
-        (dict(flat_groups=0.9, repeat_across=0.95), 3, COPIES),
-        (dict(flat_groups=0.9, repeat_across=0.95), 2, None),  # may be chance
-        (dict(flat_groups=1.0, repeat_across=0.5), 9, None),  # earn the same by other words
-        (dict(flat_groups=None, repeat_across=1.0), 9, None),  # PPO has no groups
+        (dict(zero_std_groups=0.9, repeat_across=0.95), 3, COPIES),
+        (dict(zero_std_groups=0.9, repeat_across=0.95), 2, None),  # may be chance
+        (dict(zero_std_groups=1.0, repeat_across=0.5), 9, None),  # earn the same by other words
+        (dict(zero_std_groups=None, repeat_across=1.0), 9, None),  # PPO has no groups
         (dict(kl_start=0.0), 3, STILL),
         (dict(kl_start=0.0), 2, None),  # in bf16 the first, smallest steps may be rounded away
         (dict(grad_norm=0.0), 1, ZERO),
-        (dict(grad_norm=0.0, flat_groups=None), 1, ZERO),
-        (dict(grad_norm=0.0, flat_groups=1.0), 9, None),  # no dialogue was better than another
-        (dict(grad_norm=0.0, flat_groups=None, emotion_std=0.0), 9, None),
+        (dict(grad_norm=0.0, zero_std_groups=None), 1, ZERO),
+        (dict(grad_norm=0.0, zero_std_groups=1.0), 9, None),  # no dialogue was better than another
+        (dict(grad_norm=0.0, zero_std_groups=None, emotion_std=0.0), 9, None),
         (dict(tokens_trained=501), 1, FOREIGN),
-        (dict(lost_groups=0.125, flat_groups=0.125), 5, LOST),
+        (dict(lost_groups=0.125, zero_std_groups=0.125), 5, LOST),
         # a healthy run of the toy had three such steps running, and came back
-        (dict(lost_groups=0.125, flat_groups=0.125), 4, None),
-        (dict(lost_groups=0.0, flat_groups=0.5), 9, None),  # solved users
+        (dict(lost_groups=0.125, zero_std_groups=0.125), 4, None),
+        (dict(lost_groups=0.0, zero_std_groups=0.5), 9, None),  # solved users
     ],
 )
 def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
@@ -192,8 +192,8 @@ def test_groups_without_variance_by_hand():
     """Three of four groups earn the same within the group, one of them at a low reward."""
     rewards = {0: (0.1, 0.1), 2: (0.1, 0.2), 5: (1.0, 1.0), 7: (0.2, 0.2)}
     episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
-    assert flat_shares(episodes, "grpo") == {"flat_groups": 0.75, "lost_groups": 0.25}
-    assert flat_shares(episodes, "ppo") == {"flat_groups": None, "lost_groups": None}
+    assert flat_shares(episodes, "grpo") == {"zero_std_groups": 0.75, "lost_groups": 0.25}
+    assert flat_shares(episodes, "ppo") == {"zero_std_groups": None, "lost_groups": None}
 
 
 def test_cut_replies_are_counted():

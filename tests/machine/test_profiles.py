@@ -11,7 +11,7 @@ from itertools import combinations
 
 import pytest
 
-from simulator import PROMPTS, Simulator, User, fill, load_profiles, refuse_foreign
+from simulator import PROMPTS, Simulator, User, check_playable, fill, load_profiles
 from toy import world
 from toy.words import NEEDS
 
@@ -100,7 +100,7 @@ def test_the_scripted_user_plays_none_of_them():
     refused, one by one, by id."""
     for _, p in ALL:
         with pytest.raises(BadInput, match=p.id):
-            refuse_foreign("toy-weak", [p])
+            check_playable("toy-weak", [p])
 
 
 def test_a_file_with_half_a_letter_and_one_with_brackets_without_end(tmp_path):

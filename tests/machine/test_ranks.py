@@ -33,7 +33,7 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     from adapters import shared
     from grpo import grpo_update
     from lora import merge
-    from policy import Critic, Policy, empty_batch, micro_batches, recompute_activations
+    from policy import Critic, Policy, dummy_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
         shard(module, "cpu")
     cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
-    cuts = [cut + [empty_batch()] * (m - len(cut)) for cut, m in zip(cuts, most)]
+    cuts = [cut + [dummy_batch()] * (m - len(cut)) for cut, m in zip(cuts, most)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (policy, critic)]
     gradients, norm = [], ppo.clip_gradient
 

@@ -63,7 +63,7 @@ def test_the_page_of_a_run(run):
     assert html.count("&lt;script&gt;window.pwned = 1") == 18  # two sides of nine texts
     assert "21.1 ± 1.3 → 85.0 ± 1.4" in html
     assert "from 30, 3 replies" in html and "2 of 4 training steps" in html
-    assert "Made by rule: the user toy is a script" in html and "27 (-3)" in html
+    assert "The user toy is a script" in html and "27 (-3)" in html
     assert "KL within the update" in html and "Clipped" not in html and "never trained on" in html
     assert html.count("<svg") == 1
     assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -39,4 +39,4 @@ def test_ppo_may_hold_several_dialogues_with_each_user(tiny_dir, tmp_path):
     one, two = (user.id for user in profiles_of_step(toy_profiles("train"), 2, 0, 1))
     assert [user for user, _ in begun] == [one, one, two, two] and len(set(begun)) == 2
     (row,) = metrics(tmp_path / "out")
-    assert row["flat_groups"] is None and row["grad_norm"] > 0
+    assert row["zero_std_groups"] is None and row["grad_norm"] > 0

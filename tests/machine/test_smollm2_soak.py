@@ -140,6 +140,6 @@ def test_thinking_without_learning_is_explained(tmp_path, capfd):
     flags = ["--think", "--batch-size", 2, *GRPO, "--max-turns", 1]
     text = output_of(capfd, 0, rlver.main, *flags_of(out, *flags))
     (row,) = metrics(out)
-    assert row["malformed"] > 50 and row["flat_groups"] == 1
+    assert row["malformed"] > 50 and row["zero_std_groups"] == 1
     assert "dialogues before training ended malformed" in text
     shutil.rmtree(out)

@@ -1,10 +1,10 @@
 """What programs print: the head and the end of a run, the scale beside every score, names beside
-codes, and what is made by rule."""
+codes, and what is scripted."""
 
 from support import rundir
 from support.metrics import scale_in_words
 from support.results import scale_of_settings, what_scores_are
-from support.settings import SCRIPTED, made_by_rule, resolve_settings
+from support.settings import SCRIPTED, resolve_settings, scripted_notice
 
 import json
 import random
@@ -41,8 +41,8 @@ def test_a_resumed_run_says_where_it_is(capsys):
 def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
     for name in SCRIPTED:
         text = " ".join(head(capsys, {"simulator": name}).split())
-        assert f"Made by rule: the user {name} is a script" in text
-    assert made_by_rule("openai:m@http://x") == made_by_rule("local:d") == ""
+        assert f"The user {name} is a script" in text
+    assert scripted_notice("openai:m@http://x") == scripted_notice("local:d") == ""
 
 
 # -------------------------------------------------------------------------------- the end of a run
@@ -74,7 +74,7 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
     after = next(line for line in text.splitlines() if line.startswith("after"))
     assert after.split() == ["after", "87.2", "1.5", "0.0%", "0.0%", "32"]
     assert ["rollout", "30", "s"] in [line.split() for line in text.splitlines()]
-    assert "Made by rule: the user toy" in text
+    assert "The user toy is a script" in " ".join(text.split())
     # the path has a space in it: what is printed can be typed
     *_, opened, title, command = text.splitlines()
     assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
@@ -108,10 +108,10 @@ def test_result_files_say_their_scale_and_their_user():
     text = what_scores_are({"start": 30, "max_turns": 8, "simulator": "toy"})
     assert "from 30, 8 replies." in text and "user toy is a script" in text
     benchmark = {"start": 40, "max_turns": 10, "simulator": "a model"}
-    assert "by rule" not in what_scores_are(benchmark)
+    assert "a script" not in what_scores_are(benchmark)
 
 
-# ------------------------------------------------------------------------------- people by rule
+# ------------------------------------------------------------------------------- scripted people
 
 
 def test_the_toy_knows_all_that_its_people_and_its_policy_say():
@@ -128,4 +128,4 @@ def test_the_toy_knows_all_that_its_people_and_its_policy_say():
 
 def test_people_by_rule_are_introduced_as_such(capsys):
     world.print_people()
-    assert "made by rule" in capsys.readouterr().out
+    assert "scripted" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from answering import CHAINS, Model
 from result_files import SHORT, measure
 from server import Loopback, mild_answer
-from simulator import PROMPTS, Simulator, User, load_profiles, refuse_foreign
+from simulator import PROMPTS, Simulator, User, check_playable, load_profiles
 from tools import replay
 from toy import world
 
@@ -96,4 +96,4 @@ def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         assert "scripted user" in line and "--simulator" in line
     with pytest.raises(BadInput, match="can only play the people"):
-        refuse_foreign("toy-weak", load_profiles(chat))
+        check_playable("toy-weak", load_profiles(chat))

@@ -150,7 +150,7 @@ def test_a_malformed_reply_is_logged_and_never_sent():
 
 def test_thoughts_never_reach_the_user():
     """A user that could read thoughts would reward them. They are in the log, and in no prompt of
-    any hop."""
+    any call."""
     episode, _, model = hold(
         [thinking(f"<think>\nsecret {i}\n</think>\n+3 word {i}") for i in range(8)]
     )

@@ -14,7 +14,7 @@ from scripted import Agent
 from simulator import User, make_simulator, toy_profiles
 from toy import world
 from toy.words import ACTS, FEELING_WORDS, FEELINGS, NEEDS, PEOPLE, PERSON_WORDS, join_parts
-from toy.world import SECONDARY, act_of, judge, read_scene, split_sentences
+from toy.world import SECONDARY, act_of, read_scene, score_reply, split_sentences
 from toy_replies import change, sentences
 
 
@@ -176,7 +176,7 @@ def candidates(rng):
 
 @functools.cache
 def scored(reply, need, person, feeling, earlier):
-    return judge(reply, need, person, feeling, list(earlier), False)[0]
+    return score_reply(reply, need, person, feeling, list(earlier), False)[0]
 
 
 def greedy(replies, people, turns=8):

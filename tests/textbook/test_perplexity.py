@@ -17,7 +17,7 @@ import torch
 from adapters import shared
 from agents import random_episode, rows_of
 from models import Reference
-from policy import Policy, empty_batch, pack
+from policy import Policy, dummy_batch, pack
 
 
 def made_up(think, count=4, seed=3):
@@ -95,7 +95,7 @@ def test_every_token_counts_the_same(tiny_model):
     episodes = made_up(think=False, count=6)
     three_a_chunk = 3 * tiny_model.config.vocab_size
     reference = Reference(Policy(tiny_model, 0.7, max_logits=three_a_chunk))
-    ask(reference, pack(episodes[:1]), empty_batch(), pack(episodes[1:]))
+    ask(reference, pack(episodes[:1]), dummy_batch(), pack(episodes[1:]))
     assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_taking_it_starts_anew(tiny_model):
     is none, and a 0 or a 1 would be a lie."""
     reference = whole_model(tiny_model)
     assert reference.take_perplexity() is None
-    ask(reference, empty_batch())
+    ask(reference, dummy_batch())
     assert reference.take_perplexity() is None
     first, second = made_up(think=False, seed=4), made_up(think=False, seed=5)
     ask(reference, pack(first))

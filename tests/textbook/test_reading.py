@@ -206,20 +206,20 @@ def test_an_unreadable_answer_is_asked_for_again_with_one_fixed_line(lang):
         assert prompt == f"{first.replace(codes[0], code)}\n\n{complaint}" and "\n" not in complaint
 
 
-@pytest.mark.parametrize("hop, good", [("emotion", feeling(4)), ("reply", saying("Hm."))])
-def test_unreadable_answers_are_asked_for_again_and_then_given_up(hop, good):
+@pytest.mark.parametrize("call, good", [("emotion", feeling(4)), ("reply", saying("Hm."))])
+def test_unreadable_answers_are_asked_for_again_and_then_given_up(call, good):
     """Defect 17: the released code asks for ever, and a run hangs on one stubborn answer. Here the
     tries are counted, and nothing is guessed."""
 
     def ask(user):
-        asyncio.run(user.feel("hello") if hop == "emotion" else user.answer())
+        asyncio.run(user.feel("hello") if call == "emotion" else user.answer())
 
-    model = Model(**{hop: ["I would rather not say.", good]})
+    model = Model(**{call: ["I would rather not say.", good]})
     user = user_of(model)
     ask(user)
-    assert user.emotion == (34 if hop == "emotion" else 30) and len(model.prompts) == 2
+    assert user.emotion == (34 if call == "emotion" else 30) and len(model.prompts) == 2
     for attempts in (1, 3):
-        user = user_of(Model(**{hop: [good.replace(CODE, "zzzz")]}))
+        user = user_of(Model(**{call: [good.replace(CODE, "zzzz")]}))
         user.simulator.retries = attempts - 1
         with pytest.raises(UnreadableAnswers, match=f"^{attempts} answers .* another code"):
             ask(user)

@@ -16,7 +16,7 @@ from toy.words import (
     PERSON_WORDS,
     join_parts,
 )
-from toy.world import SECONDARY, NotOfThisWorld, act_of, judge, read_scene
+from toy.world import SECONDARY, NotOfThisWorld, act_of, read_scene, score_reply
 from toy_replies import change, sentences
 
 
@@ -167,8 +167,8 @@ def test_every_sentence_is_known_and_helps_its_own_need(act):
         text = join_parts(parts, person, feeling)
         assert act_of(text) == act, text
         for need in NEEDS:
-            vanilla = judge(text, need, person, feeling, [], challenging=False)[0]
-            exacting = judge(text, need, person, feeling, [], challenging=True)[0]
+            vanilla = score_reply(text, need, person, feeling, [], challenging=False)[0]
+            exacting = score_reply(text, need, person, feeling, [], challenging=True)[0]
             if act == need:
                 assert vanilla == exacting == (10 if "<" in "".join(parts) else 8), text
             else:

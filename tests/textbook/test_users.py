@@ -13,9 +13,9 @@ from answering import LIN
 from result_files import write
 from simulator import (
     Profile,
+    check_playable,
     load_profiles,
     make_simulator,
-    refuse_foreign,
     toy_profiles,
 )
 from toy import world
@@ -113,6 +113,6 @@ def test_the_toy_user_is_refused_where_it_cannot_play():
         with pytest.raises(BadInput, match=needle):
             make_simulator(*arguments)
     for name in ("toy", "toy-weak"):
-        refuse_foreign(name, toy_profiles("heldout", 8))
+        check_playable(name, toy_profiles("heldout", 8))
         with pytest.raises(BadInput, match="'p-1'"):
-            refuse_foreign(name, [*toy_profiles("heldout", 8), Profile(**LIN)])
+            check_playable(name, [*toy_profiles("heldout", 8), Profile(**LIN)])
