@@ -188,6 +188,7 @@ def test_pages_have_no_more_words_than_this():
 
 # Runs one step with a tracer, and prints what a reader meets between the command and the loss.
 WALK = """
+import inspect
 import sys
 
 root, out = sys.argv[1:]
@@ -198,7 +199,9 @@ def watch(frame, event, arg):
     code = frame.f_code
     if event != "call" or frames or not is_ours(code.co_filename):
         return
-    if code.co_name[0] != "<" or code.co_name == "<lambda>":
+    # the body of a class is code, too, but no function: its variables are not local
+    is_function = code.co_flags & inspect.CO_OPTIMIZED
+    if is_function and (code.co_name[0] != "<" or code.co_name == "<lambda>"):
         functions.add((code.co_filename, code.co_qualname))
     if code.co_name == "policy_loss":
         while frame:
