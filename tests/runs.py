@@ -44,7 +44,7 @@ def in_moods(draw_curves=lambda *_: ([], "")):
     does. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_curves", draw_curves)
-        patch.setattr(world, "judge", mood)
+        patch.setattr(world, "score_reply", mood)
         yield patch
 
 
