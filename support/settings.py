@@ -15,6 +15,7 @@ import re
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 # --------------------------------------------------------------------------- any program's command
 
@@ -377,6 +378,8 @@ def resolve_settings(given):
             value = next(value[case] for case in cases if case in value)
         if name not in chosen:
             setattr(cfg, name, value)
+    if cfg.profiles:  # config.json is read from other directories, too
+        cfg.profiles = [str(Path(name).absolute()) for name in cfg.profiles]
     if cfg.engine is None:
         import torch  # imported late: scoring a result file does not need it
 
