@@ -244,7 +244,7 @@ def is_repeated(sentences, earlier):
     return False
 
 
-def judge_weakly(reply):
+def score_weakly(reply):
     """The change by the scorer of the reward-hacking lesson (`--simulator toy-weak`): it counts the
     different words that occur in helpful sentences. It does not look whether they help *this* need,
     make sense together, or are new. So under training the emotion climbs, while the replies become
@@ -375,7 +375,7 @@ class ScriptedModel:
         """(change of emotion, why) at a reply, after the friend's `earlier` replies and the user's
         `lines`."""
         if self.weak:
-            return judge_weakly(reply), "I listen for a few words"
+            return score_weakly(reply), "I listen for a few words"
         return score_reply(
             reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
         )
