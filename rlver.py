@@ -1,6 +1,6 @@
 """rlver.py - train a model to comfort people: RLVER's Figure 1, from top to bottom.
 
-    python rlver.py --steps 10 --eval-size 32       a demonstration of 20 seconds
+    python rlver.py --steps 10 --eval-size 32       a demonstration of half a minute
     python rlver.py --algo grpo --think             the toy, thinking: one to two minutes
     python rlver.py --algo ppo                      PPO, speaking without thinking
 
