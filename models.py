@@ -79,7 +79,7 @@ class Models:
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. What optimizers
         change are the master weights, which are fp32 everywhere."""
-        self.cfg, self.checkpoint, self.runner = cfg, checkpoint, runner
+        self.cfg, self.runner = cfg, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]

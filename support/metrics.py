@@ -89,24 +89,24 @@ def batch_metrics(episodes, think, algo):
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
         "stray_thoughts": stray_thoughts,
-        **flat_shares(episodes, algo),
+        **zero_std_shares(episodes, algo),
         **signs([e.delivered_replies for e in episodes]),
     }
 
 
-def flat_shares(episodes, algo):
+def zero_std_shares(episodes, algo):
     """The shares of the groups without variance, whose dialogues all have the same reward:
-    "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are 0
-    there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
+    "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are
+    0 there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
     equal sums were earned.) None for PPO, which compares no dialogues and learns all the same."""
     if algo == "ppo":
         return dict.fromkeys(("zero_std_groups", "lost_groups"))
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
-    flat = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
-    lost = sum(reward < 0.2 for reward in flat)
-    return {"zero_std_groups": len(flat) / len(rewards_of), "lost_groups": lost / len(rewards_of)}
+    zero_std = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
+    lost, n = sum(reward < 0.2 for reward in zero_std), len(rewards_of)
+    return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
 
 
 def cut_replies(episodes, stop_id, max_tokens):

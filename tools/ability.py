@@ -77,9 +77,10 @@ def compare_ability(before, after):
 
 
 def read_samples(place):
-    """The scores in all per-sample logs below a directory: {"task, metric": {problem: score}}. A problem goes by a hash of its own text; of several logs of a task the newest counts.
-    lm-eval writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details).
-    Raises BadInput."""
+    """The scores in all per-sample logs below a directory: {"task, metric": {problem: score}}. A
+    problem goes by a hash of its own text; of several logs of a task the newest counts. lm-eval
+    writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details). Raises
+    BadInput."""
     scores_of = {}
     logs = [*Path(place).rglob("samples_*.jsonl"), *Path(place).rglob("details_*.parquet")]
     for path in sorted(logs, key=lambda path: path.name):

@@ -65,8 +65,8 @@ def text_of(dialogue):
 
 
 def write_sheet(path, files, seed, limit=None):
-    """Write the sheet `path` (CSV) and `path`.key.json. A pair is a user whom both files have. Order
-    and sides are drawn with `seed`. Returns the number of pairs. Raises BadInput."""
+    """Write the sheet `path` (CSV) and `path`.key.json. A pair is a user whom both files have.
+    Order and sides are drawn with `seed`. Returns the number of pairs. Raises BadInput."""
     of_file = [{d.profile_id: d for d in load_dialogues(file)} for file in files]
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(seed)

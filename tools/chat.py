@@ -126,9 +126,9 @@ def show(args):
     scale = scale_of_settings(settings)
     print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
-    by_rule = scripted_notice(settings["simulator"])
-    if by_rule:
-        print(fold(by_rule))
+    notice = scripted_notice(settings["simulator"])
+    if notice:
+        print(fold(notice))
     return 0
 
 

@@ -54,9 +54,6 @@ def make_users(args):
         raise BadInput("--out FILE is needed: the file that the users are written to")
     if args.count % 2:
         raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
-    tests = 2 * round(args.count * args.split / 2)
-    if args.split and not 0 < tests < args.count:
-        raise BadInput(f"--split {args.split:g}: {args.count} users cannot be cut so")
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -65,7 +62,7 @@ def make_users(args):
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
     if args.writer == "toy":
-        users, lost = toy_users(args, tests), {}
+        users, lost = toy_users(args), {}
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
         lost = asyncio.run(write_users(users, open_writer(args), args.lang))
@@ -81,14 +78,24 @@ def make_users(args):
     return 2
 
 
-def toy_users(args, tests):
-    """Users of the toy's world, whom its scripted user can play: the needs take turns. `tests` of
-    them are for the test file, with events, feelings and words of their own. Raises BadInput."""
+def size_of_test_file(count, split):
+    """How many of `count` users go to the test file, an even number. Raises BadInput if the share
+    `split` would leave one of the two files empty."""
+    size = 2 * round(count * split / 2)
+    if split and not 0 < size < count:
+        raise BadInput(f"--split {split:g}: {count} users cannot be cut so")
+    return size
+
+
+def toy_users(args):
+    """Users of the toy's world, whom its scripted user can play: the needs take turns. Those of the
+    test file have events, feelings and words of their own. Raises BadInput."""
     if args.lang != "en":
         raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
+    tests = size_of_test_file(args.count, args.split)
     users = []
     for split, name, count in (("train", "train", args.count - tests), ("test", "heldout", tests)):
-        made = world.profiles(name, count, args.seed) if count else []
+        made = world.profiles(name, count, args.seed)
         users += [{"topic": "", "first_talk": "", "split": split, **user} for user in made]
     return users
 
@@ -127,7 +134,7 @@ def draw_drafts(count, lang, seed, split=0.0):
     rng = random.Random(f"users {seed}")
     shuffled = rng.sample(topics, len(topics))
     test_topics = round(len(topics) * split)
-    test_users = 2 * round(count * split / 2)
+    test_users = size_of_test_file(count, split)
     if split and not 0 < test_topics < len(topics):
         raise BadInput(f"--split {split:g}: {len(topics)} topics cannot be cut so")
     parts = [

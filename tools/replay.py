@@ -64,8 +64,9 @@ def replay_file(args):
     args.simulator = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
     levels = args.difficulty or [recorded["difficulty"]]
-    user = user_label(args.simulator), args.lang  # the address of a server does not matter
-    is_other = args.difficulty or user != (user_label(recorded["simulator"]), recorded["lang"])
+    # the address of a server does not matter
+    is_same_user = user_label(args.simulator) == user_label(recorded["simulator"])
+    is_other = args.difficulty or not is_same_user or args.lang != recorded["lang"]
     if args.paraphrase and len(levels) > 1:
         raise BadInput("--paraphrase: one user hears both wordings; name one --difficulty")
     simulator.check_playable(args.simulator, people.values())

@@ -11,13 +11,7 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.metrics import INITIAL_EMOTION, scores_by, warnings_of
-from support.results import (
-    PERSONA_GROUPS,
-    PURPOSES,
-    intention_of,
-    metrics_of,
-    parts_of,
-)
+from support.results import PERSONA_GROUPS, PURPOSES, intention_of, metrics_of, parts_of
 from support.rundir import newest_state, scale_of_run
 from support.settings import Parser, scripted_notice
 
@@ -198,7 +192,7 @@ def write_page(out):
         title=out.name,
         settings=config,
         scale=scale_of_run(config),
-        by_rule=scripted_notice(config["simulator"]),
+        notice=scripted_notice(config["simulator"]),
         steps=len(rows),
         warnings=warnings_of(rows).values(),
         panels=panels,

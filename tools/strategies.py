@@ -127,8 +127,8 @@ def ssrr(sequences):
 
 
 # --------------------------------------------------------------------------------------- together
-# A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are None
-# if the judge's answer could not be read, and the change is None if the reply got no emotion.
+# A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are
+# None if the judge's answer could not be read, and the change is None if the reply got no emotion.
 
 
 def strategies_of(dialogues):

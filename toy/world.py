@@ -52,10 +52,11 @@ def profiles(split, count=None, seed=0):
     A profile's scene holds everything that its user may say, because a simulated user knows nothing
     but its prompt."""
     rng = random.Random(f"{split} {seed}")
-    usual_counts = {"train": 500, "heldout": 128}
+    if count is None:
+        count = {"train": 500, "heldout": 128}[split]
     names_of_needs = list(NEEDS)
     made = []
-    for i in range(count or usual_counts[split]):
+    for i in range(count):
         need = names_of_needs[i % len(NEEDS)]
         made.append(make_profile(f"toy-{split}-{i:04d}", need, split, rng))
     return made

@@ -8,10 +8,10 @@ from support.metrics import (
     REWARD_TALK,
     WARNINGS,
     cut_replies,
-    flat_shares,
     signs,
     warnings_of,
     words_of,
+    zero_std_shares,
 )
 
 import dataclasses
@@ -192,8 +192,8 @@ def test_groups_without_variance_by_hand():
     """Three of four groups earn the same within the group, one of them at a low reward."""
     rewards = {0: (0.1, 0.1), 2: (0.1, 0.2), 5: (1.0, 1.0), 7: (0.2, 0.2)}
     episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
-    assert flat_shares(episodes, "grpo") == {"zero_std_groups": 0.75, "lost_groups": 0.25}
-    assert flat_shares(episodes, "ppo") == {"zero_std_groups": None, "lost_groups": None}
+    assert zero_std_shares(episodes, "grpo") == {"zero_std_groups": 0.75, "lost_groups": 0.25}
+    assert zero_std_shares(episodes, "ppo") == {"zero_std_groups": None, "lost_groups": None}
 
 
 def test_cut_replies_are_counted():

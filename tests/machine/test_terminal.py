@@ -38,7 +38,7 @@ def test_a_resumed_run_says_where_it_is(capsys):
     assert "PPO trains toy (think)" in text and "on 2 ranks." in text
 
 
-def test_a_user_by_rule_says_so_and_a_model_does_not(capsys):
+def test_a_scripted_user_says_so_and_a_model_does_not(capsys):
     for name in SCRIPTED:
         text = " ".join(head(capsys, {"simulator": name}).split())
         assert f"The user {name} is a script" in text
@@ -126,6 +126,6 @@ def test_the_toy_knows_all_that_its_people_and_its_policy_say():
     assert world.unknown_words("My dog, my Dog and 3 cats!") == ["dog", "cats"]
 
 
-def test_people_by_rule_are_introduced_as_such(capsys):
+def test_scripted_people_are_introduced_as_such(capsys):
     world.print_people()
     assert "scripted" in capsys.readouterr().out
