@@ -28,7 +28,7 @@ from support.settings import (
     not_negative,
     positive,
     split_name,
-    vllm_is_there,
+    usual_engine,
 )
 
 import asyncio
@@ -229,7 +229,7 @@ def agents_in_process(weights, settings, is_toy):
 
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else system_prompt(settings)
-    by_vllm = torch.cuda.is_available() and vllm_is_there() and not is_toy
+    by_vllm = usual_engine(is_toy) == "vllm"
     if by_vllm:
         from transformers import AutoConfig
 

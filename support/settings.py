@@ -381,10 +381,7 @@ def resolve_settings(given):
     if cfg.profiles:  # config.json is read from other directories, too
         cfg.profiles = [str(Path(name).absolute()) for name in cfg.profiles]
     if cfg.engine is None:
-        import torch  # imported late: scoring a result file does not need it
-
-        takes_vllm = not cfg.toy and vllm_is_there() and torch.cuda.is_available()
-        cfg.engine = "vllm" if takes_vllm else "torch"
+        cfg.engine = usual_engine(cfg.toy)
     check(cfg, chosen)
     return cfg
 
@@ -425,6 +422,14 @@ def check(cfg, chosen):
 
 def vllm_is_there():
     return importlib.util.find_spec("vllm") is not None
+
+
+def usual_engine(is_toy):
+    """The engine that samples if nobody says which: vLLM for a real model, where it is installed
+    and there is a GPU."""
+    import torch  # imported late: scoring a result file does not need it
+
+    return "vllm" if vllm_is_there() and torch.cuda.is_available() and not is_toy else "torch"
 
 
 # ---------------------------------------------------------------------- settings of a resumed run

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
@@ -178,6 +179,15 @@ def test_a_run(flags, tied_dir, tmp_path):
     steps = metrics(tmp_path / "out")
     assert len(steps) == 2
     assert all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)
+
+
+def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
+    """evaluate.py takes vLLM where there is a GPU. Here it is told that there is one."""
+    monkeypatch.setattr(evaluate, "usual_engine", lambda is_toy: "vllm")
+    out = tmp_path / "results.jsonl"
+    flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
+    assert evaluate.main(["--policy", str(tied_dir), *flags, "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 3
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):
