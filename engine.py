@@ -29,19 +29,18 @@ import torch.nn.functional as F
 # --------------------------------------------------------------------------------- the torch engine
 
 
+@dataclass
 class SlotCache:
     """A KV cache whose rows (slots) grow at their own pace. transformers uses it like its own
     caches: it calls `update` in each layer, and `get_seq_length`.
 
-    keys, values: {layer: [slots, heads, columns, size]}. `place` says which rows the next forward
-    pass serves, and in which column each of its tokens is stored. What lies beyond a row's own
-    length is garbage that the attention mask hides.
+    `place` says which rows the next forward pass serves, and in which column each of its tokens is
+    stored. What lies beyond a row's own length is garbage that the attention mask hides.
     """
 
+    keys: dict = field(default_factory=dict)  # {layer: [slots, heads, columns, size]}
+    values: dict = field(default_factory=dict)  # the same
     is_compileable = False  # transformers asks whether it may compile a model with this cache
-
-    def __init__(self):
-        self.keys, self.values = {}, {}
 
     def place(self, slots, columns, length):
         """Say where the next forward pass reads and writes, once for all of its layers. slots: a
@@ -87,15 +86,6 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     return result.transpose(1, 2).contiguous(), None
 
 
-def share_heads(model):
-    """Let a transformers model that uses PyTorch's attention use `grouped_attention`."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register("grouped", grouped_attention)
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation("grouped")
-
-
 @dataclass
 class Request:
     """One reply that is being sampled."""
@@ -134,13 +124,17 @@ class TorchEngine:
         """The weights are a copy of the given model's. share: they are the given model's itself,
         for a caller who has loaded it for the engine alone. device, dtype: where the weights go,
         and in which type; None: as they are."""
+        from transformers import AttentionInterface
+
         model = model if share else copy.deepcopy(model)
         self.model = model.to(device).eval().requires_grad_(False)
         # Not by `model.to(dtype)`: that casts buffers too, and rotary frequencies in bf16 are off
         # by a radian at position 1,000.
         for p in model.parameters():
             p.data = p.data.to(dtype or p.dtype)
-        share_heads(self.model)
+        if model.config._attn_implementation == "sdpa":  # PyTorch's attention
+            AttentionInterface.register("grouped", grouped_attention)
+            self.model.set_attn_implementation("grouped")
         self.stop_id, self.temperature, self.max_slots = stop_id, temperature, max_slots
         self.clock = clock or Clock()
         self.cache = SlotCache()

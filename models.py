@@ -20,7 +20,6 @@ from support.ranks import (
     make_masters,
     optimizer_state,
     rank,
-    shard,
     world_size,
 )
 
@@ -29,7 +28,6 @@ from operator import attrgetter
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
@@ -94,7 +92,10 @@ class Models:
         # in a checkpoint they are merged into the weights.
         start = world.POLICY / cfg.mode if cfg.toy else cfg.model
         source = checkpoint if checkpoint and not cfg.lora_rank else start
-        model, self.tokenizer = self.load(source)
+        # Frozen weights, under adapters, are loaded in the type of computing. Others stay as they
+        # are stored (None), mapped from the file, until `make_masters` makes the fp32 masters.
+        self.stored = self.dtype if cfg.lora_rank else None
+        model, self.tokenizer = load_model(source, dtype=self.stored)
         # The toy knows its task; a system prompt would take a third of its context.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
         self.chat = ChatFormat(
@@ -154,14 +155,6 @@ class Models:
 
     # ----------------------------------------------------- parts of __init__, in the order of use
 
-    def load(self, place):
-        """(model, tokenizer) of `place`, a directory or a name on the hub.
-
-        Under adapters the weights are frozen, and so are loaded in the type of computing. Else
-        their dtype is None: they stay as they are stored, in memory that is mapped from the file,
-        until `make_masters_or_shards` makes the fp32 masters."""
-        return load_model(place, dtype=self.dtype if self.cfg.lora_rank else None)
-
     def make_adapters(self, model, saved):
         """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference
         policy, a third view."""
@@ -179,7 +172,7 @@ class Models:
                     p.data.copy_(saved["adapters"][name])
         if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
-        self.make_masters_or_shards(base)
+        make_masters(base, self.device.type, self.dtype)
         self.policy = AdapterView(base, "policy")
         self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
         return AdapterView(base, "reference")
@@ -192,18 +185,18 @@ class Models:
         cfg = self.cfg
         self.policy, self.critic, reference = Policy(model, cfg.temperature), None, None
         if cfg.algo == "ppo":
-            self.critic = Critic(self.load(source)[0], share=True)
+            self.critic = Critic(load_model(source, dtype=self.stored)[0], share=True)
             if saved:
                 self.critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
-            reference = Policy(self.load(start)[0], cfg.temperature)
+            reference = Policy(load_model(start, dtype=self.stored)[0], cfg.temperature)
         if self.is_short_of_memory(model):
             recompute_activations(model)
             if self.critic:
                 recompute_activations(self.critic.body)
         for module in (self.policy, self.critic, reference):
             if module:
-                self.make_masters_or_shards(module)
+                make_masters(module, self.device.type, self.dtype)
         return reference
 
     def is_short_of_memory(self, model):
@@ -221,15 +214,6 @@ class Models:
         numbers_per_token = config.num_hidden_layers * (12 * config.hidden_size + 3 * mlp_size)
         kept = self.cfg.tokens_per_gpu * numbers_per_token * self.dtype.itemsize  # bytes
         return kept > memory / 4
-
-    def make_masters_or_shards(self, module):
-        """Make the fp32 masters of a module; as shards, if there is a process group. (The reference
-        is never trained, but it is sharded, too.)"""
-        if dist.is_initialized():
-            dtype = None if self.dtype == torch.float32 else self.dtype
-            shard(module, self.device.type, dtype)
-        else:
-            make_masters(module)
 
     # ---------------------------------------------------------------------------------- sampling
 

@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -214,7 +215,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn."""
         models.engine.forget()
-        make_room()
+        if not cfg.toy:  # which needs little memory and would be slower by a twentieth
+            return_freed_memory()
         # A group never crosses ranks.
         n_ranks, rank = ranks.world_size(), ranks.rank()
         here = {n: p for n, p in enumerate(profiles) if n % n_ranks == rank}
@@ -229,7 +231,10 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
                 seed=[cfg.seed, KINDS.index(kind), step, number],
             )
 
-        with run.dialogue_bar(kind, step, len(here) * group_size) as bar:
+        # The toy's dialogues in training are over too soon for a bar.
+        hidden = not run.first or (kind == "training" and cfg.toy)
+        title, total = f"{kind}, step {step}", len(here) * group_size
+        with tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden) as bar:
             dialogues = rollout(
                 simulator,
                 here,
@@ -246,19 +251,15 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         counts = run.log_dropped(kind, step, dropped, len(profiles) * group_size, save)
         return episodes, ranks.gather_episodes(episodes), counts
 
-    def split(episodes, batch_size, minibatches, seed):
-        """Episodes as mini-batches, each a list of micro-batches of packed rows."""
-        return split_batch(
-            episodes,
-            batch_size=batch_size,
-            n_minibatches=minibatches,
-            max_tokens=cfg.tokens_per_gpu,
-            seed=seed,
-            pad_id=models.pad,
-            device=models.device,
-            all_gather_list=ranks.all_gather_list,
-            reward=cfg.reward,
-        )
+    # episodes as mini-batches, each a list of micro-batches of packed rows
+    split = partial(
+        split_batch,
+        max_tokens=cfg.tokens_per_gpu,
+        pad_id=models.pad,
+        device=models.device,
+        all_gather_list=ranks.all_gather_list,
+        reward=cfg.reward,
+    )
 
     def evaluate(step):
         """6 of the figure: one dialogue with every held-out user. Returns the episodes; the scores
@@ -269,7 +270,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             models.keep_start(episodes, run.start_file)
         perplexity = None  # of what the policy said, under the starting policy if that is in memory
         if models.reference:
-            make_room()
+            return_freed_memory()
             [batches] = split(episodes, len(heldout), 1, seed=0)
             log_probs_of(models.reference, batches)
             perplexity = models.reference.take_perplexity()
@@ -289,12 +290,6 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         run.save(state, models.gather(), ranks.all_gather_list)
         if state["step"] > 0:
             draw_report(run)
-
-    def make_room():
-        """Return freed memory to the system before a part of a step that needs much of it. Not for
-        the toy, which needs little and would be slower by a twentieth."""
-        if not cfg.toy:
-            return_freed_memory()
 
     # ---- 6. Evaluate, before.
     if state["step"] < 0:  # not even this evaluation is done
@@ -320,8 +315,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
         models.engine.sleep()  # the memory of its cache is the update's now
-        make_room()
-        minibatches = split(episodes, cfg.batch_size, cfg.minibatches, f"{cfg.seed} {step}")
+        if not cfg.toy:
+            return_freed_memory()
+        minibatches = split(episodes, cfg.batch_size, cfg.minibatches, seed=f"{cfg.seed} {step}")
         # Both learning rates rise from 0 to their full value in the first `warmup` steps.
         lr_share = min(1.0, step / max(1, cfg.warmup))
         models.optimizer.param_groups[0]["lr"] = cfg.lr * lr_share

@@ -186,10 +186,8 @@ def bench(think, dialogues=64, repeats=5):
 async def steady(prompt, schema):
     """A user who never leaves: a mild change, a plain line. So every dialogue takes all its
     turns."""
-    code = world.code_in(prompt)
-    if "change" in schema:
-        return json.dumps({**dict.fromkeys(schema, "-"), "code": code, "change": 1})
-    return world.reply_in_json("Emotion-C", "Hm, go on.", code)
+    decision = {"change": 1} if "change" in schema else {"goodbye": False, "response": "Hm, go on."}
+    return json.dumps({**dict.fromkeys(schema, "-"), "code": world.code_in(prompt), **decision})
 
 
 def over_a_server(dialogues=32, turns=8, latency=0.2):

@@ -57,14 +57,22 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     would get wrong: those with sliding windows, and the few that scale or cap their logits behind
     the output layer (see `check_model`).
     """
-    from transformers import logging
+    from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         directory = directory_of(path)
         tokenizer = load_tokenizer(directory)
-        model = load_weights(directory, dtype)
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            directory,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+            dtype=dtype or "auto",
+        )
+        if loading_info["missing_keys"]:  # transformers would make them up at random
+            raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
         check_model(model, tokenizer)
         # in its configuration, and in its layers, which copied the numbers from there
         for part in (model.config, *model.modules()):
@@ -123,23 +131,6 @@ def load_tokenizer(directory):
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
         )
     return tokenizer
-
-
-def load_weights(directory, dtype):
-    """The model in a directory, its weights in `dtype`; None: as they are stored. Raises BadModel
-    if a weight is missing, which transformers would make up at random."""
-    from transformers import AutoModelForCausalLM
-
-    model, loading_info = AutoModelForCausalLM.from_pretrained(
-        directory,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        output_loading_info=True,
-        dtype=dtype or "auto",
-    )
-    if loading_info["missing_keys"]:
-        raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
-    return model
 
 
 def check_model(model, tokenizer):
@@ -240,24 +231,9 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
-        self.check_tokenizer()
-        head, before_past_reply, after_reply, before_new_reply = self.split_template()
-        ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
-        self.past_reply_prefix = before_past_reply[len(ask) :]
-        self.opening_text = before_new_reply[len(ask) :]
-        self.check_openings(think)
-        self.head, self.ask = self.encode(head), self.encode(ask)
-        self.opening = self.encode(self.opening_text)
-        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
-        self.check_pieces()
-
-    # ------------------------------------------------------------------------------- cutting, once
-
-    def check_tokenizer(self):
-        """Raise BadModel for a tokenizer that does not give back what it was given: without
-        tokenizer.json transformers makes up a vocabulary; SentencePiece's mostly put a blank in
-        front of every text. In front of a message that stands behind something else, this blank
-        would be one that the template does not write."""
+        # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers mostly
+        # put a blank in front of every text: in front of a message that stands behind something
+        # else, it would be one that the template does not write.
         back = self.decode(self.text("My") + self.text("self"))
         if back != "Myself":
             raise BadModel(
@@ -266,6 +242,31 @@ class ChatFormat:
                 "so the tokens of a message depend on what stands before it; take a model with a "
                 "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
+        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
+        self.past_reply_prefix = before_past_reply[len(ask) :]
+        self.opening_text = before_new_reply[len(ask) :]
+        # One of the two openings may have something more: a past one white space, a new one <think>
+        # in think mode, or <think></think> in direct mode.
+        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
+        is_blank = not self.past_reply_prefix.strip()
+        if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
+            raise BadModel(
+                f"the chat template writes {self.past_reply_prefix!r} only before a past reply and "
+                f"{self.opening_text!r} only before a new one; this code needs one opening"
+            )
+        opening = self.opening_text.strip()
+        if opening and think != ("</think>" not in opening):
+            raise BadModel(
+                f"the chat template opens every reply with {opening!r}; train it with --think if "
+                "that begins a thought, and without if it is an empty one (--template-args)"
+            )
+        self.head, self.ask = self.encode(head), self.encode(ask)
+        self.opening = self.encode(self.opening_text)
+        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
+        self.check_pieces()
+
+    # ------------------------------------------------------------------------------- cutting, once
 
     def split_template(self):
         """The template's own text around the messages of a dummy dialogue: up to the user's first
@@ -295,24 +296,6 @@ class ChatFormat:
         except Exception as error:
             # a template may refuse whatever it likes, a system message for one
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
-
-    def check_openings(self, think):
-        """Raise BadModel unless the template opens past and new replies alike. One of the two may
-        have something more: a past one white space, a new one <think> in think mode, or
-        <think></think> in direct mode."""
-        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
-        is_blank = not self.past_reply_prefix.strip()
-        if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
-            raise BadModel(
-                f"the chat template writes {self.past_reply_prefix!r} only before a past reply and "
-                f"{self.opening_text!r} only before a new one; this code needs one opening"
-            )
-        opening = self.opening_text.strip()
-        if opening and think != ("</think>" not in opening):
-            raise BadModel(
-                f"the chat template opens every reply with {opening!r}; train it with --think if "
-                "that begins a thought, and without if it is an empty one (--template-args)"
-            )
 
     def find_stop(self, tail, stop_ids):
         """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).

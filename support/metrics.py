@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -228,11 +229,6 @@ def warnings_of(rows):
     return {name: sentence for name, holds, sentence in WARNINGS if holds(rows)}
 
 
-def in_steps(count, is_in):
-    """The condition that is_in(row) is true in at least `count` of the rows."""
-    return lambda rows: sum(map(is_in, rows)) >= count
-
-
 def groups_are_copies(row):
     """Do most groups earn the same within the group, in replies that hardly any dialogue has to
     itself? Not all must: two rows of one batch are rounded differently now and then."""
@@ -281,24 +277,24 @@ def users_are_unreadable(rows):
 WARNINGS = (
     (
         "copies",
-        in_steps(3, groups_are_copies),
+        lambda rows: sum(map(groups_are_copies, rows)) >= 3,
         "the dialogues of a group are the same word for word: they share one sampling seed, or the "
         "policy has collapsed",
     ),
     (
         "still",
-        in_steps(3, policy_stands_still),
+        lambda rows: sum(map(policy_stands_still, rows)) >= 3,
         "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
         "holds other ones, or the learning rate is 0",
     ),
     (
         "zero gradient",
-        in_steps(1, gradient_is_zero),
+        lambda rows: sum(map(gradient_is_zero, rows)) >= 1,
         "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
     ),
     (
         "foreign tokens",
-        in_steps(1, foreign_tokens_are_trained),
+        lambda rows: sum(map(foreign_tokens_are_trained, rows)) >= 1,
         "more tokens are trained than were sampled: words of the user are in the loss",
     ),
     (
@@ -319,14 +315,15 @@ WARNINGS = (
 # ------------------------------------------------------------------------------------------- time
 
 
+@dataclass
 class Clock:
-    """Measures how long the GPU waits for the simulated users. simulator: the seconds in which at
-    least one call to their model was under way and the policy was sampling nothing."""
+    """Measures how long the GPU waits for the simulated users."""
 
-    def __init__(self):
-        self.simulator = 0.0
-        self.last_tick = time.perf_counter()
-        self.under_way = Counter()  # of "calls" and of "samplers"
+    # the seconds in which at least one call to their model was under way and the policy was
+    # sampling nothing
+    simulator: float = 0.0
+    last_tick: float = field(default_factory=time.perf_counter)
+    under_way: Counter = field(default_factory=Counter)  # of "calls" and of "samplers"
 
     def tick(self):
         """Count the time since the last tick."""

@@ -122,48 +122,47 @@ def gather_episodes(episodes):
 # -------------------------------------------------------------------------------------------- FSDP2
 
 
-def make_masters(module):
-    """Give a module its master weights: each parameter that is not frozen becomes an fp32 copy.
+def make_masters(module, device="cpu", dtype=torch.float32):
+    """Give a Policy, a Critic or a SharedBase its master weights, in place: each parameter that is
+    not frozen becomes an fp32 copy. If there is a process group, masters and frozen weights are
+    sharded over all ranks with FSDP2.
 
     Until then a parameter may be in the type in which it is stored, and its memory pages of the
-    checkpoint's file: loaded from there only when they are looked at. Parameters that are shards
-    are masters already (`shard` makes them before it shards them)."""
-    for p in module.parameters():
-        is_shard = hasattr(p, "full_tensor")
-        if p.requires_grad and not is_shard:
-            p.data = p.data.to(torch.float32, copy=True)
+    checkpoint's file: loaded from there only when they are looked at.
 
-
-def shard(module, device="cpu", dtype=None):
-    """Make the master weights of a Policy, a Critic or a SharedBase and shard them over all ranks
-    with FSDP2, in place.
-
-    Each transformer block becomes a unit, and all the rest another one, the root. In a forward pass
-    FSDP2 gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU; None: fp32),
+    Each transformer block becomes a unit of FSDP2, and all the rest another one, the root. In a
+    forward pass it gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU),
     and frees them behind it. Master weights, gradients and Adam's moments are fp32 shards.
     Everything must go through the root's forward(), which is where FSDP2 begins.
 
     Gradients come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by
-    their number. An optimizer must be built after this: the parameters are new ones. Raises
-    RuntimeError without a process group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    their number. An optimizer must be built after this: the parameters of shards are new ones."""
+    parts, is_sharded = [module], dist.is_initialized()
+    if is_sharded:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # the longest ModuleList is the list of transformer blocks
-    blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
-    # One after the other: a rank never holds more in fp32 than its shard and one block.
-    for part in (*blocks, module):
-        make_masters(part)
-        fully_shard(part, mesh=mesh, mp_policy=precision)
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        # One part after the other: a rank never holds more in fp32 than its shard and a block.
+        # The longest ModuleList is the list of transformer blocks.
+        blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
+        parts = [*blocks, module]
+    for part in parts:
+        for p in part.parameters():
+            is_master = hasattr(p, "full_tensor")  # a shard of a block is one already
+            if p.requires_grad and not is_master:
+                p.data = p.data.to(torch.float32, copy=True)
+        if is_sharded:
+            fully_shard(part, mesh=mesh, mp_policy=precision)
 
     def free_gathered_weights(root, *_):
         # FSDP2 keeps the root's gathered weights for the backward pass, even if there will be none.
         if not torch.is_grad_enabled():
             root.reshard()
 
-    module.register_forward_hook(free_gathered_weights)
+    if is_sharded:
+        module.register_forward_hook(free_gathered_weights)
 
 
 def full_tensor(tensor):

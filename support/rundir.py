@@ -88,17 +88,19 @@ class RunDir:
         self.clock = Clock()
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
         self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
-        self.held_lock = None  # of `lock`; None: not locked yet
+        self.held_lock = None  # of files.lock; None: not locked yet
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 
     # ---- begin and end
 
     def enter(self, all_gather_list):
-        """Lock the directory, if it is there. Returns the newest checkpoint, or None. The function
-        is of support/ranks.py, which imports torch; this file does without. Raises BadInput, on
-        every rank, if they do not find the same (on nodes without a shared file system)."""
-        self.lock()
+        """Lock the directory, if it is there; the lock ends with the process, or with `close`.
+        Returns the newest checkpoint, or None. The function is of support/ranks.py, which imports
+        torch; this file does without. Raises BadInput, on every rank, if they do not find the same
+        (on nodes without a shared file system)."""
+        if self.first and self.path.exists():  # two runs would undo each other's files
+            self.held_lock = lock(self.path)
         newest = checkpoints(self.path)[-1:] or [None]
         if len(set(all_gather_list(newest))) > 1:
             raise BadInput(
@@ -138,7 +140,8 @@ class RunDir:
                 if size_of(path) > size:  # to cut to more would fill it up with zeros
                     os.truncate(path, size)
             write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
-            self.lock()  # a new run's directory is there now
+            if self.held_lock is None:  # a new run's directory is there now
+                self.held_lock = lock(self.path)
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # from it an evaluation knows whom the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
@@ -169,12 +172,6 @@ class RunDir:
         self.runner.get_loop().set_exception_handler(lambda loop, context: None)
         with contextlib.suppress(KeyboardInterrupt):  # a cancelled dialogue raises it once more
             self.runner.close()
-
-    def lock(self):
-        """Lock the directory, if it is there: two runs would undo each other's files. The lock ends
-        with the process, or with `close`. Raises BadInput if another process has it."""
-        if self.first and self.held_lock is None and self.path.exists():
-            self.held_lock = lock(self.path)
 
     # ---- the logs, and what is printed
 
@@ -240,12 +237,6 @@ class RunDir:
         """Print a line above the progress bar."""
         if self.first:
             tqdm.write(text)
-
-    def dialogue_bar(self, kind, step, total):
-        """A progress bar of `total` dialogues. (The toy's in training are over too soon.)"""
-        hidden = not self.first or (kind == "training" and self.cfg.toy)
-        title = f"{kind}, step {step}"
-        return tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden)
 
     # ---- checkpoints
 

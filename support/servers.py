@@ -23,7 +23,8 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -238,14 +239,13 @@ class LocalModel:
 # ---------------------------------------------------------------------------------- the log of calls
 
 
+@dataclass
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice. Also
     the answers of earlier logs, which `Simulator.ask` searches before it asks the model."""
 
-    def __init__(self, path=None):
-        """path: the file to append to, or None."""
-        self.path = path
-        self.answers = {}  # {key: text}, see Simulator.key
+    path: Path | None = None  # the file to append to
+    answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
 
     def read(self, path, start=0):
         """Read the answers of an earlier log, from byte `start` on. A line that a killed run left

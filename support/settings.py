@@ -15,6 +15,7 @@ import re
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 # --------------------------------------------------------------------------- any program's command
@@ -49,29 +50,26 @@ class Parser(argparse.ArgumentParser):
             return 130
 
 
-def checked(read, test, what):
-    """A type for argparse: a function that returns read(text) if that passes `test`, and else
-    complains in one line that `what` is needed."""
-
-    def check(text):
-        try:
-            value = read(text)
-            if test(value):
-                return value
-        except ValueError:
-            pass  # what `read` cannot read
-        raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
-
-    return check
+def read_checked(read, test, what, text):
+    """read(text), the value of a flag, if it passes `test`. Else the complaint is one line: that
+    `what` is needed."""
+    try:
+        value = read(text)
+        if test(value):
+            return value
+    except ValueError:
+        pass  # what `read` cannot read
+    raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
 
 
-natural = checked(int, lambda x: x >= 0, "a whole number from 0")
-positive = checked(int, lambda x: x >= 1, "a whole number from 1")
-above_zero = checked(float, lambda x: x > 0, "a number above 0")
-not_negative = checked(float, lambda x: x >= 0, "a number from 0")
-fraction = checked(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-emotion = checked(int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-json_object = checked(json.loads, lambda x: isinstance(x, dict), "a JSON object")
+# types for argparse, each a function of the text
+natural = partial(read_checked, int, lambda x: x >= 0, "a whole number from 0")
+positive = partial(read_checked, int, lambda x: x >= 1, "a whole number from 1")
+above_zero = partial(read_checked, float, lambda x: x > 0, "a number above 0")
+not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
+fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+emotion = partial(read_checked, int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
+json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "a JSON object")
 
 
 # The --simulator names of scripted users, and what the scripts are. They cost
@@ -427,9 +425,11 @@ def vllm_is_there():
 def usual_engine(is_toy):
     """The engine that samples if nobody says which: vLLM for a real model, where it is installed
     and there is a GPU."""
+    if is_toy:
+        return "torch"
     import torch  # imported late: scoring a result file does not need it
 
-    return "vllm" if vllm_is_there() and torch.cuda.is_available() and not is_toy else "torch"
+    return "vllm" if vllm_is_there() and torch.cuda.is_available() else "torch"
 
 
 # ---------------------------------------------------------------------- settings of a resumed run

@@ -21,6 +21,7 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -177,12 +178,11 @@ def feel(reply, scene, earlier=(), lines=(), difficulty="vanilla"):
     return round(10 * min(1, max(-1, total))), terms
 
 
+@dataclass
 class FeelingsModel(world.ScriptedModel):
     """The scripted user of the toy, who hears any English with learned feelings."""
 
-    def __init__(self, difficulty="vanilla"):
-        super().__init__(difficulty)
-        self.difficulty = difficulty
+    def __post_init__(self):
         emoji_model()
         vector_model()
 

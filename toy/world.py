@@ -57,47 +57,43 @@ def profiles(split, count=None, seed=0):
     names_of_needs = list(NEEDS)
     made = []
     for i in range(count):
-        need = names_of_needs[i % len(NEEDS)]
-        made.append(make_profile(f"toy-{split}-{i:04d}", need, split, rng))
+        name = names_of_needs[i % len(NEEDS)]
+        need = NEEDS[name]
+        person = rng.choice(PEOPLE[split])
+        event = rng.choice(EVENTS[split])
+        feeling = rng.choice(FEELINGS[split])
+        first_name = rng.choice(NAMES[split])
+        details = rng.sample(DETAILS[split], 2)
+        cues = rng.sample(need.cues[split], 3)
+        group, traits = rng.choice(PERSONAS)
+        persona = [
+            f"* Name: {first_name}",
+            f"* Age: {rng.randint(18, 60)}",
+            f"* Character: {', '.join(traits)}",
+            "* Speech: short, plain sentences",
+        ]
+        scene = [
+            "## What happened",
+            f"My {person} {event}. I feel {feeling}.",
+            "",
+            "## Details I may add",
+            *[f"- {detail}" for detail in details],
+            "",
+            "## What I say when I open up",
+            *[f"- {cue}" for cue in cues],
+            "",
+        ]
+        profile = {
+            "id": f"toy-{split}-{i:04d}",
+            "player": "\n".join(persona),
+            "scene": "\n".join(scene),
+            "main_cha": group,
+            "cha_group": traits,
+            "task": need.theme,
+            "need": name,
+        }
+        made.append(profile)
     return made
-
-
-def make_profile(profile_id, name, split, rng):
-    """One user with this id and the need `name`; everything else is drawn with `rng`."""
-    need = NEEDS[name]
-    person = rng.choice(PEOPLE[split])
-    event = rng.choice(EVENTS[split])
-    feeling = rng.choice(FEELINGS[split])
-    first_name = rng.choice(NAMES[split])
-    details = rng.sample(DETAILS[split], 2)
-    cues = rng.sample(need.cues[split], 3)
-    group, traits = rng.choice(PERSONAS)
-    persona = [
-        f"* Name: {first_name}",
-        f"* Age: {rng.randint(18, 60)}",
-        f"* Character: {', '.join(traits)}",
-        "* Speech: short, plain sentences",
-    ]
-    scene = [
-        "## What happened",
-        f"My {person} {event}. I feel {feeling}.",
-        "",
-        "## Details I may add",
-        *[f"- {detail}" for detail in details],
-        "",
-        "## What I say when I open up",
-        *[f"- {cue}" for cue in cues],
-        "",
-    ]
-    return {
-        "id": profile_id,
-        "player": "\n".join(persona),
-        "scene": "\n".join(scene),
-        "main_cha": group,
-        "cha_group": traits,
-        "task": need.theme,
-        "need": name,
-    }
 
 
 # ---------------------------------------------------------------------------------- reading a reply
@@ -274,13 +270,19 @@ class Scene:
     need: str  # a key of NEEDS
 
 
+NEED_OF_THEME = {need.theme: name for name, need in NEEDS.items()}
+
+
 def read_scene(scene, task):
     """The Scene of a profile. scene: the profile's background; task: its hidden theme. Raises
     NotOfThisWorld."""
     story = re.search(r"My (\w+) [^\n]*?\. I feel (\w+)\.", scene)
-    need = need_of(task)
-    details = listed_under("Details I may add", scene)
-    cues = listed_under("What I say when I open up", scene)
+    need = NEED_OF_THEME.get(task)
+    items = {}  # {heading: the items of the list below it}
+    for heading, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", scene, re.M | re.S):
+        items[heading] = re.findall(r"^- (.*)$", text, re.M)
+    details = items.get("Details I may add")
+    cues = items.get("What I say when I open up")
     if not (story and need and details and cues):
         raise NotOfThisWorld(
             "the scripted user can only play the people that toy/world.py makes; for others, "
@@ -296,23 +298,6 @@ def read_scene(scene, task):
     )
 
 
-def need_of(theme):
-    """The name of the need with this hidden theme, or None."""
-    for name, need in NEEDS.items():
-        if need.theme == theme:
-            return name
-    return None
-
-
-def listed_under(title, scene):
-    """The items of the list below the heading `title`; [] if there is no such heading."""
-    # from behind the heading to the next one, or to the end
-    section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", scene, re.M | re.S)
-    if section is None:
-        return []
-    return re.findall(r"^- (.*)$", section.group(1), re.M)
-
-
 def tags_of(prompt):
     """{tag: text} of the <tag>text</tag> in a prompt."""
     return dict(re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", prompt, re.S))
@@ -322,6 +307,7 @@ def tags_of(prompt):
 GUARDED_LINES = 2
 
 
+@dataclass
 class ScriptedModel:
     """Stands where an LLM would behind the simulated user: a prompt comes in, the JSON object that
     it asks for goes out. It sees only the text of the prompt, never the generator of the profiles,
@@ -331,11 +317,9 @@ class ScriptedModel:
     profile's scene, <hidden_theme> its task, <dialogue> the messages so far, as JSON. The prompt of
     f_reply, and no other, also has <emotion_level>."""
 
+    difficulty: str = "vanilla"
+    weak: bool = False  # does it score by `score_weakly`?
     is_scripted = True  # its answers always have the form, so a run need not check that first
-
-    def __init__(self, difficulty="vanilla", weak=False):
-        self.challenging = difficulty == "challenging"
-        self.weak = weak
 
     async def __call__(self, prompt, schema=None):
         tags = tags_of(prompt)
@@ -347,12 +331,20 @@ class ScriptedModel:
         return self.feel(scene, dialogue, code)
 
     def answer(self, scene, dialogue, level, code):
-        """f_reply: the user's next line."""
+        """f_reply: the user's next line. At Emotion-F it leaves."""
         lines_said = sum(message["speaker"] == "me" for message in dialogue)
-        is_guarded = self.challenging and lines_said < GUARDED_LINES
+        is_guarded = self.difficulty == "challenging" and lines_said < GUARDED_LINES
         topics = scene.details if is_guarded else scene.cues
         line = users_line(lines_said, scene.story, topics, level)
-        return reply_in_json(level, line, code)
+        answer = {
+            "thinking": f"my state is {level}, so that is how I sound.",
+            "origin": line,
+            "revision": "nothing to change.",
+            "code": code,
+            "goodbye": level == "Emotion-F",
+            "response": line,
+        }
+        return json.dumps(answer, indent=1)
 
     def feel(self, scene, dialogue, code):
         """f_emo: how far the friend's last reply moves the emotion, and why."""
@@ -360,7 +352,7 @@ class ScriptedModel:
         lines = [m["text"] for m in dialogue if m["speaker"] == "me"]
         change, why = self.react(reply, scene, earlier, lines)
         # the prompt of a challenging user asks for another key
-        goal = "reason" if self.challenging else "target_completion"
+        goal = "reason" if self.difficulty == "challenging" else "target_completion"
         effect = "lifted" if change > 0 else "let down"
         answer = {
             "content": f"my friend said something about me and my {scene.person}.",
@@ -377,28 +369,14 @@ class ScriptedModel:
         `lines`."""
         if self.weak:
             return score_weakly(reply), "I listen for a few words"
-        return score_reply(
-            reply, scene.need, scene.person, scene.feeling, earlier, self.challenging
-        )
+        is_challenging = self.difficulty == "challenging"
+        return score_reply(reply, scene.need, scene.person, scene.feeling, earlier, is_challenging)
 
 
 def code_in(prompt):
     """The code that a prompt asks for: its last one. (Where the policy's words stand, which is
     above, quotation marks are escaped.)"""
     return re.findall('"code": "([a-z]{4})"', prompt)[-1]
-
-
-def reply_in_json(level, line, code):
-    """A scripted user's answer of f_reply, at this level of its emotion. At Emotion-F it leaves."""
-    answer = {
-        "thinking": f"my state is {level}, so that is how I sound.",
-        "origin": line,
-        "revision": "nothing to change.",
-        "code": code,
-        "goodbye": level == "Emotion-F",
-        "response": line,
-    }
-    return json.dumps(answer, indent=1)
 
 
 # How a user begins a line, by the level of its emotion. At Emotion-F it leaves.

@@ -123,7 +123,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
     (FSDP2 moves models to the GPU; here the test does.)"""
 
-    def masters(module):
+    def masters(module, *_):
         make_masters(module)
         module.to(DEVICE)
 

@@ -4,7 +4,7 @@ word has, with a template that has a switch of its own."""
 
 from support import loading
 from support.errors import BadModel
-from support.loading import ChatFormat, load_model, load_weights
+from support.loading import ChatFormat, load_model
 from support.ranks import make_masters
 
 import copy
@@ -81,11 +81,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
     model."""
     loaded = []
 
-    def load(directory, dtype):
-        loaded.append(load_weights(directory, dtype))
-        return loaded[-1]
-
-    monkeypatch.setattr(loading, "load_weights", load)
+    monkeypatch.setattr(loading, "check_model", lambda model, tokenizer: loaded.append(model))
     assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
     policy = policy_of(tiny_dir)
     assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2

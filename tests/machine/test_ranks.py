@@ -27,7 +27,13 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     """One update of policy and critic on this rank's part of the dialogues. lora: rank of their
     adapters, or 0. Returns (metrics, gradients of each step, weights), whole."""
     from support.loading import load_model
-    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights, shard
+    from support.ranks import (
+        all_gather_list,
+        all_reduce_sum,
+        full_tensor,
+        iter_full_weights,
+        make_masters,
+    )
 
     import ppo
     from adapters import shared
@@ -47,7 +53,7 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
         torch.nn.init.normal_(critic.head.weight)
         modules = [policy, critic]
     for module in modules if ranks else ():
-        shard(module, "cpu")
+        make_masters(module)
     cuts = [micro_batches([e for e in dealt(rank) if e.number % 2 == i], 60) for i in range(2)]
     most = [max(column) for column in zip(*all_gather_list([[len(cut) for cut in cuts]]))]
     cuts = [cut + [dummy_batch()] * (m - len(cut)) for cut, m in zip(cuts, most)]

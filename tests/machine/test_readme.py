@@ -76,7 +76,7 @@ def test_the_loop_is_that_of_the_code():
     """The README's excerpt of `train`: its lines, in their order, with gaps only at "..."."""
     excerpt = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M).group(1)
     assert 20 <= len(excerpt.splitlines()) <= 25
-    place = inspect.getsource(rlver.train)
+    place = re.sub(r"^ {4}", "", inspect.getsource(rlver.train), flags=re.M)
     for piece in re.split(r"^ +\.\.\.\n", excerpt, flags=re.M):
         before, found, place = place.partition(piece)
         assert found, piece

@@ -108,7 +108,7 @@ def test_two_processes_never_work_in_one_run(half, tmp_path, capfd):
     out = shutil.copytree(half, tmp_path / "out")
     settings = Settings(**json.loads((out / "config.json").read_text()))
     running = rundir.RunDir(out, settings)
-    running.lock()
+    running.enter(list)
     before = files(out)
     assert go_on(out, "--steps", 3) == 2
     assert "another process is at work there" in capfd.readouterr().err

@@ -104,7 +104,7 @@ def test_the_toy_user_is_refused_where_it_cannot_play():
         isinstance(make_simulator("toy").model, world.ScriptedModel)
         and make_simulator("toy-weak").model.weak
     )
-    assert make_simulator("toy", difficulty="challenging").model.challenging
+    assert make_simulator("toy", difficulty="challenging").model.difficulty == "challenging"
     for arguments, needle in (
         (("toy", "zh"), "--lang zh"),
         (("toy-weak", "zh"), "--lang zh"),
