@@ -1,4 +1,4 @@
-"""labs.py - fourteen mistakes, made on purpose: healthy runs beside broken ones, one command and
+"""labs.py - eleven mistakes, made on purpose: healthy runs beside broken ones, one command and
 one picture each.
 
     python course/course.py lab                     what there is
@@ -393,21 +393,6 @@ def term(run, name):
     return means
 
 
-def thoughts_read(run):
-    """Dialogues, in percent, in which the user is sent a thought."""
-    return [
-        100 * np.mean([has_sent_thought(dialogue) for dialogue in dialogues])
-        for dialogues in dialogues_of(run)
-    ]
-
-
-def has_sent_thought(dialogue):
-    """Whether a reply with a <think> tag was sent to the user. (A reply after which no emotion
-    stands was never sent.)"""
-    sent = [turn["reply"] for turn in dialogue["turns"] if turn["emotion"] is not None]
-    return any("<think>" in reply for reply in sent)
-
-
 def copies(run):
     """Dialogues, in percent, whose replies are word for word those of another one of their
     group."""
@@ -421,34 +406,6 @@ def copies(run):
 def foreign_tokens(run):
     """Tokens in the loss, in percent, that the policy did not sample."""
     return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
-
-
-# ------------------------------------------------------------------------------------- the baseline
-
-
-def baseline_shift(run):
-    """How far GRPO's baseline is above the mean reward over the dialogues of a group, in stds of
-    the group; the mean over the groups of a step.
-
-    A healthy arm's baseline is that mean, so its shift is 0. The broken arm of the lab turn-rows
-    takes the mean over turns: a dialogue of n turns counts n times. Groups in which all rewards are
-    equal are left out.
-    """
-    over_turns = run.arm.startswith("broken")
-    means = []
-    for dialogues in dialogues_of(run):
-        groups = {}
-        for dialogue in dialogues:
-            groups.setdefault(dialogue["group"], []).append(dialogue)
-        shifts = []
-        for group in groups.values():
-            rewards = np.array([dialogue["reward"] for dialogue in group], dtype=float)
-            turns = [len(dialogue["turns"]) for dialogue in group]
-            if rewards.std() > 0:
-                baseline = np.average(rewards, weights=turns if over_turns else None)
-                shifts.append((baseline - rewards.mean()) / rewards.std(ddof=1))
-        means.append(np.mean(shifts or [0]))
-    return means
 
 
 # ------------------------------------------------------- against the healthy run with the same seed
@@ -477,10 +434,8 @@ TELL_TALES = {
     "not_followed": not_followed,
     "repetition": functools.partial(term, name="repetition"),
     "about": functools.partial(term, name="about"),
-    "thoughts_read": thoughts_read,
     "copies": copies,
     "foreign_tokens": foreign_tokens,
-    "baseline_shift": baseline_shift,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,
 }

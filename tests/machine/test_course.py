@@ -127,7 +127,7 @@ def test_a_lab_asks_before_it_shows(name, flags, seeds, tmp_path, capsys, monkey
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["weak-scorer", "mixed-users", "no-format-check"])
+@pytest.mark.parametrize("name", ["weak-scorer", "mixed-users"])
 def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
     """Two arms, two steps, one picture; asked for again, the runs are found. In the healthy arm the
     healthy user feels what was recorded."""

@@ -2,7 +2,7 @@
 that others have made is made here once, in a small real run, and the run must say so; healthy runs
 must be silent.
 
-The course has a lab for three of them: shared-seed, still-adapter and user-words."""
+The course has a lab for two of them: shared-seed and user-words."""
 
 from support.metrics import (
     REWARD_TALK,
