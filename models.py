@@ -83,7 +83,7 @@ class Models:
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
-        self.start_batches = None  # read by `kl_start` when it first needs them
+        self.start = None  # read by `kl_start` when it first needs them
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -243,38 +243,38 @@ class Models:
 
     def keep_start(self, episodes, path):
         """Keep a few dialogues of the starting policy in the file `path`, each a batch of its own,
-        with the log-probs that it gives their tokens in the place of the engine's. So `kl_start`
-        can measure at every step how far the policy has moved, without the starting policy in
-        memory."""
+        with the log-probs that it gives their tokens. So `kl_start` can measure at every step how
+        far the policy has moved, without the starting policy in memory."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        batches = [pack([episode], self.pad) for episode in episodes]
-        for batch in batches:
+        kept = []
+        for episode in episodes:
+            batch = pack([episode], self.pad)
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            batch.engine_log_probs = log_probs.cpu()
+            kept.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
-            torch.save([vars(batch) for batch in batches], path)
+            torch.save(kept, path)
 
     def read_start(self, path):
-        """This rank's part of the batches that `keep_start` has kept. Every rank gets equally many,
-        empty ones if need be, because a forward pass is a collective call. Only the first rank
-        needs the file."""
+        """This rank's part of what `keep_start` has kept: [(Batch, log-probs of pi_0)]. Every rank
+        gets equally many, empty ones if need be, because a forward pass is a collective call. Only
+        the first rank needs the file."""
         kept = broadcast(lambda: torch.load(path, weights_only=True))
-        batches = [Batch(**tensors) for tensors in kept[rank() :: world_size()]]
+        here = [
+            (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
+        ]
         per_rank = math.ceil(len(kept) / world_size())
-        return batches + [dummy_batch(self.pad)] * (per_rank - len(batches))
+        empty = dummy_batch(self.pad)
+        return here + [(empty, empty.engine_log_probs)] * (per_rank - len(here))
 
     def kl_start(self, path):
         """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0 in the file `path`."""
-        if self.start_batches is None:
-            self.start_batches = self.read_start(path)
+        if self.start is None:
+            self.start = self.read_start(path)
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in self.start_batches:
-            batch = batch.to(self.device)
-            [log_probs] = log_probs_of(self.policy, [batch])
-            # `keep_start` has put the log-probs of pi_0 in the place of the engine's
-            start_log_probs = batch.engine_log_probs
-            k3 = kl_penalty(start_log_probs, log_probs, "k3")[batch.action_mask]
+        for batch, start_log_probs in self.start:
+            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
+            k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
             sums += torch.tensor([k3.double().sum().item(), k3.numel()])
         kl, tokens = self.reduce(sums).tolist()
         return kl / max(1, tokens)

@@ -195,9 +195,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     rundir.refuse_other_heldout(run.path, heldout)
     # One question before anything is paid for: a wrong key or model shows at once.
     if cfg.simulator not in settings.SCRIPTED:
-        run.tell(f"asking {simulator.model.name}, the user's model, one question")
-        answer = ranks.broadcast(lambda: run.runner.run(simulator.check()))
-        simulator.model.format = answer.form  # found out by the first rank
+        run.tell(f"asking {simulator.name}, the user's model, one question")
+        # the first rank finds out in which form the model answers, and tells the others
+        simulator.model.format = ranks.broadcast(lambda: run.runner.run(simulator.check()))
     checkpoint = run.enter(ranks.all_gather_list)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
@@ -211,6 +211,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     def hold_dialogues(profiles, group_size, kind, step):
         """1 and 2 of the figure: `group_size` dialogues with each of `profiles`. Returns this
         rank's episodes, those of all ranks (without tokens), and what run.log_dropped counts.
+        Raises TooManyLost, after a checkpoint, if more than a fifth were dropped.
 
         Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
         batch): resumed or not, on however many ranks, the same is drawn."""
@@ -248,7 +249,18 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             )
             episodes, dropped_here = run.runner.run(dialogues)
         dropped = ranks.all_gather_list(dropped_here)
-        counts = run.log_dropped(kind, step, dropped, len(profiles) * group_size, save)
+        begun = len(profiles) * group_size
+        too_many = len(dropped) > begun / 5
+        if too_many:
+            # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
+            # before the save would survive the cut, and the repeated step would log them again.
+            save()
+        counts = run.log_dropped(kind, step, dropped)
+        if too_many:
+            raise errors.TooManyLost(
+                f"{len(dropped)} of {begun} dialogues are lost, the first because of: "
+                f"{dropped[0]['reason']} (dropped.jsonl holds what was said in them)"
+            )
         return episodes, ranks.gather_episodes(episodes), counts
 
     # episodes as mini-batches, each a list of micro-batches of packed rows

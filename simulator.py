@@ -29,7 +29,7 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
-from support.servers import Answer, CallLog, ServerModel, digest
+from support.servers import CallLog, ServerModel, digest
 from support.settings import SCRIPTED, fold, split_name
 
 import asyncio
@@ -363,10 +363,10 @@ class Simulator:
         today. So a wrong key or model shows at once, and so does a model that cannot keep the form.
         Prints how the form is kept, and keeps a server to the format that it has taken.
 
-        Returns the Answer; a scripted model needs no check, and has given none. Raises
+        Returns that format, None for a model that has none. A scripted model needs no check. Raises
         SimulatorRefused, BadInput if no answer can be read, and TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
-            return Answer()
+            return None
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries = 2  # a model that can keep the form has done so by then
@@ -381,7 +381,7 @@ class Simulator:
             raise TooManyLost(str(error)) from None
         self.model.format = getattr(text, "form", None)
         print(fold(f"{self.name} is held to its form by {self.model.format or 'the prompt'}."))
-        return text
+        return self.model.format
 
 
 # ------------------------------------------------------------------------------------------ a user

@@ -12,7 +12,7 @@ scripted says so.
 """
 
 from support import STARTED
-from support.errors import BadInput, CannotWrite, TooManyLost
+from support.errors import BadInput, CannotWrite
 from support.files import append_line, lock, read_json, size_of, write_json
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
 from support.results import metrics_of, print_table
@@ -212,23 +212,12 @@ class RunDir:
             scale = scale_of_run(vars(self.cfg))
             self.tell(f"step {step}: held-out score {scores['score']:.1f} ({scale})")
 
-    def log_dropped(self, kind, step, rows, n_dialogues, save):
+    def log_dropped(self, kind, step, rows):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": of those whose user's answers could not be
-        read, "tokens_dropped": that were sampled for them}. If they are more than a fifth of the
-        `n_dialogues` that were begun, call save() and raise TooManyLost."""
-        too_many = len(rows) > n_dialogues / 5
-        if too_many:
-            # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
-            # before the save would survive the cut, and the repeated step would log them again.
-            save()
+        read, "tokens_dropped": that were sampled for them}."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        if too_many:
-            raise TooManyLost(
-                f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
-                f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
-            )
         unreadable = sum(row["unreadable"] for row in rows)
         tokens = sum(row["tokens"] for row in rows)
         return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}

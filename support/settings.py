@@ -105,7 +105,7 @@ def split_name(name):
 # Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
 TOY = {
     # until the learning curve is nearly flat; a step without thoughts is cheaper
-    "steps": {"think": 30, "direct": 36},
+    "steps": {"think": 28, "direct": 36},
     "save_every": 5,
     "batch_size": 64,
     "group_size": {"ppo": 1, "grpo": 8},
@@ -116,7 +116,9 @@ TOY = {
     "lr": {"lora": 2e-3, "full": 4e-4},
     "critic_lr": {"lora": 5e-3, "full": 1e-3},
     "warmup": 3,
-    "minibatches": 2,  # with a single one clipping never acts
+    # The paper has one, with which clipping never acts. Four learn faster than two (74 against 59
+    # after ten thinking steps); with eight, thinking runs stay at 80.
+    "minibatches": 4,
     "tokens_per_gpu": 8192,
     "eval_size": 128,
 }

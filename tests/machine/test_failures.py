@@ -170,3 +170,16 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
     monkeypatch.undo()
     assert go_on(tmp_path / "out") == 0
     alike(tmp_path / "out", whole("grpo"))
+
+
+def test_a_model_in_this_process_plays_the_user(tiny_dir, tmp_path, monkeypatch):
+    """--simulator local:DIR: its answers are plain texts, and it has no format to be held to."""
+    scripted = world.ScriptedModel()
+
+    async def model(prompt, schema):
+        return await scripted(prompt, schema)
+
+    monkeypatch.setattr("engine.load_local", lambda *_: model)
+    people = tmp_path / "people.jsonl"
+    people.write_text("".join(json.dumps(row) + "\n" for row in world.profiles("train", 10)))
+    assert go(tiny_dir, tmp_path / "out", "--simulator", "local:x", "--profiles", people) == 0
