@@ -13,7 +13,7 @@ from engine import TorchEngine
 from grpo import check_groups
 from policy import Episode
 from runs import alike, go, go_on, metrics, rows, summary
-from simulator import User, toy_profiles
+from simulator import PROMPTS, User, toy_profiles
 from toy import world
 from toy.words import PEOPLE
 
@@ -174,12 +174,12 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
 
 def test_a_model_in_this_process_plays_the_user(tiny_dir, tmp_path, monkeypatch):
     """--simulator local:DIR: its answers are plain texts, and it has no format to be held to."""
-    scripted = world.ScriptedModel()
 
     async def model(prompt, schema):
-        return await scripted(prompt, schema)
+        decision = {"change": 1} if "change" in schema else {"goodbye": False}
+        answer = {**dict.fromkeys(schema, "Hm."), **decision, "code": world.code_in(prompt)}
+        return json.dumps({key: answer[key] for key in schema})
 
     monkeypatch.setattr("engine.load_local", lambda *_: model)
-    people = tmp_path / "people.jsonl"
-    people.write_text("".join(json.dumps(row) + "\n" for row in world.profiles("train", 10)))
+    people = PROMPTS / "profiles" / "en_train.jsonl"
     assert go(tiny_dir, tmp_path / "out", "--simulator", "local:x", "--profiles", people) == 0
