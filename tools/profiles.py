@@ -28,32 +28,26 @@ import re
 import sys
 import uuid
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.asyncio import tqdm
 
-from simulator import (
-    PROMPTS,
-    Profile,
-    User,
-    fill,
-    load_profiles,
-    load_prompt,
-    make_simulator,
-)
+from simulator import PROMPTS, Profile, User, fill, load_profiles, make_simulator
 from tools.asking import open_call_log
 from toy import world
 from toy.words import NEEDS
 
 # --------------------------------------------------------------------------------------- make users
 
+# The fields of a profile, as the file has them.
+PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
+
 
 def make_users(args):
     """From the flags to the files. Returns the exit code."""
     if not args.out:
         raise BadInput("--out FILE is needed: the file that the users are written to")
-    if args.count % 2:
-        raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -61,16 +55,21 @@ def make_users(args):
     for path in paths.values():
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
-    if args.writer == "toy":
-        users, lost = toy_users(args), {}
+    log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
+    how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
+    writer = make_simulator(args.writer, args.lang, **how)
+    lost = {}
+    if args.writer == "toy":  # whose scripted user can play them; the needs take turns
+        tests = 2 * size_of_test(args.count // 2, args.split)
+        users = {"train": world.profiles("train", args.count - tests, args.seed)}
+        users["test"] = world.profiles("heldout", tests, args.seed)
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
-        lost = asyncio.run(write_users(users, open_writer(args), args.lang))
+        lost = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
     for split, path in paths.items():
-        written = [user for user in users if user["split"] == split and user["id"] not in lost]
-        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in written]
+        rows = [profile_row(user) for user in users[split] if user["id"] not in lost]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        print(f"{path}: {len(written)} users, written by {args.writer}")
+        print(f"{path}: {len(rows)} users, written by {args.writer}")
     if not lost:
         return 0
     why = next(iter(lost.values()))
@@ -78,78 +77,54 @@ def make_users(args):
     return 2
 
 
-def size_of_test_file(count, split):
-    """How many of `count` users go to the test file, an even number. Raises BadInput if the share
-    `split` would leave one of the two files empty."""
-    size = 2 * round(count * split / 2)
+def size_of_test(count, split):
+    """How many of `count` go to the test file. Raises BadInput if the share `split` would leave one
+    of the two files empty."""
+    size = round(count * split)
     if split and not 0 < size < count:
-        raise BadInput(f"--split {split:g}: {count} users cannot be cut so")
+        raise BadInput(f"--split {split:g}: there are too few users or topics to cut them so")
     return size
 
 
-def toy_users(args):
-    """Users of the toy's world, whom its scripted user can play: the needs take turns. Those of the
-    test file have events, feelings and words of their own. Raises BadInput."""
-    if args.lang != "en":
-        raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
-    tests = size_of_test_file(args.count, args.split)
-    users = []
-    for split, name, count in (("train", "train", args.count - tests), ("test", "heldout", tests)):
-        made = world.profiles(name, count, args.seed)
-        users += [{"topic": "", "first_talk": "", "split": split, **user} for user in made]
-    return users
-
-
-def open_writer(args):
-    """The Simulator behind --writer, whose answers are logged in FILE.calls.jsonl, and are taken
-    from there if it holds them already. Raises BadInput."""
-    out = Path(args.out)
-    log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
-    how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
-    return make_simulator(args.writer, args.lang, **how)
+def profile_row(user):
+    """A line of the file: the fields of a profile, "" where the user has none."""
+    return {name: user.get(name, "") for name in PROFILE_FIELDS}
 
 
 # ------------------------------------------------------------------------------ what chance decides
 
 
+@cache
+def load_text(name, lang):
+    """The text of a file in prompts/*/writer/."""
+    return (PROMPTS / lang / "writer" / f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
 def draw_drafts(count, lang, seed, split=0.0):
-    """What is settled before a word is written: a draft for each user, a dict of some fields of its
-    profile and of what the prompts ask for. Raises BadInput.
+    """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
+    of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
     the way of talking, and the topic, all from the seed files. Needs are dealt by quota
     (`needs_of`), where RLVER drew them one by one: of its 500 users 57 to 66 have each need.
 
     split: the share of users, and of topics, for the test file."""
-
-    def lines_of(name):
-        return (PROMPTS / lang / "writer" / name).read_text(encoding="utf-8").splitlines()
-
-    traits_of = {}  # {persona group: [traits]}
-    for line in lines_of("traits.txt"):
-        group, traits = line.split(": ")
-        traits_of[group] = traits.split(", ")
-    task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
-    topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
+    topics, utterances, tasks, groups = (
+        load_text(name, lang).splitlines() for name in ("topics", "talk", "needs", "traits")
+    )
+    task_of = dict(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
     rng = random.Random(f"users {seed}")
-    shuffled = rng.sample(topics, len(topics))
-    test_topics = round(len(topics) * split)
-    test_users = size_of_test_file(count, split)
-    if split and not 0 < test_topics < len(topics):
-        raise BadInput(f"--split {split:g}: {len(topics)} topics cannot be cut so")
-    parts = [
-        ("train", count - test_users, shuffled[test_topics:]),
-        ("test", test_users, shuffled[:test_topics]),
-    ]
-    drafts = []
-    for name, users, topics_of_part in parts:
+    topics = rng.sample(topics, len(topics))
+    tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)
+    parts = {"train": (count - tests, topics[cut:]), "test": (tests, topics[:cut])}
+    drafts = {"train": [], "test": []}
+    for name, (users, topics_of_part) in parts.items():
         for need in rng.sample(needs_of(users), users):
-            group = rng.choice(list(traits_of))
-            traits = rng.sample(traits_of[group], 3)
-            drafts.append(
+            group, traits = rng.choice(groups).split(": ")
+            traits = rng.sample(traits.split(", "), 3)
+            drafts[name].append(
                 {
                     "id": str(uuid.UUID(int=rng.getrandbits(128), version=4)),
-                    "split": name,
                     "main_cha": group,
                     "cha_group": traits,
                     "traits": "\n".join(traits),
@@ -163,12 +138,10 @@ def draw_drafts(count, lang, seed, split=0.0):
 
 
 def needs_of(users):
-    """The needs of an even number of users: half rational, half emotional, the four of each equally
-    often to within one."""
-    names = list(NEEDS)
-    rational, emotional = names[:4], names[4:]
-    needs = [rational[k % 4] for k in range(users // 2)]
-    return needs + [emotional[k % 4] for k in range(users // 2)]
+    """The needs of this number of users: half rational, half emotional (an odd one is rational), the
+    four of each equally often to within one."""
+    names, half = list(NEEDS), users // 2
+    return (names[:4] * users)[: users - half] + (names[4:] * users)[:half]
 
 
 # ---------------------------------------------------------------------------------- one pass a user
@@ -181,57 +154,38 @@ SCHEMAS = {
     "persona": {"name": str, "age": int, **dict.fromkeys(TEXTS, str)},
     "scene": dict.fromkeys(PARTS, str),
 }
-# The fields of a profile, as the file has them.
-PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
-# {name of a prompt in prompts/*/writer/: its placeholders}
-PLACEHOLDERS = {
-    "persona": {"main_cha", "traits", "talk"},
-    "scene": {"player", "topic", "task"},
-    "persona_layout": {*SCHEMAS["persona"]},
-    "scene_layout": {*SCHEMAS["scene"], "task"},
-}
 
 
 async def write_users(drafts, simulator, lang):
     """Write persona, scene and first line into `drafts`, one user beside the other. Returns {id of
     a user that is missing: why}."""
-    prompts = {
-        name: load_prompt(name, lang, "writer", placeholders=placeholders)
-        for name, placeholders in PLACEHOLDERS.items()
-    }
     lost = {}
     await simulator.check()
-    # No code is asked for here, so only its number makes each attempt another prompt.
-    simulator.complaint += " ({{attempt}})"
-    with tqdm(total=len(drafts), desc="writing users", unit="user") as bar:
 
-        async def write(draft):
-            try:
-                await write_user(draft, simulator, prompts)
-            except SimulatorFailed as error:
-                lost[draft["id"]] = str(error)
-            bar.update(1)
+    async def write(draft):
+        try:
+            await write_user(draft, simulator, lang)
+        except SimulatorFailed as error:
+            lost[draft["id"]] = str(error)
 
-        await asyncio.gather(*map(write, drafts))
+    await tqdm.gather(*map(write, drafts), desc="writing users", unit="user")
     return lost
 
 
-async def write_user(draft, simulator, prompts):
+async def write_user(draft, simulator, lang):
     """One pass: the persona, the scene, and the first line as the user itself says it in a
     dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
-        _, answer = await simulator.ask(prompts[part], draft, SCHEMAS[part], draft["id"])
+        prompt, layout = load_text(part, lang), load_text(f"{part}_layout", lang)
+        _, answer = await simulator.ask(prompt, draft, SCHEMAS[part], draft["id"])
         refuse_faults(part, [str(text) for text in answer.values()], draft["task"])
-        draft[field] = fill(prompts[f"{part}_layout"], {**draft, **answer})
-    profile = Profile(**{name: draft.get(name, "") for name in PROFILE_FIELDS})
-    line, goodbye = await User(simulator, profile, name=draft["id"]).answer()
+        draft[field] = fill(layout, {**draft, **answer})
+    user = User(simulator, Profile(**profile_row(draft)), name=draft["id"])
+    line, goodbye = await user.answer()
     refuse_faults("first line", [line], draft["task"])
     if goodbye:
         raise UnreadableAnswers("its first line says goodbye")
     draft["first_talk"] = line
-
-
-# ---------------------------------------------------------------------------------- who is left out
 
 
 def refuse_faults(part, texts, task):
@@ -246,11 +200,8 @@ def refuse_faults(part, texts, task):
 def says(theme, text):
     """Does a text say a hidden theme? Only letters and digits are compared: neither a comma nor a
     line end may hide it."""
-
-    def squeeze(words):
-        return re.sub(r"[\W_]+", "", words).casefold()
-
-    return squeeze(theme) in squeeze(text)
+    theme, text = (re.sub(r"[\W_]+", "", words).casefold() for words in (theme, text))
+    return theme in text
 
 
 # ------------------------------------------------------------------------ what is in files of users
@@ -260,28 +211,24 @@ def print_check(paths):
     """Print what is in files of users, and of two what the second shares with the first. Returns
     the exit code. Raises BadInput."""
     files = [load_profiles(path, "--check") for path in paths]
-    titled = list(zip(paths, map(count_users, files)))
+    counts = dict(zip(paths, map(count_users, files)))
     if len(files) == 2:
-        titled.append((f"of the users of {paths[1]}", shared_fields(*files)))
-    for title, counts in titled:
+        counts[f"of the users of {paths[1]}"] = shared_fields(*files)
+    for title, numbers in counts.items():
         print(title)
-        for what, number in counts.items():
-            if isinstance(number, Counter):
-                number = ", ".join(f"{value} {k}" for value, k in number.most_common())
+        for what, number in numbers.items():
             print(f"    {what:<30}{number}")
     return 0
 
 
 def count_users(people):
-    """What a file of users holds: {what: number, or {value: number}}."""
-    intentions = [intention_of(p.task, p.need) for p in people]
+    """What a file of users holds: {what: number, or numbers in words}."""
+    needs = Counter(intention_of(p.task, p.need)[0] for p in people)
     counts = {
         "users": len(people),
         "different personas": len({p.player for p in people}),
         "different scenes": len({p.scene for p in people}),
-        "needs": Counter(need for need, _ in intentions),
-        "kinds": Counter(kind for _, kind in intentions),
-        "groups": Counter(p.main_cha for p in people),
+        "needs": ", ".join(f"{number} {need}" for need, number in needs.most_common()),
     }
     for field in ("player", "scene", "first_talk"):
         counts[f"theme in {field}"] = sum(says(p.task, getattr(p, field)) for p in people)
