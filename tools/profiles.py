@@ -6,8 +6,7 @@ A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
-What --check counts is what can be counted: how many are alike, how many give their hidden theme
-away. It does not say whether the people are believable.
+What --check counts is how many are alike. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
@@ -45,9 +44,8 @@ PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk"
 
 
 def make_users(args):
-    """From the flags to the files. Returns the exit code."""
-    if not args.out:
-        raise BadInput("--out FILE is needed: the file that the users are written to")
+    """From the flags to the files. Returns the exit code. Raises BadInput, also if users are missing
+    in the files."""
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -56,13 +54,16 @@ def make_users(args):
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
     log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
-    how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
-    writer = make_simulator(args.writer, args.lang, **how)
+    writer = make_simulator(
+        args.writer, args.lang, timeout=180.0, flag="--writer", temperature=1.0, log=log
+    )
     lost = {}
     if args.writer == "toy":  # whose scripted user can play them; the needs take turns
         tests = 2 * size_of_test(args.count // 2, args.split)
-        users = {"train": world.profiles("train", args.count - tests, args.seed)}
-        users["test"] = world.profiles("heldout", tests, args.seed)
+        users = {
+            "train": world.profiles("train", args.count - tests, args.seed),
+            "test": world.profiles("heldout", tests, args.seed),
+        }
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
         lost = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
@@ -70,11 +71,9 @@ def make_users(args):
         rows = [profile_row(user) for user in users[split] if user["id"] not in lost]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         print(f"{path}: {len(rows)} users, written by {args.writer}")
-    if not lost:
-        return 0
-    why = next(iter(lost.values()))
-    print(f"{len(lost)} users are missing, the first because {why}", file=sys.stderr)
-    return 2
+    if lost:
+        raise BadInput(f"{len(lost)} users are missing, one because {min(lost.values())}")
+    return 0
 
 
 def size_of_test(count, split):
@@ -105,24 +104,29 @@ def draw_drafts(count, lang, seed, split=0.0):
     of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
-    the way of talking, and the topic, all from the seed files. Needs are dealt by quota
-    (`needs_of`), where RLVER drew them one by one: of its 500 users 57 to 66 have each need.
+    the way of talking, and the topic, all from the seed files. Needs are dealt by quota, half
+    rational, half emotional, the four of each equally often to within one. (RLVER drew them one by
+    one: of its 500 users 57 to 66 have each need.)
 
     split: the share of users, and of topics, for the test file."""
     topics, utterances, tasks, groups = (
         load_text(name, lang).splitlines() for name in ("topics", "talk", "needs", "traits")
     )
-    task_of = dict(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
+    needs = list(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
     rng = random.Random(f"users {seed}")
     topics = rng.sample(topics, len(topics))
     tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)
-    parts = {"train": (count - tests, topics[cut:]), "test": (tests, topics[:cut])}
     drafts = {"train": [], "test": []}
-    for name, (users, topics_of_part) in parts.items():
-        for need in rng.sample(needs_of(users), users):
+    for part, users, topics_of_part in (
+        ("train", count - tests, topics[cut:]),
+        ("test", tests, topics[:cut]),
+    ):
+        half = users // 2  # an odd one is rational
+        dealt = (needs[:4] * users)[: users - half] + (needs[4:] * users)[:half]
+        for need, task in rng.sample(dealt, users):
             group, traits = rng.choice(groups).split(": ")
             traits = rng.sample(traits.split(", "), 3)
-            drafts[name].append(
+            drafts[part].append(
                 {
                     "id": str(uuid.UUID(int=rng.getrandbits(128), version=4)),
                     "main_cha": group,
@@ -131,17 +135,10 @@ def draw_drafts(count, lang, seed, split=0.0):
                     "talk": "\n".join(rng.sample(utterances, 3)),
                     "topic": rng.choice(topics_of_part),
                     "need": need,
-                    "task": task_of[need],
+                    "task": task,
                 }
             )
     return drafts
-
-
-def needs_of(users):
-    """The needs of this number of users: half rational, half emotional (an odd one is rational), the
-    four of each equally often to within one."""
-    names, half = list(NEEDS), users // 2
-    return (names[:4] * users)[: users - half] + (names[4:] * users)[:half]
 
 
 # ---------------------------------------------------------------------------------- one pass a user
@@ -188,20 +185,15 @@ async def write_user(draft, simulator, lang):
     draft["first_talk"] = line
 
 
-def refuse_faults(part, texts, task):
-    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used. (A
-    hidden theme in other words is not noticed.)"""
-    if not all(re.search(r"\w", text) for text in texts):
+def refuse_faults(part, texts, theme):
+    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used: one
+    is blank, or they say the hidden theme. (In other words it is not noticed.)"""
+    # only letters and digits are compared: neither a comma nor a line end may hide the theme
+    theme, *texts = (re.sub(r"[\W_]+", "", text).casefold() for text in (theme, *texts))
+    if "" in texts:
         raise UnreadableAnswers(f"its {part} is not complete")
-    if says(task, "\n".join(texts)):
+    if theme in "".join(texts):
         raise UnreadableAnswers(f"its {part} says the hidden theme")
-
-
-def says(theme, text):
-    """Does a text say a hidden theme? Only letters and digits are compared: neither a comma nor a
-    line end may hide it."""
-    theme, text = (re.sub(r"[\W_]+", "", words).casefold() for words in (theme, text))
-    return theme in text
 
 
 # ------------------------------------------------------------------------ what is in files of users
@@ -211,37 +203,18 @@ def print_check(paths):
     """Print what is in files of users, and of two what the second shares with the first. Returns
     the exit code. Raises BadInput."""
     files = [load_profiles(path, "--check") for path in paths]
-    counts = dict(zip(paths, map(count_users, files)))
+    for path, people in zip(paths, files):
+        personas = {profile.player for profile in people}
+        print(f"{path}: {len(people)} users, {len(personas)} different personas; needs:")
+        needs = Counter(intention_of(profile.task, profile.need)[0] for profile in people)
+        print(f"    {dict(needs.most_common())}")
     if len(files) == 2:
-        counts[f"of the users of {paths[1]}"] = shared_fields(*files)
-    for title, numbers in counts.items():
-        print(title)
-        for what, number in numbers.items():
-            print(f"    {what:<30}{number}")
+        print(f"{paths[1]} shares with {paths[0]}:")
+        for field in ("id", "player", "scene", "topic"):
+            known = {getattr(profile, field) for profile in files[0]} - {""}
+            shared = sum(getattr(profile, field) in known for profile in files[1])
+            print(f"    {field:<8}{shared} of {len(files[1])} users")
     return 0
-
-
-def count_users(people):
-    """What a file of users holds: {what: number, or numbers in words}."""
-    needs = Counter(intention_of(p.task, p.need)[0] for p in people)
-    counts = {
-        "users": len(people),
-        "different personas": len({p.player for p in people}),
-        "different scenes": len({p.scene for p in people}),
-        "needs": ", ".join(f"{number} {need}" for need, number in needs.most_common()),
-    }
-    for field in ("player", "scene", "first_talk"):
-        counts[f"theme in {field}"] = sum(says(p.task, getattr(p, field)) for p in people)
-    return counts
-
-
-def shared_fields(first, second):
-    """How many users of the second file have a field in common with one of the first."""
-    counts = {}
-    for field in ("id", "player", "scene", "topic"):
-        known = {getattr(p, field) for p in first} - {""}
-        counts[f"{field} is in the first file"] = sum(getattr(p, field) in known for p in second)
-    return counts
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -255,7 +228,8 @@ def main(argv=None):
     )
     add = parser.add_argument
     add("--count", type=positive, default=500, metavar="N", help="make N users (default: 500)")
-    add("--out", metavar="FILE", help="write them to FILE, a JSONL file")
+    text = "write them to FILE, a JSONL file (default: results/users.jsonl)"
+    add("--out", default="results/users.jsonl", metavar="FILE", help=text)
     text = "toy (users of the toy, the default), openai:MODEL@URL or local:DIR"
     add("--writer", default="toy", metavar="NAME", help=f"who writes them: {text}")
     add("--lang", choices=["en", "zh"], default="en", help="their language (default: en)")
