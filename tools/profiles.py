@@ -44,8 +44,10 @@ PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk"
 
 
 def make_users(args):
-    """From the flags to the files. Returns the exit code. Raises BadInput, also if users are missing
-    in the files."""
+    """From the flags to the files, or with --check to what is in files. Returns the exit code.
+    Raises BadInput, also if users are missing in the files."""
+    if args.check:
+        return print_check(args.check)
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -238,9 +240,7 @@ def main(argv=None):
     add("--split", type=fraction, default=0.0, metavar="SHARE", help=text)
     text = "count what is in files of users; of two also what the second shares with the first"
     add("--check", nargs="+", metavar="FILE", help=text)
-    return parser.run(
-        lambda args: print_check(args.check) if args.check else make_users(args), argv
-    )
+    return parser.run(make_users, argv)
 
 
 if __name__ == "__main__":
