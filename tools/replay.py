@@ -18,10 +18,10 @@ Do the words matter? With --paraphrase a judge puts each reply in other words, a
 both. (Without --judge a script does it, for the toy's sentences.)
 """
 
-from support.errors import BadInput, SimulatorFailed
+from support.errors import SimulatorFailed
 from support.files import read_json
 from support.results import recorded_dialogues
-from support.settings import SCRIPTED, fold, not_negative, positive, scripted_notice
+from support.settings import SCRIPTED, not_negative, positive, scripted_notice
 
 import asyncio
 import contextlib
@@ -58,13 +58,13 @@ def replay_file(args):
     recorded, though the user is the recorded one."""
     check_files(args, least=1)
     (path,) = args.files
-    dialogues = load_dialogues(path)
+    people = {dialogue.profile_id: profile_of(dialogue) for dialogue in load_dialogues(path)}
+    rows = [{**row, "turns": visible_turns(row)} for row in recorded_dialogues(path)] * args.times
     # A line of our result files has the settings itself; those of a log are in its directory.
-    settings = (dialogues[0].raw or {}).get("rlver", {})
-    recorded = USUAL_USER | read_json(Path(path).parent / "config.json") | settings
+    settings = read_json(Path(path).parent / "config.json") | rows[0].get("made_by", {})
+    recorded = USUAL_USER | settings
     name = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
-    people = {dialogue.profile_id: profile_of(dialogue) for dialogue in dialogues}
     check_playable(name, people.values())
     # the address of a server does not matter
     is_same_user = user_label(name) == user_label(recorded["simulator"])
@@ -72,28 +72,13 @@ def replay_file(args):
     log = None  # a replay is there to ask again
     if name not in SCRIPTED and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
-    how = {"temperature": args.simulator_temperature, "log": log}
-    levels = args.difficulty or [recorded["difficulty"]]
-    users = {level: make_simulator(name, args.lang, level, **how) for level in levels}
-    rows = load_rows(path) * args.times
+    users, temperature = {}, args.simulator_temperature
+    for level in args.difficulty or [recorded["difficulty"]]:
+        users[level] = make_simulator(name, args.lang, level, temperature=temperature, log=log)
     result = asyncio.run(compare(args, rows, users, people, is_replay))
-    print(fold(scripted_notice(name)))  # such a user is consistent by construction
+    print(scripted_notice(name))  # such a user is consistent by construction
     write_outputs(args, "replay", result)
-    if not is_replay:
-        return 0
-    print(f"the same final score: {100 * result['final']:.1f} % of {len(rows)} dialogues")
-    for difference in result["found"][:20]:  # all are in --json
-        print(f"not as recorded: {difference}")
     return 1 if result["found"] else 0
-
-
-def load_rows(path):
-    """The rows of `recorded_dialogues`, with the turns that were scored, without thoughts."""
-    rows = []
-    for row in recorded_dialogues(path):
-        turns = [turn for turn in visible_turns(row) if turn["emotion"] is not None]
-        rows.append({**row, "turns": turns})
-    return rows
 
 
 def profile_of(dialogue):
@@ -116,15 +101,14 @@ async def replay(first_line, turns, user, texts=None):
     what it felt, [(emotion, change)]."""
     past, felt = [{"speaker": "me", "text": first_line}], []
     for i, turn in enumerate(turns):
-        if turn["emotion"] is None:  # a malformed reply: never sent
-            break
-        user.dialogue = list(past)
-        felt.append(await hear(user, texts[i] if texts else turn["reply"]))
+        if turn["emotion"] is not None:  # else it was malformed and never sent, or never scored
+            user.dialogue = list(past)
+            felt.append(await hear(user, texts[i] if texts else turn["reply"]))
+            if texts:
+                user.emotion = turn["emotion"]
         past.append({"speaker": "friend", "text": turn["reply"]})
         if turn["user"]:
             past.append({"speaker": "me", "text": turn["user"]})
-        if texts:
-            user.emotion = turn["emotion"]
     return felt
 
 
@@ -152,14 +136,11 @@ async def replay_all(rows, model, people, texts=None):
 
 
 def show(heard, reading):
-    """Print what was felt, {name: [rows][turns]}, as a table. Returns {name: numbers}. Raises
-    BadInput for a user who felt nothing."""
+    """Print what was felt, {name: [rows][turns]}, as a table. Returns {name: numbers}."""
     table, above = {}, None
     for name, felt in heard.items():
         felt = np.ma.masked_invalid(np.array(list(chain(*felt)), float)).T  # [2, replies]
         emotion, change = felt
-        if not change.count():
-            raise BadInput(f"{name}: no answer of the user could be read")
         above = felt if above is None else above
         means = [
             100 * np.mean(change > 0),
@@ -180,33 +161,35 @@ def final_score(row, felt):
 
 
 async def compare(args, rows, users, people, is_replay):
-    """Let `users`, {difficulty: Simulator}, hear the dialogues of `rows`. Returns {"replies": of
-    `show`} and, of a replay, "final": the share of dialogues with the recorded score, and "found":
-    [a dialogue that is not as recorded]."""
-    recorded = [[(turn["emotion"], turn["change"]) for turn in row["turns"]] for row in rows]
-    heard, reading, texts = {"as recorded": recorded}, READING, None
+    """Let `users`, {difficulty: Simulator}, hear the dialogues of `rows`: whole if it is a replay,
+    else each reply for itself. Returns {"replies": of `show`, "found": [a dialogue that a replay
+    finds not to be as recorded], "final": the share of dialogues with the recorded score}."""
+    heard, reading, wordings = {"as recorded": []}, READING, {"": None}
+    for row in rows:
+        pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
+        heard["as recorded"].append([pair for pair in pairs if None not in pair])
     if not is_replay:
-        texts = [[turn["reply"] for turn in row["turns"]] for row in rows]
+        wordings[""] = [[turn["reply"] for turn in row["turns"]] for row in rows]
     if args.paraphrase:
-        reworded, judged_by = await reword(args)
+        wordings[", reworded"], judged_by = await reword(args)
         reading = judged_by + READING
     for level, model in users.items():
-        heard[level] = await replay_all(rows, model, people, texts)
-        if args.paraphrase:
-            heard[f"{level}, reworded"] = await replay_all(
-                rows, model, people, reworded * args.times
-            )
-    result = {"replies": show(heard, reading)}
+        for wording, texts in wordings.items():
+            heard[level + wording] = await replay_all(rows, model, people, texts)
+    result = {"replies": show(heard, reading), "found": []}
     if is_replay:
-        same, found = [], []
+        same = []
         for row, before, after in zip(rows, *heard.values()):
             same.append(final_score(row, after) == round(100 * row["reward"], 6))
             if before != after or not same[-1]:
-                line = rows.index(row) + 1
-                found.append(
-                    f"line {line}, {row['profile_id']}: {before}, {row['reward']}; {after}"
+                result["found"].append(
+                    f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
+                    f"{row['reward']}; now {after}"
                 )
-        result |= {"final": float(np.mean(same)), "found": found}
+        result["final"] = float(np.mean(same))
+        print(f"the same final score: {100 * result['final']:.1f} % of {len(rows)} dialogues")
+        for difference in result["found"][:20]:  # all are in --json
+            print(f"not as recorded: {difference}")
     return result
 
 
@@ -219,11 +202,10 @@ async def reword(args):
     question = load_question("paraphrase", args.lang, ["dialogue", "reply"], schema, repeated=False)
     await judge.check(question)
     answers = await judge.ask_all(question, make_cases(*args.files, "paraphrase", reply_slots))
-    texts = {}
+    texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
     for answer in answers:
-        found = answer["found"] or {"text": None}
-        texts.setdefault(answer["id"], []).append(found["text"])
-    return [texts.get(dialogue.id) for dialogue in load_dialogues(*args.files)], made_by(answers)
+        texts[answer["id"]].append((answer["found"] or {}).get("text"))
+    return list(texts.values()) * args.times, made_by(answers)
 
 
 def main(argv=None):

@@ -9,7 +9,7 @@ import pytest
 
 from runs import files, go, metrics, mood, rows, summary
 from server import people
-from simulator import make_simulator, profiles_of_step, toy_profiles
+from simulator import profiles_of_step, toy_profiles
 from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")
