@@ -150,7 +150,7 @@ def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
         user = simulator.User(Deaf(), d.profile, 40)
         felt = asyncio.run(replay.replay(d.first_line, d.turns[:5], user, said))
         assert [emotion for emotion, _ in asked] == emotions and len(felt) == 5
-        for emotion, dialogue in asked:
+        for _, dialogue in asked:
             i = len(dialogue) // 2 - 1
             replies = [turn["reply"] for turn in d.turns[:i]]
             now = said[i] if said else d.turns[i]["reply"]
