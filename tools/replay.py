@@ -21,7 +21,7 @@ both. (Without --judge a script does it, for the toy's sentences.)
 from support.errors import SimulatorFailed
 from support.files import read_json
 from support.results import recorded_dialogues
-from support.settings import SCRIPTED, not_negative, positive, scripted_notice
+from support.settings import SCRIPTED, not_negative, positive
 
 import asyncio
 import contextlib
@@ -49,7 +49,8 @@ from tools.dialogues import (
 
 READING = (
     "lift: % of the replies that lift the emotion. Against the line above: % of the same emotions, "
-    "% of changes of the same sign, and by how many points a change differs."
+    "% of changes of the same sign, and by how many points a change differs. (A scripted user is "
+    "consistent by construction.)"
 )
 
 
@@ -61,8 +62,8 @@ def replay_file(args):
     people = {dialogue.profile_id: profile_of(dialogue) for dialogue in load_dialogues(path)}
     rows = [{**row, "turns": visible_turns(row)} for row in recorded_dialogues(path)] * args.times
     # A line of our result files has the settings itself; those of a log are in its directory.
-    settings = read_json(Path(path).parent / "config.json") | rows[0].get("made_by", {})
-    recorded = USUAL_USER | settings
+    recorded = USUAL_USER | read_json(Path(path).parent / "config.json")
+    recorded |= rows[0].get("made_by", {})
     name = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
     check_playable(name, people.values())
@@ -76,7 +77,6 @@ def replay_file(args):
     for level in args.difficulty or [recorded["difficulty"]]:
         users[level] = make_simulator(name, args.lang, level, temperature=temperature, log=log)
     result = asyncio.run(compare(args, rows, users, people, is_replay))
-    print(scripted_notice(name))  # such a user is consistent by construction
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
 

@@ -3,7 +3,6 @@ replayed."""
 
 import asyncio
 import json
-import random
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import pytest
 import judging
 import simulator
 from result_files import lines, measure, train, write
-from simulator import Simulator, toy_profiles
+from simulator import toy_profiles
 from tools import replay
 from tools.dialogues import load_dialogues
-from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -78,30 +76,6 @@ def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
     assert "the same final score: 100.0 % of 4 dialogues" in capsys.readouterr().out
     assert replay.main([path, "--simulator", "toy-weak"]) == 0
     assert "final score" not in capsys.readouterr().out
-
-
-def test_a_moody_user_is_seen_to_be_moody():
-    """One whose change has the right sign and half of the time another size."""
-    rng, scripted = random.Random(0), world.ScriptedModel()
-
-    async def moody(prompt, schema):
-        answer = json.loads(await scripted(prompt))
-        answer["change"] += (rng.random() < 0.5) * (1 if answer["change"] > 0 else -1)
-        return json.dumps(answer)
-
-    moody.is_scripted = True
-    people = toy_profiles("heldout", 8)
-    said = world.random_sentence("listen", "boss", "hurt", rng)
-    turn = {"reply": said, "user": "Well.", "emotion": 30, "change": 0}
-    rows = [
-        {"profile_id": p.id, "start": 30, "first_line": "", "turns": [turn] * 6} for p in people
-    ]
-    known = {p.id: p for p in people}
-    heard = {}
-    for name, model in (("strict", scripted), ("moody", moody)):
-        heard[name] = asyncio.run(replay.replay_all(rows, Simulator(model), known))
-    lifts, same, same_sign, moved, n = replay.show(heard, "")["moody"]
-    assert n == 48 and 5 < same < 95 and same_sign > 90 and 0.2 < moved < 0.8
 
 
 def test_the_numbers_of_a_table_are_those_by_hand():
