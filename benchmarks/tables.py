@@ -197,11 +197,8 @@ def strict_emotions(place):
     people = {profile.id: profile for profile in simulator.toy_profiles("train")}
     strict = simulator.make_simulator("toy")
     finals = {}  # {step: [final emotion of each dialogue]}
-    for dialogue, (emotions,) in zip(
-        dialogues, asyncio.run(replay_all(dialogues, strict, people, times=1))
-    ):
-        final = final_score(emotions, dialogue["ended"] == "malformed")
-        finals.setdefault(dialogue["step"], []).append(final)
+    for dialogue, felt in zip(dialogues, asyncio.run(replay_all(dialogues, strict, people))):
+        finals.setdefault(dialogue["step"], []).append(final_score(dialogue, felt))
     return [float(np.mean(finals[step])) for step in sorted(finals)]
 
 

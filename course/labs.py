@@ -44,7 +44,7 @@ import numpy as np
 
 from pictures import draw
 from simulator import Profile
-from tools.replay import replay
+from tools.replay import final_score, replay
 from toy import world
 
 RUNS = ROOT / "runs" / "labs"
@@ -324,8 +324,8 @@ def healthy_finals(run):
 
     async def final_emotion(dialogue):
         user = module.User(simulator, profiles[dialogue["profile_id"]])
-        emotions = await replay(dialogue["first_line"], dialogue["turns"], user)
-        return emotions[-1] if emotions and dialogue["ended"] != "malformed" else 0
+        felt = await replay(dialogue["first_line"], dialogue["turns"], user)
+        return final_score(dialogue, felt)
 
     async def all_finals():
         finals = []

@@ -6,8 +6,7 @@ A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
-What --check counts is what can be counted: how many are alike, how many give their hidden theme
-away. It does not say whether the people are believable.
+What --check counts is how many are alike. It does not say whether the people are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
@@ -28,32 +27,27 @@ import re
 import sys
 import uuid
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.asyncio import tqdm
 
-from simulator import (
-    PROMPTS,
-    Profile,
-    User,
-    fill,
-    load_profiles,
-    load_prompt,
-    make_simulator,
-)
+from simulator import PROMPTS, Profile, User, fill, load_profiles, make_simulator
 from tools.asking import open_call_log
 from toy import world
 from toy.words import NEEDS
 
 # --------------------------------------------------------------------------------------- make users
 
+# The fields of a profile, as the file has them.
+PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
+
 
 def make_users(args):
-    """From the flags to the files. Returns the exit code."""
-    if not args.out:
-        raise BadInput("--out FILE is needed: the file that the users are written to")
-    if args.count % 2:
-        raise BadInput(f"--count {args.count}: is odd, and half are rational, half emotional")
+    """From the flags to the files, or with --check to what is in files. Returns the exit code.
+    Raises BadInput, also if users are missing in the files."""
+    if args.check:
+        return print_check(args.check)
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -61,114 +55,92 @@ def make_users(args):
     for path in paths.values():
         if path.exists():
             raise BadInput(f"--out: {path} is there already; choose another file, or remove it")
-    if args.writer == "toy":
-        users, lost = toy_users(args), {}
+    log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
+    writer = make_simulator(
+        args.writer, args.lang, timeout=180.0, flag="--writer", temperature=1.0, log=log
+    )
+    lost = {}
+    if args.writer == "toy":  # whose scripted user can play them; the needs take turns
+        tests = 2 * size_of_test(args.count // 2, args.split)
+        users = {
+            "train": world.profiles("train", args.count - tests, args.seed),
+            "test": world.profiles("heldout", tests, args.seed),
+        }
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
-        lost = asyncio.run(write_users(users, open_writer(args), args.lang))
+        lost = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
     for split, path in paths.items():
-        written = [user for user in users if user["split"] == split and user["id"] not in lost]
-        rows = [{name: user[name] for name in PROFILE_FIELDS} for user in written]
+        rows = [profile_row(user) for user in users[split] if user["id"] not in lost]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        print(f"{path}: {len(written)} users, written by {args.writer}")
-    if not lost:
-        return 0
-    why = next(iter(lost.values()))
-    print(f"{len(lost)} users are missing, the first because {why}", file=sys.stderr)
-    return 2
+        print(f"{path}: {len(rows)} users, written by {args.writer}")
+    if lost:
+        raise BadInput(f"{len(lost)} users are missing, one because {min(lost.values())}")
+    return 0
 
 
-def size_of_test_file(count, split):
-    """How many of `count` users go to the test file, an even number. Raises BadInput if the share
-    `split` would leave one of the two files empty."""
-    size = 2 * round(count * split / 2)
+def size_of_test(count, split):
+    """How many of `count` go to the test file. Raises BadInput if the share `split` would leave one
+    of the two files empty."""
+    size = round(count * split)
     if split and not 0 < size < count:
-        raise BadInput(f"--split {split:g}: {count} users cannot be cut so")
+        raise BadInput(f"--split {split:g}: there are too few users or topics to cut them so")
     return size
 
 
-def toy_users(args):
-    """Users of the toy's world, whom its scripted user can play: the needs take turns. Those of the
-    test file have events, feelings and words of their own. Raises BadInput."""
-    if args.lang != "en":
-        raise BadInput(f"--lang {args.lang}: the script writes English; name another --writer")
-    tests = size_of_test_file(args.count, args.split)
-    users = []
-    for split, name, count in (("train", "train", args.count - tests), ("test", "heldout", tests)):
-        made = world.profiles(name, count, args.seed)
-        users += [{"topic": "", "first_talk": "", "split": split, **user} for user in made]
-    return users
-
-
-def open_writer(args):
-    """The Simulator behind --writer, whose answers are logged in FILE.calls.jsonl, and are taken
-    from there if it holds them already. Raises BadInput."""
-    out = Path(args.out)
-    log = open_call_log(out.with_name(f"{out.stem}.calls.jsonl"))
-    how = {"timeout": 180.0, "flag": "--writer", "temperature": 1.0, "log": log}
-    return make_simulator(args.writer, args.lang, **how)
+def profile_row(user):
+    """A line of the file: the fields of a profile, "" where the user has none."""
+    return {name: user.get(name, "") for name in PROFILE_FIELDS}
 
 
 # ------------------------------------------------------------------------------ what chance decides
 
 
+@cache
+def load_text(name, lang):
+    """The text of a file in prompts/*/writer/."""
+    return (PROMPTS / lang / "writer" / f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
 def draw_drafts(count, lang, seed, split=0.0):
-    """What is settled before a word is written: a draft for each user, a dict of some fields of its
-    profile and of what the prompts ask for. Raises BadInput.
+    """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
+    of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
-    the way of talking, and the topic, all from the seed files. Needs are dealt by quota
-    (`needs_of`), where RLVER drew them one by one: of its 500 users 57 to 66 have each need.
+    the way of talking, and the topic, all from the seed files. Needs are dealt by quota, half
+    rational, half emotional, the four of each equally often to within one. (RLVER drew them one by
+    one: of its 500 users 57 to 66 have each need.)
 
     split: the share of users, and of topics, for the test file."""
-
-    def lines_of(name):
-        return (PROMPTS / lang / "writer" / name).read_text(encoding="utf-8").splitlines()
-
-    traits_of = {}  # {persona group: [traits]}
-    for line in lines_of("traits.txt"):
-        group, traits = line.split(": ")
-        traits_of[group] = traits.split(", ")
-    task_of = dict(zip(NEEDS, lines_of("needs.txt")))  # needs.txt has the order of NEEDS
-    topics, utterances = lines_of("topics.txt"), lines_of("talk.txt")
+    topics, utterances, tasks, groups = (
+        load_text(name, lang).splitlines() for name in ("topics", "talk", "needs", "traits")
+    )
+    needs = list(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
     rng = random.Random(f"users {seed}")
-    shuffled = rng.sample(topics, len(topics))
-    test_topics = round(len(topics) * split)
-    test_users = size_of_test_file(count, split)
-    if split and not 0 < test_topics < len(topics):
-        raise BadInput(f"--split {split:g}: {len(topics)} topics cannot be cut so")
-    parts = [
-        ("train", count - test_users, shuffled[test_topics:]),
-        ("test", test_users, shuffled[:test_topics]),
-    ]
-    drafts = []
-    for name, users, topics_of_part in parts:
-        for need in rng.sample(needs_of(users), users):
-            group = rng.choice(list(traits_of))
-            traits = rng.sample(traits_of[group], 3)
-            drafts.append(
+    topics = rng.sample(topics, len(topics))
+    tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)
+    drafts = {"train": [], "test": []}
+    for part, users, topics_of_part in (
+        ("train", count - tests, topics[cut:]),
+        ("test", tests, topics[:cut]),
+    ):
+        half = users // 2  # an odd one is rational
+        dealt = (needs[:4] * users)[: users - half] + (needs[4:] * users)[:half]
+        for need, task in rng.sample(dealt, users):
+            group, traits = rng.choice(groups).split(": ")
+            traits = rng.sample(traits.split(", "), 3)
+            drafts[part].append(
                 {
                     "id": str(uuid.UUID(int=rng.getrandbits(128), version=4)),
-                    "split": name,
                     "main_cha": group,
                     "cha_group": traits,
                     "traits": "\n".join(traits),
                     "talk": "\n".join(rng.sample(utterances, 3)),
                     "topic": rng.choice(topics_of_part),
                     "need": need,
-                    "task": task_of[need],
+                    "task": task,
                 }
             )
     return drafts
-
-
-def needs_of(users):
-    """The needs of an even number of users: half rational, half emotional, the four of each equally
-    often to within one."""
-    names = list(NEEDS)
-    rational, emotional = names[:4], names[4:]
-    needs = [rational[k % 4] for k in range(users // 2)]
-    return needs + [emotional[k % 4] for k in range(users // 2)]
 
 
 # ---------------------------------------------------------------------------------- one pass a user
@@ -181,76 +153,49 @@ SCHEMAS = {
     "persona": {"name": str, "age": int, **dict.fromkeys(TEXTS, str)},
     "scene": dict.fromkeys(PARTS, str),
 }
-# The fields of a profile, as the file has them.
-PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
-# {name of a prompt in prompts/*/writer/: its placeholders}
-PLACEHOLDERS = {
-    "persona": {"main_cha", "traits", "talk"},
-    "scene": {"player", "topic", "task"},
-    "persona_layout": {*SCHEMAS["persona"]},
-    "scene_layout": {*SCHEMAS["scene"], "task"},
-}
 
 
 async def write_users(drafts, simulator, lang):
     """Write persona, scene and first line into `drafts`, one user beside the other. Returns {id of
     a user that is missing: why}."""
-    prompts = {
-        name: load_prompt(name, lang, "writer", placeholders=placeholders)
-        for name, placeholders in PLACEHOLDERS.items()
-    }
     lost = {}
     await simulator.check()
-    # No code is asked for here, so only its number makes each attempt another prompt.
-    simulator.complaint += " ({{attempt}})"
-    with tqdm(total=len(drafts), desc="writing users", unit="user") as bar:
 
-        async def write(draft):
-            try:
-                await write_user(draft, simulator, prompts)
-            except SimulatorFailed as error:
-                lost[draft["id"]] = str(error)
-            bar.update(1)
+    async def write(draft):
+        try:
+            await write_user(draft, simulator, lang)
+        except SimulatorFailed as error:
+            lost[draft["id"]] = str(error)
 
-        await asyncio.gather(*map(write, drafts))
+    await tqdm.gather(*map(write, drafts), desc="writing users", unit="user")
     return lost
 
 
-async def write_user(draft, simulator, prompts):
+async def write_user(draft, simulator, lang):
     """One pass: the persona, the scene, and the first line as the user itself says it in a
     dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
-        _, answer = await simulator.ask(prompts[part], draft, SCHEMAS[part], draft["id"])
+        prompt, layout = load_text(part, lang), load_text(f"{part}_layout", lang)
+        _, answer = await simulator.ask(prompt, draft, SCHEMAS[part], draft["id"])
         refuse_faults(part, [str(text) for text in answer.values()], draft["task"])
-        draft[field] = fill(prompts[f"{part}_layout"], {**draft, **answer})
-    profile = Profile(**{name: draft.get(name, "") for name in PROFILE_FIELDS})
-    line, goodbye = await User(simulator, profile, name=draft["id"]).answer()
+        draft[field] = fill(layout, {**draft, **answer})
+    user = User(simulator, Profile(**profile_row(draft)), name=draft["id"])
+    line, goodbye = await user.answer()
     refuse_faults("first line", [line], draft["task"])
     if goodbye:
         raise UnreadableAnswers("its first line says goodbye")
     draft["first_talk"] = line
 
 
-# ---------------------------------------------------------------------------------- who is left out
-
-
-def refuse_faults(part, texts, task):
-    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used. (A
-    hidden theme in other words is not noticed.)"""
-    if not all(re.search(r"\w", text) for text in texts):
+def refuse_faults(part, texts, theme):
+    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used: one
+    is blank, or they say the hidden theme. (In other words it is not noticed.)"""
+    # only letters and digits are compared: neither a comma nor a line end may hide the theme
+    theme, *texts = (re.sub(r"[\W_]+", "", text).casefold() for text in (theme, *texts))
+    if "" in texts:
         raise UnreadableAnswers(f"its {part} is not complete")
-    if says(task, "\n".join(texts)):
+    if theme in "".join(texts):
         raise UnreadableAnswers(f"its {part} says the hidden theme")
-
-
-def says(theme, text):
-    """Does a text say a hidden theme? Only letters and digits are compared: neither a comma nor a
-    line end may hide it."""
-
-    def squeeze(words):
-        return re.sub(r"[\W_]+", "", words).casefold()
-
-    return squeeze(theme) in squeeze(text)
 
 
 # ------------------------------------------------------------------------ what is in files of users
@@ -260,41 +205,18 @@ def print_check(paths):
     """Print what is in files of users, and of two what the second shares with the first. Returns
     the exit code. Raises BadInput."""
     files = [load_profiles(path, "--check") for path in paths]
-    titled = list(zip(paths, map(count_users, files)))
+    for path, people in zip(paths, files):
+        personas = {profile.player for profile in people}
+        print(f"{path}: {len(people)} users, {len(personas)} different personas; needs:")
+        needs = Counter(intention_of(profile.task, profile.need)[0] for profile in people)
+        print(f"    {dict(needs.most_common())}")
     if len(files) == 2:
-        titled.append((f"of the users of {paths[1]}", shared_fields(*files)))
-    for title, counts in titled:
-        print(title)
-        for what, number in counts.items():
-            if isinstance(number, Counter):
-                number = ", ".join(f"{value} {k}" for value, k in number.most_common())
-            print(f"    {what:<30}{number}")
+        print(f"{paths[1]} shares with {paths[0]}:")
+        for field in ("id", "player", "scene", "topic"):
+            known = {getattr(profile, field) for profile in files[0]} - {""}
+            shared = sum(getattr(profile, field) in known for profile in files[1])
+            print(f"    {field:<8}{shared} of {len(files[1])} users")
     return 0
-
-
-def count_users(people):
-    """What a file of users holds: {what: number, or {value: number}}."""
-    intentions = [intention_of(p.task, p.need) for p in people]
-    counts = {
-        "users": len(people),
-        "different personas": len({p.player for p in people}),
-        "different scenes": len({p.scene for p in people}),
-        "needs": Counter(need for need, _ in intentions),
-        "kinds": Counter(kind for _, kind in intentions),
-        "groups": Counter(p.main_cha for p in people),
-    }
-    for field in ("player", "scene", "first_talk"):
-        counts[f"theme in {field}"] = sum(says(p.task, getattr(p, field)) for p in people)
-    return counts
-
-
-def shared_fields(first, second):
-    """How many users of the second file have a field in common with one of the first."""
-    counts = {}
-    for field in ("id", "player", "scene", "topic"):
-        known = {getattr(p, field) for p in first} - {""}
-        counts[f"{field} is in the first file"] = sum(getattr(p, field) in known for p in second)
-    return counts
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -308,7 +230,8 @@ def main(argv=None):
     )
     add = parser.add_argument
     add("--count", type=positive, default=500, metavar="N", help="make N users (default: 500)")
-    add("--out", metavar="FILE", help="write them to FILE, a JSONL file")
+    text = "write them to FILE, a JSONL file (default: results/users.jsonl)"
+    add("--out", default="results/users.jsonl", metavar="FILE", help=text)
     text = "toy (users of the toy, the default), openai:MODEL@URL or local:DIR"
     add("--writer", default="toy", metavar="NAME", help=f"who writes them: {text}")
     add("--lang", choices=["en", "zh"], default="en", help="their language (default: en)")
@@ -317,9 +240,7 @@ def main(argv=None):
     add("--split", type=fraction, default=0.0, metavar="SHARE", help=text)
     text = "count what is in files of users; of two also what the second shares with the first"
     add("--check", nargs="+", metavar="FILE", help=text)
-    return parser.run(
-        lambda args: print_check(args.check) if args.check else make_users(args), argv
-    )
+    return parser.run(make_users, argv)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
-from support.metrics import INITIAL_EMOTION, scores_by, warnings_of
-from support.results import PERSONA_GROUPS, PURPOSES, intention_of, metrics_of, parts_of
+from support.metrics import scores_by, warnings_of
+from support.results import intention_of, metrics_of
 from support.rundir import newest_state, scale_of_run
 from support.settings import Parser, scripted_notice
 
 import io
-import re
 import sys
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from simulator import users_of_run
 # without its report.
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-MAX_USERS = 24  # whose dialogues are shown
+MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns
 
 # ------------------------------------------------------------------------------------------- curves
 
@@ -50,7 +49,6 @@ PANELS = (
         {"reply_tokens": ""},
         "A climb may be padding, a fall silence.",
     ),
-    ("Length of a dialogue", "replies", {"turns": ""}, "Users leave in despair, and in peace."),
     ("Entropy", "nats per token", {"entropy": ""}, "Near 0 the policy always says the same."),
     ("KL within the update", "nats per token", {"kl": ""}, "Mostly above 0.003: lower --lr."),
     ("KL from the start", "nats per token", {"kl_start": ""}, "A slow climb is learning."),
@@ -62,21 +60,20 @@ PANELS = (
     ),
     ("Distinct-2", "share of word pairs", {"distinct_2": ""}, "It falls as replies grow alike."),
     ("Explained variance", "share", {"explained_variance": ""}, "Of the returns, by the critic."),
-    ("Gradient", "norm before clipping", {"grad_norm": ""}, "A spike is a sign of instability."),
 )
 # Curves of one panel differ in colour and in dashes, for readers who do not tell red from green,
 # and on paper.
-BLUE, RED, GREEN, GREY = "#005ab5", "#8c1515", "#00805a", "#57626f"
+LOOKS = (("#005ab5", "-"), ("#8c1515", "--"), ("#00805a", ":"))
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "report",  # the same files, the same page
     "font.size": 8,
-    **dict.fromkeys(("xtick.color", "ytick.color", "text.color", "axes.edgecolor"), GREY),
-    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    "axes.grid": True,
+    "grid.alpha": 0.3,
 }
 LEGEND = (
     "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
-    "held-out users, ± standard error. Shade: ± one standard deviation of the dialogues."
+    "held-out users, ± standard error."
 )
 
 
@@ -86,25 +83,19 @@ def column(rows, key):
 
 
 def draw_panel(axis, curves, rows, evaluations):
-    """Draw the curves of a panel; with the emotion its spread and the evaluations."""
+    """Draw the curves of a panel; with the emotion the evaluations."""
     steps = column(rows, "step")
-    if "emotion" in curves:
-        emotion, spread = column(rows, "emotion"), column(rows, "emotion_std")
-        low, high = np.clip([emotion - spread, emotion + spread], 0, 100)
-        axis.fill_between(steps, low, high, color=BLUE, alpha=0.12, linewidth=0)
-        at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
-        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="o", color=GREY, markersize=4)
-    for (key, label), colour, dashes in zip(curves.items(), (BLUE, RED, GREEN), ("-", "--", ":")):
+    for (key, label), (colour, dashes) in zip(curves.items(), LOOKS):
         values = column(rows, key)
         means = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
-        axis.plot(steps, values, ".-", color=colour, linewidth=0.8, markersize=2, alpha=0.45)
+        axis.plot(steps, values, color=colour, linewidth=0.5)
         axis.plot(steps, means, dashes, color=colour, label=label)
-    low, high = min(0, axis.dataLim.y0), max(0, axis.dataLim.y1)
-    axis.set_ylim(low - 0.03 * (high - low), high + 0.08 * (high - low))
-    axis.grid(axis="y", alpha=0.3)
-    axis.tick_params(length=0)
+    if "emotion" in curves:
+        at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
+        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
+    axis.axhline(0, linewidth=0)  # so that every panel begins at 0
     if len(curves) > 1:
-        axis.legend(fontsize=7)
+        axis.legend()
 
 
 def draw_curves(out, rows, evaluations):
@@ -119,23 +110,17 @@ def draw_curves(out, rows, evaluations):
         if panel is PANELS[0] or any(np.nan_to_num(column(rows, key)).any() for key in panel[2])
     ]
     lines = -(-len(panels) // 3)  # rounded up
-    height = 2.4 * lines + 0.9  # inches
     with rc_context(STYLE):
-        picture = Figure((13, height))
-        picture.subplots_adjust(0.04, 0.3 / height, 0.98, 1 - 1 / height, 0.15, 0.4)
-        picture.suptitle(f"{out.name}\n{LEGEND}", fontsize=9)
+        picture = Figure((13, 2.5 * lines + 0.5), layout="constrained")
+        picture.suptitle(f"{out.name}\n{LEGEND}")
         for place, (title, unit, curves, _) in enumerate(panels, 1):
-            axis = picture.add_subplot(lines, 3, place)
-            axis.set_title(f"{title}, {unit}", loc="left")
+            axis = picture.add_subplot(lines, 3, place, title=f"{title}, {unit}")
             draw_panel(axis, curves, rows, evaluations)
         picture.savefig(out / "learning_curve.png")
         file = io.StringIO()
         picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]  # without the head of a file
-    # nothing in the page is an address
-    svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return panels, re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    return panels, svg[svg.index("<svg") :]  # without the head of a file
 
 
 # ------------------------------------------------------------------------------------ what is shown
@@ -143,32 +128,18 @@ def draw_curves(out, rows, evaluations):
 
 def dialogues_of_run(out, config, last_step):
     """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with what a result file tells of its user."""
+    evaluation}, each with what the page tells of its user."""
     _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
     profiles = {profile.id: profile for profile in people}
     sides = {step: [] for step in (0, last_step)}
     # most lines are dialogues of training: `containing` skips them unread
     for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
-        profile = row and profiles.get(row["profile_id"])
-        if not profile or row["split"] != "heldout" or row["step"] not in sides:
-            continue
-        intention, kind = intention_of(profile.task, profile.need)
-        user = {"intention": intention, "kind": kind, "player": profile.player}
-        user["group"] = PERSONA_GROUPS.get(profile.main_cha, profile.main_cha)
-        user["purpose"] = PURPOSES[profile.target]
-        sides[row["step"]].append({**row, **user, "start": INITIAL_EMOTION["training"]})
+        if row and row["split"] == "heldout" and row["step"] in sides:
+            profile = profiles[row["profile_id"]]
+            intention, kind = intention_of(profile.task, profile.need)
+            user = {"intention": intention, "kind": kind, "player": profile.player}
+            sides[row["step"]].append({**row, **user})
     return dict(zip(("before", "after"), sides.values()))
-
-
-def some_users(sides):
-    """At most MAX_USERS users, evenly over their last scores: [{side: dialogue}]."""
-    by_id = {}
-    for side, dialogues in sides.items():
-        for dialogue in dialogues:
-            by_id.setdefault(dialogue["profile_id"], {})[side] = dialogue
-    users = sorted(by_id.values(), key=lambda user: list(user.values())[-1]["reward"])
-    places = np.linspace(0, len(users) - 1, min(MAX_USERS, len(users)))
-    return [users[int(place)] for place in places]
 
 
 # ----------------------------------------------------------------------------------------- the page
@@ -177,7 +148,7 @@ def some_users(sides):
 def write_page(out):
     """Write the picture and the page of the run in `out`. Returns the page's path; raises
     BadInput."""
-    from jinja2 import Environment
+    from jinja2 import Template
 
     config = read_json(out / "config.json")
     if "algo" not in config:
@@ -186,9 +157,14 @@ def write_page(out):
     rows = metrics_of(out)
     panels, svg = draw_curves(out, rows, evaluations)
     sides = dialogues_of_run(out, config, evaluations[-1]["step"])
-    both = list(sides.values())
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    html = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    users, tables = {}, {"kind": [], "intention": []}
+    for side, dialogues in sides.items():
+        for dialogue in dialogues:
+            users.setdefault(dialogue["profile_id"], {})[side] = dialogue
+        scores = [100 * dialogue["reward"] for dialogue in dialogues]
+        for part, of_sides in tables.items():
+            of_sides.append(scores_by(part, dialogues, scores))
+    html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         title=out.name,
         settings=config,
         scale=scale_of_run(config),
@@ -199,11 +175,8 @@ def write_page(out):
         svg=svg,
         evaluations=evaluations,
         sides=sides,
-        users=some_users(sides),
-        tables={
-            part: [scores_by(part, side, [100 * row["reward"] for row in side]) for side in both]
-            for part in parts_of(sum(both, []))
-        },
+        users=list(users.values())[:MAX_USERS],
+        tables=tables,
     )
     page = out / "report.html"
     write_file(page, html)

@@ -3,43 +3,39 @@ replayed."""
 
 import asyncio
 import json
-import random
 
+import numpy as np
 import pytest
 
 import judging
 import simulator
 from result_files import lines, measure, train, write
-from simulator import Simulator, make_simulator, toy_profiles
+from simulator import toy_profiles
 from tools import replay
 from tools.dialogues import load_dialogues
-from tools.replay import consistency
-from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")
 def run(no_pictures, tiny_dir, tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "out"
+    """A run with users of its own, who are not the toy's."""
+    place = tmp_path_factory.mktemp("run")
+    files = []
+    for split in ("train", "heldout"):
+        people = [{**vars(p), "id": f"own-{p.id}"} for p in toy_profiles(split, 4)]
+        files.append(write(place / f"{split}.jsonl", *people))
     longer = "--steps 2 --max-turns 3 --max-tokens 6 --eval-size 4".split()
-    return train(tiny_dir, out, *longer)
-
-
-PEOPLE = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
-
-
-def users(model):
-    return "--simulator", f"openai:scripted@{model.url}"
+    return train(tiny_dir, place / "out", *longer, "--profiles", *files)
 
 
 # --------------------------------------------------------------------------- is the reward the same?
 
 
-@pytest.mark.parametrize("what", ["emotion", "reward", "all"])
+@pytest.mark.parametrize("what", ["nothing", "emotion", "reward", "all"])
 def test_a_changed_number_is_found_and_named(what, run, tmp_path, capsys):
     """Also where emotion, change and reward are raised alike: arithmetic finds nothing then, the
-    replay does."""
+    replay does. The last dialogue's first reply is malformed: there is no emotion to replay."""
     found = lines(run / "dialogues.jsonl")
     k, row = next(
         (k, row)
@@ -53,15 +49,21 @@ def test_a_changed_number_is_found_and_named(what, run, tmp_path, capsys):
         row["reward"] = last["emotion"] / 100
     elif what == "reward":
         row["reward"] += 0.01
-    else:
+    elif what == "emotion":
         row["turns"][1][what] += 1
-    write(tmp_path / "dialogues.jsonl", *found)
+    told = dict.fromkeys(("thought", "user", "analysis", "change", "emotion"))
+    nobody = {"turns": [{**told, "reply": "x"}], "ended": "malformed", "reward": 0}
+    path = write(tmp_path / "dialogues.jsonl", *found, {**row, **nobody})
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
-    assert replay.main([str(tmp_path / "dialogues.jsonl")]) == 1
-    [line] = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("not as recorded")
-    ]
-    assert f"line {k + 1}, {row['profile_id']}, " in line
+    load_dialogues.cache_clear()
+    assert replay.main([str(path), "--times", "2"]) == (what != "nothing")
+    printed = capsys.readouterr().out
+    named = [line for line in printed.splitlines() if line.startswith("not as recorded")]
+    wrong = f"not as recorded: line {k + 1}, {row['profile_id']}:"
+    assert [line.startswith(wrong) for line in named] == [True] * 2 * (what != "nothing")
+    assert (f"100.0 % of {2 * len(found) + 2} dialogues" in printed) == (
+        what in ("nothing", "emotion")
+    )
 
 
 def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
@@ -71,52 +73,18 @@ def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
     flags = "--difficulty challenging --limit 4 --max-tokens 5".split()
     assert measure("--policy", tiny_dir, *flags, "--out", path) == 0
     assert replay.main([path]) == 0
-    assert "the same emotion  100.0 %" in capsys.readouterr().out
+    assert "the same final score: 100.0 % of 4 dialogues" in capsys.readouterr().out
     assert replay.main([path, "--simulator", "toy-weak"]) == 0
-    out = capsys.readouterr().out
-    assert "as recorded" in out and "not as recorded" not in out
+    assert "final score" not in capsys.readouterr().out
 
 
-def test_a_run_with_its_own_users_is_replayed_with_them(tiny_dir, tmp_path):
-    files = [
-        str(
-            write(
-                tmp_path / f"{split}.jsonl",
-                *[
-                    {**vars(p), "id": f"own-{split}-{i}"}
-                    for i, p in enumerate(toy_profiles(split, 4))
-                ],
-            )
-        )
-        for split in ("train", "heldout")
-    ]
-    out = train(tiny_dir, tmp_path / "run", "--profiles", *files, "--eval-size", 2)
-    assert replay.main([str(out / "dialogues.jsonl")]) == 0
-
-
-def test_a_moody_user_is_seen_to_be_moody(run):
-    """Shares as by hand: a user whose change has the right sign and half of the time another
-    size."""
-    rng, scripted = random.Random(0), world.ScriptedModel()
-
-    async def moody(prompt, schema):
-        answer = json.loads(await scripted(prompt))
-        if "change" in answer:
-            answer["change"] += (rng.random() < 0.5) * (1 if answer["change"] > 0 else -1)
-        return json.dumps(answer)
-
-    moody.is_scripted = True
-    result = consistency(run / "dialogues.jsonl", Simulator(moody), PEOPLE, times=5)
-    assert 0.05 < result["emotion"] < 0.95 and result["sign"] > 0.9
-
-
-def test_replays_of_a_dialogue_that_nobody_felt(run, tmp_path):
-    """Its first reply was malformed: there is no emotion to replay."""
-    rows = [json.loads(line) for line in open(run / "dialogues.jsonl", encoding="utf-8")][:3]
-    told = dict.fromkeys(("thought", "user", "analysis", "change", "emotion"))
-    rows.append({**rows[0], "turns": [{**told, "reply": "x"}], "ended": "malformed", "reward": 0})
-    found = consistency(write(tmp_path / "d.jsonl", *rows), make_simulator("toy"), PEOPLE, times=2)
-    assert found["dialogues"] == 8 and found["final"] == 1 and not found["found"]
+def test_the_numbers_of_a_table_are_those_by_hand():
+    """A reply that was not heard is in no mean, and each line is compared with the one above."""
+    gone = (np.nan, np.nan)
+    table = replay.show(
+        {"a": [[(40, 5), (30, -10)], [gone]], "b": [[(38, 3), gone], [(31, 2)]]}, ""
+    )
+    assert table == {"a": [50, 100, 100, 0, 2], "b": [100, 0, 100, 2, 2]}
 
 
 # -------------------------------------------------------------- would another user accept the replies?
@@ -127,16 +95,16 @@ def test_the_same_replies_to_two_users(good, tmp_path):
     time, though it was recorded as a lift. And nobody accepts cheer."""
     both = "--difficulty", "vanilla", "challenging"
     code, result = judging.run("replay", good, *both)
-    accepted = result["accepted"]
-    assert code == 0 and accepted["as recorded"] == [100, 64]
-    assert 90 < accepted["challenging"][0] <= accepted["vanilla"][0] < 100
-    bad = judging.run("replay", judging.bad_file(tmp_path), *both, "--limit", 12)[1]["accepted"]
-    assert bad == {"as recorded": [0, 48], "vanilla": [0, 12], "challenging": [0, 12]}
+    lifts = {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
+    assert code == 0 and lifts["as recorded"] == (100, 64)
+    assert 90 < lifts["challenging"][0] <= lifts["vanilla"][0] < 100
+    bad = judging.run("replay", judging.bad_file(tmp_path), *both)[1]["replies"]
+    assert [(numbers[0], numbers[-1]) for numbers in bad.values()] == [(0, 48)] * 3
 
 
-def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
+def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     """After the recorded past and nothing else: a user who went on with what it felt itself would
-    judge another dialogue from the second reply on."""
+    judge another dialogue from the second reply on. Without texts it does go on, to its end."""
     asked = []
 
     class Deaf:
@@ -150,39 +118,47 @@ def test_a_user_hears_one_reply_in_the_recorded_emotion(good):
             return "", {**dict.fromkeys(schema, ""), "change": -10}
 
     d = load_dialogues(good)[0]
-    user = simulator.User(Deaf(), d.profile)
-    changes = [asyncio.run(replay.hear(user, d, i, d.turns[i]["reply"])) for i in range(3)]
-    assert changes == [-10] * 3 and [emotion for emotion, _ in asked] == [40, 48, 56]
-    for i, (_, said) in enumerate(asked):
-        assert [m["text"] for m in said[1::2]] == [t["reply"] for t in d.turns[: i + 1]]
-        assert [m["text"] for m in said[::2]] == [d.first_line] + [t["user"] for t in d.turns[:i]]
+    texts = ["other", None, *[turn["reply"] for turn in d.turns[2:]]]
+    for said, emotions in ((texts, [40, 56, 64, 72]), (None, [40, 30, 20, 10])):
+        asked.clear()
+        user = simulator.User(Deaf(), d.profile, 40)
+        felt = asyncio.run(replay.replay(d.first_line, d.turns[:5], user, said))
+        assert [emotion for emotion, _ in asked] == emotions and len(felt) == 5
+        for _, dialogue in asked:
+            i = len(dialogue) // 2 - 1
+            replies = [turn["reply"] for turn in d.turns[:i]]
+            now = said[i] if said else d.turns[i]["reply"]
+            assert [m["text"] for m in dialogue[1::2]] == [*replies, now]
+            users = [d.first_line, *[turn["user"] for turn in d.turns[:i]]]
+            assert [m["text"] for m in dialogue[::2]] == users
+    assert felt[3:] == [(0, -10), (0, 0)]  # where it ended the dialogue
 
 
-def test_what_nobody_felt_is_counted_and_where_all_failed_it_is_said(good, tmp_path, capfd):
+def test_what_nobody_felt_is_counted(good, tmp_path):
     """A reply that a user could not be asked about is in no share. And a recorded turn without an
     emotion is no emotion to go on from. What was answered is paid once."""
     path = judging.sage(tmp_path, count=1, emotions=(45, None, 55))
     said = iter([{"change": 4}] + ["nonsense"] * 40)
     user = judging.Model(lambda prompt: next(said))
-    flags = *users(user), "--lang", "zh", "--difficulty"
-    code, result = judging.run("replay", path, *flags, "vanilla")
-    assert code == 0 and result["accepted"] == {"as recorded": [100, 2], "vanilla": [100, 1]}
-    assert judging.call("replay", path, *flags, "challenging") == 2
-    assert "could be read" in capfd.readouterr().err
+    flags = "--simulator", f"openai:scripted@{user.url}", "--lang", "zh", "--difficulty", "vanilla"
+    for _ in range(2):
+        code, result = judging.run("replay", path, *flags)
+        lifts = {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
+        assert code == 0 and lifts == {"as recorded": (100, 2), "vanilla": (100, 1)}
 
 
 # ---------------------------------------------------------------------------------- do the words matter?
 
 
 def test_other_words_are_put_to_the_same_user(good, tmp_path):
-    """Each after the same past, in the same emotion: what differs is the reply alone."""
-    judge = judging.Model(lambda prompt: {"text": "my words"} if "<reply>" in prompt else None)
+    """Each after the same past, in the same emotion: what differs is the reply alone. One that the
+    judge did not reword does not count."""
+    said = iter([*[{"text": "my words"}] * 7, *["nonsense"] * 9])
+    judge = judging.Model(lambda prompt: next(said) if "<reply>" in prompt else None)
     user = judging.Model(lambda prompt: {"change": 4 - 9 * prompt.count("my words")})
-    flags = "--paraphrase", "--limit", 5, *users(user), *judging.at(judge)
+    flags = "--paraphrase", "--simulator", f"openai:scripted@{user.url}", *judging.at(judge)
     code, result = judging.run("replay", judging.sage(tmp_path), *flags)
-    assert code == 0 and user.calls == 10 and judge.calls == 5
-    assert result["paraphrase"] == {"moved": [9, 9, 9, 5], "same sign": [0, 0, 0, 5]}
-    moved = judging.run("replay", good, "--paraphrase", "--limit", 16)[1]["paraphrase"]
-    assert moved["moved"][3] == 16 and moved["moved"][0] < 4  # the scripted judge keeps the kind
-    both = "--difficulty", "vanilla", "challenging"
-    assert judging.call("replay", good, "--paraphrase", *both) == 2  # one user hears both wordings
+    assert code == 0
+    assert result["replies"]["vanilla, reworded"] == [0, 0, 0, 9, user.calls - 6]
+    moved, n = judging.run("replay", good, "--paraphrase")[1]["replies"]["vanilla, reworded"][3:]
+    assert n == 64 and 0 < moved < 4  # the scripted judge keeps the kind
