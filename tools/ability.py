@@ -75,7 +75,6 @@ def read_samples(place):
     for path in sorted(logs, key=lambda path: path.name):
         # samples_TASK_2026-01-01T00-00-00.1
         task = re.sub(r"^(samples|details)_|_\d{4}-\d\d-\d\dT[\d.-]+$", "", path.stem)
-        read_log = read_lighteval if path.suffix == ".parquet" else read_lm_eval
         try:
             samples = read_log(path)
         except (ImportError, KeyError, TypeError, ValueError) as error:
@@ -85,25 +84,23 @@ def read_samples(place):
         for filter_name, problem, scores in samples:
             for metric, score in scores.items():
                 if isinstance(score, (int, float)):  # not IFEval's list of instructions
-                    scores_of[f"{task}{filter_name}, {metric}"][problem] = float(score)
+                    name = f"{task} ({filter_name}), {metric}".replace(" (none)", "")
+                    scores_of[name][problem] = float(score)
     return scores_of
 
 
-def read_lm_eval(path):
-    """[(" (filter)" or "", problem, {metric: score})] of a log of lm-eval."""
+def read_log(path):
+    """[(filter or "none", problem, {metric: score})] of a log. lighteval has no filters."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet  # lighteval's environment has it; ours need not
+
+        rows = parquet.read_table(path).to_pylist()
+        return [("none", digest(row["doc"]["query"]), row["metric"]) for row in rows]
     samples = []
     for _, row, _ in read_jsonl(path):
         scores = {metric: row[metric] for metric in row["metrics"]}
-        samples.append((f" ({row['filter']})".replace(" (none)", ""), row["doc_hash"], scores))
+        samples.append((row["filter"], row["doc_hash"], scores))
     return samples
-
-
-def read_lighteval(path):
-    """The same of a log of lighteval, which has no filters."""
-    from pyarrow import parquet  # lighteval's environment has it; ours need not
-
-    rows = parquet.read_table(path).to_pylist()
-    return [("", digest(row["doc"]["query"]), row["metric"]) for row in rows]
 
 
 def paired(before, after, draws=10_000):

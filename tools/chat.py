@@ -37,7 +37,10 @@ def make_parser():
     add = parser.add_argument
     text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
     add("policy", help=text, nargs="?", metavar="POLICY")
-    text = "type the replies to user number --seed yourself, and see analysis and emotion"
+    text = (
+        "type the replies to user number --seed yourself, and see analysis and emotion (the toy's "
+        "users know a few sentences; python -m toy.world prints some)"
+    )
     add("--as-policy", help=text, action="store_true")
     text = "do not talk yourself: watch the policy talk with user number --seed"
     add("--show", help=text, action="store_true")
@@ -149,7 +152,8 @@ class Friend:
         if reply is None:
             print("(its context is full)")
         else:
-            print(indent(reply.thought, INDENT))
+            if reply.thought:
+                print(indent(reply.thought, INDENT))
             print(
                 f"{self.name}  {'(malformed) ' + reply.text if reply.malformed else reply.visible}"
             )

@@ -71,10 +71,10 @@ def visible_turns(recorded):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
     for turn in recorded["turns"]:
-        if turn["emotion"] is None and recorded.get("ended") == "malformed":
-            continue
         after_thought = turn["reply"].rpartition("</think>")[2]
         turns.append({**turn, "reply": after_thought.partition("<think>")[0].strip()})
+    if recorded.get("ended") == "malformed":
+        turns.pop()
     return turns
 
 

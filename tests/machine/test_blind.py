@@ -54,11 +54,11 @@ def test_blind_sheets_hide_and_tell(good, bad):
 
 def test_one_rater_is_one_however_often_the_sheet_is_named(good, bad):
     """Else two of them agree. And what a spreadsheet adds at the end is no row."""
-    assert run("blind", good, bad, "--out", "sheet.csv", "--limit", 6)[0] == 0
+    assert run("blind", good, bad, "--out", "sheet.csv")[0] == 0
     rows = rows_of("sheet.csv")
     for k, row in enumerate(rows[1:]):
         row[4:] = ["LR"[k % 2]] * 3
     save("sheet.csv", [*rows, [""] * 7])
     once = run("blind", "--read", "sheet.csv")[1]
     assert run("blind", "--read", "sheet.csv", "sheet.csv")[1] == once
-    assert all(row[3] == 6 and row[4] is None for row in once["blind"].values())
+    assert all(row[3] == 8 and row[4] is None for row in once["blind"].values())

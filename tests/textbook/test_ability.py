@@ -92,7 +92,7 @@ def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):
     *_, line, _ = capsys.readouterr().out.splitlines()
     shown = ["33.33", "100.00", "66.67", "-", "-", "0.5000", "McNemar,", "+2", "-0", "3", "2"]
     assert line.split()[2:] == shown  # three problems are too few for an interval
-    assert json.loads(out.read_text()) == result
+    assert json.loads(out.read_text()) == {"command": "ability", **result}
 
 
 def test_two_filters_are_two_scores(tmp_path):
@@ -143,7 +143,7 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
     a = log(tmp_path / "a", {"p1": True})
     other = log(tmp_path / "b", {"q1": True})
     assert "no problem in common" in refuse(a.parent, other.parent)
-    assert "no per-sample log" in refuse(a.parent, tmp_path / "none")
+    assert "no problem in common" in refuse(a.parent, tmp_path / "none")
     for name, content in (
         ("samples_x.jsonl", b'{"doc_hash": 1}\n'),
         ("details_x.parquet", b"PAR1"),

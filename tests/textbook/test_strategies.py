@@ -17,14 +17,14 @@ import random
 import pytest
 
 from tools.strategies import (
-    CODES,
+    NAMES,
     RLVER_GROUPS,
     TOY_CODES,
-    gain,
     similarity,
     ssrr,
     strategies_of,
     toy_codes,
+    usage_of,
 )
 from toy import world
 from toy.words import ACTS
@@ -38,6 +38,11 @@ REPLIES = [[["E-1", "A-1"], 10], [["E-2"], -4], [["F-5"], -2], [[], 3], [["E-1"]
 def test_gain_is_the_mean_change_of_the_replies_that_use_it():
     """Two codes of a group in one reply are one reply; a reply without an emotion, or without an
     answer of the judge, counts nowhere."""
+
+    def gain(replies, codes):
+        usage = usage_of(codes, [replies])
+        return usage["gain"], usage["n"]
+
     assert gain(REPLIES, RLVER_GROUPS["Praise"]) == (3.0, 2)
     assert gain(REPLIES, ["A-1"]) == (10.0, 1) and gain(REPLIES, ["G-2"]) == (None, 0)
     assert gain([[["E-1", "E-2", "E-1"], 6]], ["E-1", "E-2"]) == (6.0, 1)
@@ -91,20 +96,18 @@ def test_all_that_tags_tell_by_hand():
 
 def test_there_are_24_strategies_in_7_groups():
     """SAGE's table 5 has 24 codes, from A-1 to G-2."""
-    assert len(CODES) == 24 == len(set(CODES)) and {code[0] for code in CODES} == set("ABCDEFG")
-    grouped = {code for group in RLVER_GROUPS.values() for code in group}
-    assert len(grouped) == 11 and grouped <= set(CODES)
-    assert set(TOY_CODES.values()) <= set(CODES)
-    assert set(TOY_CODES) | {"topic"} == set(ACTS)
+    assert len(NAMES) == 24 and {code[0] for code in NAMES} == set("ABCDEFG")
+    grouped = sum(RLVER_GROUPS.values(), [])
+    assert len(grouped) == 11 and {*grouped, *TOY_CODES.values()} <= set(NAMES)
+    assert {*TOY_CODES, "topic"} == set(ACTS)
 
 
 def test_tags_of_the_toy_are_exact():
     """Every kind of sentence, said to anybody, in any company; junk is no strategy."""
     rng = random.Random(1)
+    praise = world.random_sentence("praise", "boss", "lost", rng)
     for act in ACTS:
         said = world.random_sentence(act, "sister", "hurt", rng)
         expected = [TOY_CODES[act]] if act in TOY_CODES else []
-        assert toy_codes(said) == expected
-        praise = world.random_sentence("praise", "boss", "lost", rng)
         assert toy_codes(f"{said} {praise}") == [*expected, "E-1"]
     assert toy_codes("You are right and your sister.") == [] == toy_codes("")
