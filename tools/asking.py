@@ -11,6 +11,7 @@ from support.errors import BadInput, SimulatorFailed
 from support.servers import CallLog, digest
 from support.settings import SCRIPTED, not_negative
 
+import asyncio
 import contextlib
 import json
 import random
@@ -23,6 +24,7 @@ from tqdm.asyncio import tqdm
 
 import simulator
 from simulator import Simulator
+from tools.dialogues import make_cases
 from toy.words import ACTS, NEEDS
 from toy.world import act_of, code_in, split_sentences, tags_of
 
@@ -70,25 +72,26 @@ class Judge(Simulator):
         at temperature 0 would be one."""
         return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
-    async def check(self, question=None):
-        """As a user's `check`."""
-        return await super().check()
+    async def check(self, question):
+        """For tools/replay.py: `ask_all` checks."""
 
     async def ask_all(self, question, cases):
-        """Ask a Question about each of `cases`. Returns a row of --json for each call: what the
-        case is about, what the answer depends on, and under "found" what was read, None where no
-        answer could be. Raises BadInput if no answer about one of the files could be read."""
+        """Ask a Question about each of `cases`, of `make_cases`, after one question as a user's
+        `check`, which raises what that raises. Returns a row of --json for each call: what the case
+        is about, what the answer depends on, and under "found" what was read, None where no answer
+        could be. Raises BadInput if no answer about one of the files could be read."""
+        await super().check()
         path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
         template = path.read_text(encoding="utf-8").strip()
 
-        async def ask_row(case, repeat):
+        async def ask_row(about, slots, repeat):
             found = None
             with contextlib.suppress(SimulatorFailed):
-                _, answer = await self.ask(template, case.slots, question.schema, repeat)
+                _, answer = await self.ask(template, slots, question.schema, repeat)
                 answer.pop("code")
                 found = question.found(answer)
             return {
-                **case.about,
+                **about,
                 "judge": self.model.name,
                 "prompt": digest(template)[:8],
                 "temperature": self.model.temperature,
@@ -96,12 +99,21 @@ class Judge(Simulator):
                 "found": found,
             }
 
-        calls = [ask_row(case, repeat) for case in cases for repeat in range(question.repeats)]
+        calls = [ask_row(*case, repeat) for case in cases for repeat in range(question.repeats)]
         rows = await tqdm.gather(*calls, desc=question.name, leave=False)
         unread = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
         if unread:
             raise BadInput(f"{min(unread)}: no answer of judge {self.model.name} could be read")
         return rows
+
+
+def ask_files(args, question, slots_of):
+    """Ask a Question about each of `args.files`. slots_of: for `make_cases`. Returns what `ask_all`
+    returns, and raises what `make_cases` and `ask_all` raise."""
+    cases = []
+    for path in args.files:
+        cases += make_cases(path, question.name, slots_of)
+    return asyncio.run(Judge(args).ask_all(question, cases))
 
 
 def open_call_log(path):

@@ -65,8 +65,8 @@ def write_sheet(path, files):
     """Write the sheet `path` (CSV) and its key. A pair is a user whom both files have. Order and
     sides are drawn. Returns the number of pairs. Raises BadInput."""
     key = path.with_name(f"{path.name}.key.json")
-    if path.exists() or key.exists():
-        raise BadInput(f"--out {path}: it, or its key, is there already; choose another name")
+    if path.exists():
+        raise BadInput(f"--out {path}: is there already; choose another name")
     of_file = [{d.profile_id: d for d in load_dialogues(file)} for file in files]
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)

@@ -35,7 +35,10 @@ def make_parser():
         "and --as-policy.",
     )
     add = parser.add_argument
-    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
+    text = (
+        "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL. The toy knows a "
+        "few hundred words; try: My sister forgot my birthday. I feel hurt."
+    )
     add("policy", help=text, nargs="?", metavar="POLICY")
     text = (
         "type the replies to user number --seed yourself, and see analysis and emotion (the toy's "
@@ -61,9 +64,6 @@ def chat(args):
     policy = load_policy(args.policy, args)
     agent = Friend(policy.make_agent(secrets.randbits(32)), "it> ")  # every chat is another one
     print(f"You talk to {policy.label}. An empty line ends.")
-    if policy.run_settings.get("model", args.policy) == "toy":
-        print("It knows a few hundred words; try:")
-        print("    My sister forgot my birthday. I feel hurt. Nobody knows how it feels.")
     with asyncio.Runner() as runner:
         while line := ask_line():
             reply = runner.run(agent.reply(line))

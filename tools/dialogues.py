@@ -16,7 +16,6 @@ import argparse
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from simulator import as_json, load_profiles, toy_profiles
 
@@ -90,26 +89,20 @@ def messages_of(dialogue, turns=None):
 # ---------------------------------------------------------------------- what a judge is asked about
 
 
-class Case(NamedTuple):
-    """One thing that a judge is asked about."""
-
-    about: dict  # the file, the id of the dialogue, ...: this goes into the answer, for --json
-    slots: dict  # what stands in the prompt's placeholders
-
-
 def make_cases(path, name, slots_of):
-    """The Cases of the question `name` about a file. Raises BadInput if there is nothing to ask
-    about.
+    """What the question `name` is asked about in a file: [(about, slots)]. about: the file, the id
+    of the dialogue, ..., which goes into the answer, for --json; slots: {placeholder of the prompt:
+    what stands there}. Raises BadInput if there is nothing to ask about.
 
-    slots_of(dialogue) -> [what stands in the prompt's placeholders], one for each time that the
-    dialogue is asked about: once if the question is about the whole, else for each reply or line.
-    Which of them it is, counted from 0, is the "part" of a Case."""
+    slots_of(dialogue) -> [slots], one for each time that the dialogue is asked about: once if the
+    question is about the whole, else for each reply or line. Which of them it is, counted from 0,
+    is the "part"."""
     cases = []
     for dialogue in load_dialogues(path):
         about = {"file": path, "id": dialogue.id}
         about |= {"replies": len(dialogue.turns), "final": dialogue.final}
         for part, slots in enumerate(slots_of(dialogue)):
-            cases.append(Case({**about, "part": part}, slots))
+            cases.append(({**about, "part": part}, slots))
     if not cases:
         raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
     return cases

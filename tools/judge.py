@@ -27,7 +27,6 @@ from support import stats
 from support.errors import BadInput
 from support.settings import positive
 
-import asyncio
 import contextlib
 import sys
 from collections import defaultdict
@@ -37,12 +36,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from simulator import Unreadable, as_json, read_analysis
-from tools.asking import Judge, Question, add_judge_flags, made_by
+from tools.asking import Question, add_judge_flags, ask_files, made_by
 from tools.dialogues import (
     add_files,
     check_files,
     dialogue_slots,
-    make_cases,
     need_model,
     show_table,
     tool_parser,
@@ -149,7 +147,7 @@ QUESTIONS = {
 # -------------------------------------------------------------------------------------------- scores
 
 
-async def judge_files(args):
+def judge_files(args):
     """Ask one of QUESTIONS about each of `args.files`; print, write and draw the means. Returns the
     exit code. --json gets {"answers", "means" and "tables" of each file, see `score_file`, "paired"
     of two files}."""
@@ -158,13 +156,8 @@ async def judge_files(args):
     if args.picture and name not in ("capabilities", "coordinate"):
         raise BadInput("--picture: only capabilities and coordinate have one")
     need_model("judge", args)
-    judge = Judge(args)
     slots_of, schema, found = QUESTIONS[name]
-    cases = []
-    for path in args.files:
-        cases += make_cases(path, name, slots_of)
-    await judge.check()
-    answers = await judge.ask_all(Question(name, schema, found, args.repeats), cases)
+    answers = ask_files(args, Question(name, schema, found, args.repeats), slots_of)
     means, tables = {}, {}
     for path in args.files:
         means[path], tables[path] = score_file([row for row in answers if row["file"] == path])
@@ -272,7 +265,7 @@ def main(argv=None):
     text = "ask each question N times (default: 1)"
     add("--repeats", type=positive, default=1, metavar="N", help=text)
     add("--picture", metavar="FILE", help="draw the means, or the places")
-    return parser.run(lambda args: asyncio.run(judge_files(args)), argv)
+    return parser.run(judge_files, argv)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,17 @@ A gain is not what the strategy causes: a reply with three strategies counts for
 SSRR is not SAGE's, whose scores and scale are not published.
 """
 
-import asyncio
 import re
 import sys
 from itertools import pairwise
 
 from simulator import PROMPTS
-from tools.asking import Judge, Question, add_judge_flags, made_by
+from tools.asking import Question, add_judge_flags, ask_files, made_by
 from tools.dialogues import (
     add_files,
     cell,
     check_files,
     load_dialogues,
-    make_cases,
     need_model,
     reply_slots,
     show_table,
@@ -151,16 +149,6 @@ def toy_codes(reply):
     return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]
 
 
-async def tags_by_judge(args):
-    """The judge's answers about each reply of `args.files`, in their order."""
-    judge = Judge(args)
-    await judge.check()
-    cases = []
-    for path in args.files:
-        cases += make_cases(path, "strategies", reply_slots)
-    return await judge.ask_all(Question("strategies", SCHEMA), cases)
-
-
 # -------------------------------------------------------------------------------------- what is shown
 
 READING = (
@@ -176,7 +164,7 @@ def strategies(args):
     need_model("judge", args)
     answers, source = None, "The toy's grammar tells the strategies, exactly. "
     if args.judge:
-        answers = asyncio.run(tags_by_judge(args))
+        answers = ask_files(args, Question("strategies", SCHEMA), reply_slots)
         source = made_by(answers)
     tags = iter(answers or ())
     files = {}

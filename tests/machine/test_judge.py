@@ -216,8 +216,14 @@ def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
 
 def test_coordinates_are_places_in_a_square(good, bad):
     """An answer outside of it is no point at (0, 0): it is asked for again."""
-    places = iter([{"x": 107, "y": 0}, *[{"x": 50, "y": -25}] * 8, *[{"x": 0, "y": 100}] * 8])
-    judge = Model(lambda prompt: {"place": next(places)})
+
+    def place(prompt):
+        if judge.calls == 1:
+            return {"place": {"x": 107, "y": 0}}
+        is_good = prompt.count('"assistant"') == 8  # replies; the others have six
+        return {"place": {"x": 50, "y": -25} if is_good else {"x": 0, "y": 100}}
+
+    judge = Model(place)
     code, result = run("judge", "coordinate", good, bad, *at(judge), "--picture", "p.png")
     assert code == 0 and judge.calls == 17 and Path("p.png").exists()
     for file, x, y in ((good, 0.5, -0.25), (bad, 0, 1)):
