@@ -70,13 +70,11 @@ def test_similarity_is_the_best_alignment():
             assert 0 <= similarity(a, b) == similarity(b, a) <= 1
     assert similarity("ab", "ab") == 1 and similarity("ab", "cd") == 0 == similarity("ab", "")
     assert similarity("ab", "b") == pytest.approx(0.5)  # a gap and a match: (0 + 2) / 4
-    assert similarity(["E-1", "A-1"], ["E-2"]) == 0 == similarity(["E-2"], [])  # those above
 
 
 def test_ssrr_by_hand():
     """Neighbours within a dialogue, then over dialogues: a long dialogue weighs no more."""
     assert ssrr([[["A-1"], ["A-1"], ["B-1"]], [["C-1"], ["C-1"]]]) == pytest.approx((0.5 + 1) / 2)
-    assert ssrr([[["A-1"]], [["C-1"], ["C-1"]]]) == 1  # one reply has no neighbour
     assert ssrr([[[], [], ["A-1"]]]) == 0 and ssrr([[["A-1"]]]) is None
     assert ssrr([[["A-1"], None, ["A-1"], ["A-1"]]]) == 1  # nothing is guessed at
 
