@@ -137,15 +137,12 @@ def made_by(answers):
 def add_judge_flags(parser):
     """Who the judge is and how it is asked."""
     add = parser.add_argument
-    text = (
-        "model that judges: openai:MODEL@URL, a server, or local:DIR (default: a script, for the "
-        "toy's files only, whose answers say nothing about quality)"
-    )
+    text = "openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)"
     add("--judge", metavar="NAME", help=text)
     text = "sampling temperature of the judge (default: 0.0)"
     add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
-    langs = ["en", "zh"]
-    add("--lang", choices=langs, default="en", help="of the judge's prompts (default: en)")
+    text = "of the judge's prompts (default: en)"
+    add("--lang", choices=["en", "zh"], default="en", help=text)
 
 
 # ------------------------------------------------------------------------------- the scripted judge
@@ -173,8 +170,8 @@ def share_of_good(tags):
     good = []
     for message in json.loads(tags.get("dialogue", "[]"))[1::2]:  # the policy's turns
         good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
-    reactions = re.findall("lifted|let down", tags.get("record", ""))
-    good += [reaction == "lifted" for reaction in reactions]
+    for reaction in re.findall("lifted|let down", tags.get("record", "")):
+        good.append(reaction == "lifted")
     return sum(good) / max(1, len(good))
 
 

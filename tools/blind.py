@@ -99,10 +99,8 @@ def read_votes(paths):
         try:
             keys.append(read_sheet(path, votes))
         except (csv.Error, LookupError, ValueError) as error:
-            raise BadInput(
-                f"{path}: no sheet of tools.blind, a CSV in UTF-8 with commas, its key beside it, "
-                f"and L, R, = or nothing for each question: {error!r:.90}"
-            ) from None
+            what = "no CSV sheet of tools.blind (UTF-8, commas, L, R or =) with its key beside it"
+            raise BadInput(f"{path}: {what}: {error!r:.90}") from None
         if keys[-1] != keys[0]:
             raise BadInput(f"{path}: a sheet of other pairs than {paths[0]}")
     rows = {}

@@ -1,5 +1,6 @@
 """Talk to a policy, watch it talk with a user, or talk with the user in its place. What you see is
-one dialogue and not a measurement: evaluate.py tells over many users whether a policy is good.
+one dialogue and not a measurement: evaluate.py tells over many users whether a policy is good. (The
+toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
 
     python -m tools.chat runs/NAME                                 you are the one who has troubles
     python -m tools.chat --as-policy                               you reply to user number 0
@@ -30,22 +31,14 @@ def make_parser():
     """The flags of this tool."""
     parser = Parser(
         prog="python -m tools.chat",
-        description="Talk to a policy, watch it talk with a simulated user, or talk with the user "
-        "in its place. The flags about users and about the start of the dialogue are for --show "
-        "and --as-policy.",
+        description="Talk to a policy, watch it talk with a user, or talk with the user yourself.",
     )
     add = parser.add_argument
-    text = (
-        "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL. The toy knows a "
-        "few hundred words; try: My sister forgot my birthday. I feel hurt."
-    )
+    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
     add("policy", help=text, nargs="?", metavar="POLICY")
-    text = (
-        "type the replies to user number --seed yourself, and see analysis and emotion (the toy's "
-        "users know a few sentences; python -m toy.world prints some)"
-    )
+    text = "reply to user number --seed yourself (python -m toy.world prints sentences)"
     add("--as-policy", help=text, action="store_true")
-    text = "do not talk yourself: watch the policy talk with user number --seed"
+    text = "watch the policy talk with user number --seed"
     add("--show", help=text, action="store_true")
     add_policy_flags(parser)
     add_user_flags(parser)
@@ -56,7 +49,7 @@ def run(args):
     """Talk, or show. Returns the exit code; raises RunError."""
     if bool(args.policy) == args.as_policy:
         raise BadInput("name a POLICY, or --as-policy to be the policy yourself")
-    return show(args) if args.show or args.as_policy else chat(args)
+    return chat(args) if args.policy and not args.show else show(args)
 
 
 def chat(args):
@@ -94,7 +87,7 @@ def show(args):
         print(f"You are their friend: {args.max_turns} replies. An empty line ends.")
     else:
         seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
-        agent = Friend(policy.make_agent(seed), "policy")
+        agent = Friend(policy.make_agent(seed), "policy ")
         print(policy.label)
     print(f"{fold(scripted_notice(settings['simulator']))}\n\n{profile.player}\n")
 
@@ -142,21 +135,19 @@ class Friend:
         self.segments = agent.segments if agent else []
 
     async def reply(self, line):
-        """As policy.Agent.reply."""
-        from policy import Reply  # here and not above: policy.py loads torch
+        """As policy.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
+        from policy import read_reply  # here and not above: policy.py loads torch
 
         if not self.agent:
             text = ask_line()
-            return Reply(text, text, "", malformed=False) if text else None
+            return read_reply(text, think=False) if text else None
         reply = await self.agent.reply(line)
         if reply is None:
             print("(its context is full)")
         else:
             if reply.thought:
                 print(indent(reply.thought, INDENT))
-            print(
-                f"{self.name}  {'(malformed) ' + reply.text if reply.malformed else reply.visible}"
-            )
+            print(self.name, "(malformed) " + reply.text if reply.malformed else reply.visible)
         return reply
 
 

@@ -165,10 +165,7 @@ def need_model(flag, args):
     scripted one, because users of these files are not the toy's."""
     users = {load_dialogues(path)[0].played_by for path in args.files}
     if not (getattr(args, flag) or users <= {"toy", "toy-weak"}):
-        raise BadInput(
-            f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
-            "which understands the toy's files only"
-        )
+        raise BadInput(f"--{flag} is needed: the script understands the toy's files only")
 
 
 def write_outputs(args, tool, result):

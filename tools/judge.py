@@ -178,8 +178,8 @@ def judge_files(args):
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
 COLUMNS = ["value", "from", "to", "n", "missing"]
 READING = (
-    "value: mean over n dialogues; from, to: the 95 % interval; missing: share of answers that "
-    "could not be read; correlation: of overall score and final emotion (Pearson's r)"
+    "value: mean over n dialogues; from, to: 95 % interval; missing: share of unreadable answers; "
+    "correlation: of overall score and final emotion (Pearson's r)"
 )
 
 
