@@ -233,10 +233,9 @@ def test_strategies_by_a_server(tmp_path):
 def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     """Dialogues of a group and of every step are units of their own."""
     rows = []
-    for number, row in enumerate(json.loads(line) for line in open(good, encoding="utf-8")):
-        (d,) = recorded_dialogues(write(tmp_path / "one.jsonl", [row]))
+    for d in recorded_dialogues(good):
         keep = {k: d[k] for k in ("profile_id", "first_line", "turns", "ended", "reward")}
-        rows += [{**keep, "step": step, "split": "train", "group": number} for step in (1, 2)]
+        rows += [{**keep, "step": step, "split": "train"} for step in (1, 2)]
     log = write(tmp_path / "dialogues.jsonl", rows)
     write_json("config.json", {"algo": "grpo", "simulator": "toy", "profiles": None})
     assert scored(log)["n"] == 16

@@ -63,12 +63,10 @@ def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):
     (r,) = result.values()
     assert list(result) == ["ifeval, strict"]
     assert (r["n"], r["test"], r["unpaired"]) == (3, "McNemar, +2 -0", 2)
-    out = tmp_path / "t.json"
-    assert ability.main([str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)]) == 0
+    assert ability.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     *_, line, _ = capsys.readouterr().out.splitlines()
     shown = ["33.33", "100.00", "66.67", "-", "-", "0.5000", "McNemar,", "+2", "-0", "3", "2"]
     assert line.split()[2:] == shown  # three problems are too few for an interval
-    assert json.loads(out.read_text()) == {"command": "ability", **result}
 
 
 def test_two_filters_are_two_scores(tmp_path):
@@ -133,9 +131,8 @@ def test_thoughts_are_stripped_before_scoring():
     assert strip("<think>\nlong, long\n</think>\n\nno commas here") == [["no commas here"]]
     assert strip("<think>cut, in the mid", "plain, as it is") == [["", "plain, as it is"]]
     assert strip("long thought</think>said") == [["said"]]  # the template opened it
-    assert thoughts.obeys({"words": 3, "letter": "z"}, ["three small words"]) == {"obeyed": 1.0}
-    assert thoughts.obeys({"words": 3, "letter": "z"}, ["three lazy words"]) == {"obeyed": 0.0}
+    for text, obeyed in (("three small words", 1), ("three lazy words", 0)):
+        assert thoughts.obeys({"words": 3, "letter": "z"}, [text]) == {"obeyed": obeyed}
     code = "```python\ndef f(x): return x * x\n```"
-    assert thoughts.runs({"test": "assert f(2) == 4"}, [code]) == {"passed": 1.0}
-    assert thoughts.runs({"test": "assert f(2) == 4"}, ["def f(x): return x"]) == {"passed": 0.0}
-    assert thoughts.runs({"test": ""}, ["while True: pass"]) == {"passed": 0.0}
+    for text, passed in ((code, 1), ("def f(x): return x", 0), ("while True: pass", 0)):
+        assert thoughts.runs({"test": "assert f(2) == 4"}, [text]) == {"passed": passed}

@@ -99,16 +99,14 @@ def test_reversed_items():
     [("blri", [12], 100, [4, 4, 2, 2]), ("utterance", [4, 6], 5, [6, 4, 5])],
 )
 def test_the_scales_of_the_two_questionnaires(name, ill, best, sizes):
-    """A friend of whom all good is said and nothing bad gets the best score. Each scale is of its
-    own statements."""
-    found = read(name, graded(name, lambda i: "F" if i in ill else "A"))
-    assert list(found.values()) == pytest.approx([best] * len(found))
+    """Each scale is of its own statements: it is the best one if all good and nothing bad is said
+    in these alone."""
     first = 1
     for number, size in enumerate(sizes):
         own = range(first, first + size)
-        found = read(name, graded(name, lambda i, own=own: "AF"[(i in own) == (i in ill)]))
-        scales = list(found.values())[: len(sizes)]
-        assert scales.pop(number) == best and max(scales) < best
+        answer = graded(name, lambda i, own=own: "AF"[(i in own) == (i in ill)])
+        scores = list(read(name, answer).values())[: len(sizes)]
+        assert scores.pop(number) == best and max(scores) < best
         first += size
 
 
@@ -125,7 +123,7 @@ def test_strategies_are_of_the_24():
 
     for codes in (["D-1", "B-2", "D-1"], []):
         assert read_codes(codes) == codes
-    for wrong in (["B-4"], ["D-1", "H-1"], ["(D-1)"], "D-1", None, [["D-1"]]):
+    for wrong in (["D-1", "B-4"], "D-1", None):
         with pytest.raises(Unreadable):
             read_codes(wrong)
 
@@ -138,7 +136,7 @@ def test_a_place_is_in_the_square():
         return read("coordinate", {**words, "code": CODE, "place": place})
 
     assert read_place(x=-40, y=100) == {"x": -0.4, "y": 1}
-    for wrong in ({"x": 101, "y": 0}, {"x": 0.4, "y": 0}, {"x": "0", "y": 0}, {"x": 0}):
+    for wrong in ({"x": 101, "y": 0}, {"x": 0.4, "y": 0}, {"x": 0}):
         with pytest.raises(Unreadable):
             read_place(**wrong)
 

@@ -24,7 +24,6 @@ from tools.strategies import (
     ssrr,
     strategies_of,
     toy_codes,
-    usage_of,
 )
 from toy import world
 from toy.words import ACTS
@@ -35,17 +34,16 @@ from toy.words import ACTS
 REPLIES = [[["E-1", "A-1"], 10], [["E-2"], -4], [["F-5"], -2], [[], 3], [["E-1"], None], [None, 7]]
 
 
-def test_gain_is_the_mean_change_of_the_replies_that_use_it():
-    """Two codes of a group in one reply are one reply; a reply without an emotion, or without an
-    answer of the judge, counts nowhere."""
-
-    def gain(replies, codes):
-        usage = usage_of(codes, [replies])
-        return usage["gain"], usage["n"]
-
-    assert gain(REPLIES, RLVER_GROUPS["Praise"]) == (3.0, 2)
-    assert gain(REPLIES, ["A-1"]) == (10.0, 1) and gain(REPLIES, ["G-2"]) == (None, 0)
-    assert gain([[["E-1", "E-2", "E-1"], 6]], ["E-1", "E-2"]) == (6.0, 1)
+def test_all_that_tags_tell_by_hand():
+    """Two dialogues on paper. Two codes of a group in one reply are one reply; a reply without an
+    emotion, or without an answer of the judge, counts in no gain."""
+    counts = strategies_of([REPLIES, [[["E-3", "E-1", "G-1"], -6]]])
+    told = counts["strategies"]
+    # one reply of seven could not be read
+    uses = pytest.approx(4 / 2 / (6 / 7))
+    assert told["Praise"] == {"uses": uses, "gain": (10 - 4 - 6) / 3, "n": 3}
+    assert told["A-1"]["gain"] == 10 and told["G-2"]["gain"] is None and told["G-2"]["n"] == 0
+    assert counts["missing"] == 1
 
 
 def by_brute_force(a, b):
@@ -77,16 +75,6 @@ def test_ssrr_by_hand():
     assert ssrr([[["A-1"], ["A-1"], ["B-1"]], [["C-1"], ["C-1"]]]) == pytest.approx((0.5 + 1) / 2)
     assert ssrr([[[], [], ["A-1"]]]) == 0 and ssrr([[["A-1"]]]) is None
     assert ssrr([[["A-1"], None, ["A-1"], ["A-1"]]]) == 1  # nothing is guessed at
-
-
-def test_all_that_tags_tell_by_hand():
-    """Two dialogues on paper."""
-    told = strategies_of([REPLIES, [[["E-3", "G-1"], -6]]])
-    # one reply of seven could not be read
-    praise = {"uses": pytest.approx(4 / 2 / (6 / 7)), "gain": (10 - 4 - 6) / 3, "n": 3}
-    assert told["strategies"]["Praise"] == praise
-    assert told["strategies"]["E-1"]["uses"] == pytest.approx(2 / 2 / (6 / 7))
-    assert told["strategies"]["E-1"]["n"] == 1 and told["missing"] == 1
 
 
 # ------------------------------------------------------------------------- where the tags come from
