@@ -10,31 +10,27 @@ does not ask is not in the number.
 """
 
 from support.errors import BadInput
-from support.files import read_jsonl, write_json
+from support.files import read_jsonl
 from support.servers import digest
-from support.settings import Parser
 from support.stats import interval, sign_flips
 
 import math
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
-from tools.dialogues import show_table
+from tools.dialogues import show_table, tool_parser, write_outputs
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    parser = Parser(
-        prog="python -m tools.ability",
-        description="Compare per-sample logs of benchmarks before and after training.",
-    )
-    logs = "a directory with per-sample logs of lm-eval or lighteval"
-    parser.add_argument("before", help=f"{logs}, before training", metavar="BEFORE")
+    parser = tool_parser("ability", __doc__)
+    text = "a directory with per-sample logs of lm-eval or lighteval"
+    parser.add_argument("before", help=text, metavar="BEFORE")
     parser.add_argument("after", help="the same, after training", metavar="AFTER")
-    parser.add_argument("--json", help="write the numbers to FILE, too", metavar="FILE")
     return parser.run(run, argv)
 
 
@@ -49,8 +45,7 @@ def run(args):
     columns = ["before", "after", "change", "from", "to", "p", "test", "n", "unpaired"]
     reading = "unpaired: problems that are on one side only"
     show_table("scores of the same problems, in percent", columns, rows, reading)
-    if args.json:
-        write_json(args.json, result)
+    write_outputs(args, "ability", result)
     return 0
 
 
@@ -59,20 +54,14 @@ def compare_ability(before, after):
     that only one side has}. Raises BadInput where they have nothing in common."""
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
-    for name in sorted(set(scores_before) & set(scores_after)):
+    for name in sorted(scores_before.keys() & scores_after.keys()):
         x, y = scores_before[name], scores_after[name]  # {problem: score}
-        problems = sorted(set(x) & set(y))
+        problems = sorted(x.keys() & y.keys())
         if problems:
-            on_one_side = set(x) ^ set(y)
-            result[name] = {
-                **paired([x[p] for p in problems], [y[p] for p in problems]),
-                "unpaired": len(on_one_side),
-            }
+            result[name] = paired([x[p] for p in problems], [y[p] for p in problems])
+            result[name]["unpaired"] = len(x.keys() ^ y.keys())
     if not result:
-        raise BadInput(
-            f"{before} ({', '.join(sorted(scores_before))}) and {after} "
-            f"({', '.join(sorted(scores_after))}) have no problem in common"
-        )
+        raise BadInput(f"{before} and {after}: no problem in common")
     return result
 
 
@@ -81,48 +70,37 @@ def read_samples(place):
     problem goes by a hash of its own text; of several logs of a task the newest counts. lm-eval
     writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details). Raises
     BadInput."""
-    scores_of = {}
+    scores_of = defaultdict(dict)
     logs = [*Path(place).rglob("samples_*.jsonl"), *Path(place).rglob("details_*.parquet")]
     for path in sorted(logs, key=lambda path: path.name):
         # samples_TASK_2026-01-01T00-00-00.1
         task = re.sub(r"^(samples|details)_|_\d{4}-\d\d-\d\dT[\d.-]+$", "", path.stem)
-        read_log = read_lighteval if path.suffix == ".parquet" else read_lm_eval
         try:
             samples = read_log(path)
         except (ImportError, KeyError, TypeError, ValueError) as error:
             raise BadInput(
-                f"{path}: no log of lm-eval or lighteval (for which pyarrow "
-                f"is needed): {error!r:.90}"
+                f"{path}: no log of lm-eval or lighteval (which needs pyarrow): {error!r:.90}"
             ) from None
         for filter_name, problem, scores in samples:
             for metric, score in scores.items():
-                if isinstance(score, (bool, int, float)):  # not IFEval's list of instructions
-                    name = f"{task}{filter_name}, {metric}"
-                    scores_of.setdefault(name, {})[problem] = float(score)
-    if not scores_of:
-        raise BadInput(
-            f"{place}: no per-sample log of lm-eval (samples_*.jsonl) or "
-            "lighteval (details_*.parquet) is there"
-        )
+                if isinstance(score, (int, float)):  # not IFEval's list of instructions
+                    name = f"{task} ({filter_name}), {metric}".replace(" (none)", "")
+                    scores_of[name][problem] = float(score)
     return scores_of
 
 
-def read_lm_eval(path):
-    """[(" (filter)" or "", problem, {metric: score})] of a log of lm-eval."""
+def read_log(path):
+    """[(filter or "none", problem, {metric: score})] of a log. lighteval has no filters."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet  # lighteval's environment has it; ours need not
+
+        rows = parquet.read_table(path).to_pylist()
+        return [("none", digest(row["doc"]["query"]), row["metric"]) for row in rows]
     samples = []
     for _, row, _ in read_jsonl(path):
-        filter_name = "" if row["filter"] == "none" else f" ({row['filter']})"
         scores = {metric: row[metric] for metric in row["metrics"]}
-        samples.append((filter_name, row["doc_hash"], scores))
+        samples.append((row["filter"], row["doc_hash"], scores))
     return samples
-
-
-def read_lighteval(path):
-    """The same of a log of lighteval, which has no filters."""
-    from pyarrow import parquet  # lighteval's environment has it; ours need not
-
-    rows = parquet.read_table(path).to_pylist()
-    return [("", digest(row["doc"]["query"]), row["metric"]) for row in rows]
 
 
 def paired(before, after, draws=10_000):
@@ -137,10 +115,10 @@ def paired(before, after, draws=10_000):
     else:
         p, test = sign_flips(differences, np.random.default_rng(0), draws), "sign flips"
     difference, low, high, n = interval(np.mean, differences, draws=draws)
+    means = {"before": float(before.mean()), "after": float(after.mean())}
     return {
         "n": n,
-        "before": float(before.mean()),
-        "after": float(after.mean()),
+        **means,
         "p": p,
         "test": test,
         "difference": difference,

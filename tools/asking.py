@@ -9,44 +9,43 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 
 from support.errors import BadInput, SimulatorFailed
 from support.servers import CallLog, digest
-from support.settings import natural, not_negative, positive
+from support.settings import SCRIPTED, not_negative
 
+import asyncio
 import contextlib
 import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm.asyncio import tqdm
 
 import simulator
-from simulator import Simulator, as_json
+from simulator import Simulator
+from tools.dialogues import make_cases
 from toy.words import ACTS, NEEDS
 from toy.world import act_of, code_in, split_sentences, tags_of
 
+RETRIES = 4  # how often a question is asked again whose answer cannot be read
 # The name of the judge that is a script, and what must stand beside its scores.
 SCRIPTED_JUDGE = "scripted"
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a judge is asked: a prompt, and the schema of its answer."""
+class Question(NamedTuple):
+    """What a judge is asked."""
 
     name: str  # of the prompt's file, prompts/*/judge/NAME.txt
-    template: str  # the prompt's text, with its placeholders
-    schema: dict  # see simulator.py
+    schema: dict  # of the answer, see simulator.py
     found: Callable = dict  # found(answer, without its code) -> {item: value}
-    repeated: bool = True  # is it asked --repeats times? only where answers have a mean
+    repeats: int = 1  # how often it is asked about the same thing
 
 
-def load_question(name, lang, placeholders, schema, **more):
-    """The Question `name`, its prompt in the language `lang`; more: its other fields. Raises
-    BadInput if the file, or one of the `placeholders` in it, is missing."""
-    template = simulator.load_prompt(name, lang, "judge", placeholders={*placeholders, "code"})
-    return Question(name, template, schema, **more)
+def load_question(name, lang, placeholders, schema, repeated):
+    """For tools/replay.py: a Question."""
+    return Question(name, schema)
 
 
 # ---------------------------------------------------------------------------------------- the judge
@@ -61,12 +60,12 @@ class Judge(Simulator):
         Raises BadInput."""
         model, log = ScriptedJudge(), None
         if args.judge:
-            model, log = (
-                load_judge(args.judge, args.temperature),
-                open_call_log("results/judge-calls.jsonl"),
-            )
-        super().__init__(model, args.lang, retries=args.retries, concurrency=16, log=log)
-        self.repeats = args.repeats
+            if args.judge in SCRIPTED:
+                raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
+            how = {"temperature": args.temperature, "flag": "--judge"}
+            model = simulator.make_simulator(args.judge, **how).model
+            log = open_call_log("results/judge-calls.jsonl")
+        super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)
 
     def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's it has the repeat in it: else three repeats
@@ -74,53 +73,47 @@ class Judge(Simulator):
         return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
     async def check(self, question):
-        """One question about an example before anything is paid for: can this judge keep the form?
-        Raises SimulatorRefused, BadInput or TooManyLost, as a user's `check`."""
-        names = re.findall(r"\{\{(\w+)\}\}", question.template)
-        dialogue = self.example().dialogue
-        values = dict.fromkeys(names, as_json(dialogue[-1]["text"]))
-        values["dialogue"] = as_json(dialogue)
-        await self.pass_check(question.template, values, question.schema)
-
-    async def ask_row(self, question, case, repeat):
-        """One call, as a row of --json: what the case is about, what the answer depends on, and
-        under "found" what was read, None where no answer could be."""
-        found = None
-        with contextlib.suppress(SimulatorFailed):
-            _, answer = await self.ask(question.template, case.slots, question.schema, repeat)
-            answer.pop("code")
-            found = question.found(answer)
-        return {
-            **case.about,
-            "judge": self.model.name,
-            "prompt": digest(question.template)[:8],
-            "temperature": self.model.temperature,
-            "repeat": repeat,
-            "found": found,
-        }
+        """For tools/replay.py: `ask_all` checks."""
 
     async def ask_all(self, question, cases):
-        """Ask `question` about each of `cases`, --repeats times if it is `repeated`. Returns the
-        rows of `ask_row`, one a call. Raises BadInput if no answer about one of the files could be
-        read."""
-        repeats = range(self.repeats if question.repeated else 1)
-        calls = [self.ask_row(question, case, repeat) for case in cases for repeat in repeats]
+        """Ask a Question about each of `cases`, of `make_cases`, after one question as a user's
+        `check`, which raises what that raises. Returns a row of --json for each call: what the case
+        is about, what the answer depends on, and under "found" what was read, None where no answer
+        could be. Raises BadInput if no answer about one of the files could be read."""
+        await super().check()
+        path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
+        template = path.read_text(encoding="utf-8").strip()
+
+        async def ask_row(about, slots, repeat):
+            found = None
+            with contextlib.suppress(SimulatorFailed):
+                _, answer = await self.ask(template, slots, question.schema, repeat)
+                answer.pop("code")
+                found = question.found(answer)
+            return {
+                **about,
+                "judge": self.model.name,
+                "prompt": digest(template)[:8],
+                "temperature": self.model.temperature,
+                "repeat": repeat,
+                "found": found,
+            }
+
+        calls = [ask_row(*case, repeat) for case in cases for repeat in range(question.repeats)]
         rows = await tqdm.gather(*calls, desc=question.name, leave=False)
-        answered = {row["file"] for row in rows if row["found"]}
-        for row in rows:
-            if row["file"] not in answered:
-                raise BadInput(
-                    f"{row['file']}: no answer of judge {self.model.name} to prompt "
-                    f"{question.name!r} could be read"
-                )
+        unread = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
+        if unread:
+            raise BadInput(f"{min(unread)}: no answer of judge {self.model.name} could be read")
         return rows
 
 
-def load_judge(name, temperature):
-    """The model that --judge names: openai:MODEL@URL or local:DIR. Raises BadInput."""
-    if not name.startswith(("openai:", "local:")):
-        raise BadInput(f"--judge {name}: openai:MODEL@URL or local:DIR is needed")
-    return simulator.make_simulator(name, temperature=temperature, flag="--judge").model
+def ask_files(args, question, slots_of):
+    """Ask a Question about each of `args.files`. slots_of: for `make_cases`. Returns what `ask_all`
+    returns, and raises what `make_cases` and `ask_all` raise."""
+    cases = []
+    for path in args.files:
+        cases += make_cases(path, question.name, slots_of)
+    return asyncio.run(Judge(args).ask_all(question, cases))
 
 
 def open_call_log(path):
@@ -141,41 +134,15 @@ def made_by(answers):
     return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}\n"
 
 
-def add_judge_flags(parser, repeats=1):
-    """Who the judge is and how it is asked. repeats: how often, if the flag does not say."""
-    parser.add_argument(
-        "--judge",
-        metavar="NAME",
-        help="model that judges: openai:MODEL@URL, a server, or local:DIR (default: a script, for "
-        "the toy's files only, whose answers say nothing about quality)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=positive,
-        default=repeats,
-        metavar="N",
-        help=f"ask the judge each question N times (default: {repeats or '1, coordinate 3'})",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature of the judge (default: 0.0)",
-    )
-    parser.add_argument(
-        "--retries",
-        type=natural,
-        default=4,
-        metavar="N",
-        help="ask again up to N times if an answer cannot be read (default: 4)",
-    )
-    parser.add_argument(
-        "--lang",
-        choices=["en", "zh"],
-        default="en",
-        help="language of the judge's prompts (default: en)",
-    )
+def add_judge_flags(parser):
+    """Who the judge is and how it is asked."""
+    add = parser.add_argument
+    text = "openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)"
+    add("--judge", metavar="NAME", help=text)
+    text = "sampling temperature of the judge (default: 0.0)"
+    add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    text = "of the judge's prompts (default: en)"
+    add("--lang", choices=["en", "zh"], default="en", help=text)
 
 
 # ------------------------------------------------------------------------------- the scripted judge
@@ -203,8 +170,8 @@ def share_of_good(tags):
     good = []
     for message in json.loads(tags.get("dialogue", "[]"))[1::2]:  # the policy's turns
         good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
-    reactions = re.findall("lifted|let down", tags.get("record", ""))
-    good += [reaction == "lifted" for reaction in reactions]
+    for reaction in re.findall("lifted|let down", tags.get("record", "")):
+        good.append(reaction == "lifted")
     return sum(good) / max(1, len(good))
 
 
@@ -229,10 +196,10 @@ def in_other_words(reply):
     for sentence in split_sentences(reply):
         act = act_of(sentence)
         openings = ACTS[act].openings if act else []
-        used = next((opening for opening in openings if sentence.startswith(f"{opening} ")), None)
-        if used is not None:
-            others = [opening for opening in openings if opening != used]
-            new_opening = random.Random(sentence).choice(others)
-            sentence = new_opening + sentence.removeprefix(used)
+        for used in openings:
+            if sentence.startswith(f"{used} "):
+                others = [opening for opening in openings if opening != used]
+                sentence = random.Random(sentence).choice(others) + sentence.removeprefix(used)
+                break
         reworded.append(sentence)
     return " ".join(reworded)

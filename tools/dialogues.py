@@ -9,94 +9,71 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
-from support.results import intention_of, recorded_dialogues
+from support.results import recorded_dialogues
 from support.settings import Parser, fold
 
 import argparse
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
-from simulator import Profile, as_json, load_profiles, toy_profiles
+from simulator import as_json, load_profiles, toy_profiles
 
 # -------------------------------------------------------------------------------- reading the files
 
 
-@dataclass(frozen=True)
-class Dialogue:
-    """One recorded dialogue, without what a judge must not see."""
+class Dialogue(SimpleNamespace):
+    """One recorded dialogue, without what a judge must not see:
 
-    id: str  # names the dialogue within its file
-    profile_id: str  # names its user; a log has many dialogues with one user
-    first_line: str  # the user's
-    # [{"reply" (without its thought), "user" (the line after it), "analysis", "change",
-    # "emotion"}]; the last three are None for a reply that got no emotion
-    turns: list
-    start: int  # the emotion before the first reply
-    final: int  # the score: the emotion at the end, or 0 if the dialogue ended malformed
-    task: str  # the hidden need, in words
-    intention: str  # the same as one of support/results.py, INTENTIONS
-    kind: str  # of that intention: rational, emotional or other
-    played_by: str  # who played the user, as --simulator names it
-    step: int | None  # of training; None in a result file
-    split: str | None  # "train" or "heldout" in a run's log, None in a result file
-    profile: Profile | None  # of the user; None where only the result file has the person
-    raw: dict | None  # the line of a result file as it stands there, with the person's fields
-
-
-# What is kept of a dialogue of `recorded_dialogues` as it is.
-KEPT = "id profile_id first_line start task intention kind step split raw".split()
+    id          names the dialogue within its file
+    profile_id  names its user; a log has many dialogues with one user
+    first_line  the user's
+    turns       [{"reply" (without its thought), "user" (the line after it), "analysis", "change",
+                "emotion"}]; the last three are None for a reply that got no emotion
+    start       the emotion before the first reply
+    final       the score: the emotion at the end, or 0 if the dialogue ended malformed
+    task        the hidden need, in words
+    played_by   who played the user, as --simulator names it
+    profile     of the user; None where only the result file has the person
+    raw         the line of a result file as it stands there, with the person's fields; else None
+    """
 
 
 @cache
 def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
     config = read_json(Path(path).parent / "config.json")
-    people = {profile.id: profile for profile in people_of(config.get("profiles"))}
+    people = sum(map(load_profiles, config.get("profiles") or ()), [])
+    # A toy run may have held out more than the usual 128 (--eval-size). User i is the same person
+    # however many are made, so making 1000 finds those of any usual run.
+    people = people or toy_profiles("heldout", 1000) + toy_profiles("train")
+    profiles = {profile.id: profile for profile in people}
     dialogues = []
-    for number, recorded in enumerate(recorded_dialogues(path), 1):
-        profile = people.get(recorded["profile_id"])
-        if "task" not in recorded:  # a line of a log, which names its user only
+    for number, row in enumerate(recorded_dialogues(path), 1):
+        profile = profiles.get(row["profile_id"])
+        if "raw" not in row:  # a line of a log, which names its user only
             if profile is None:
-                name = recorded["profile_id"]
-                raise BadInput(f"{path}: user {name!r} is not among the run's profiles")
-            recorded["id"] = f"{profile.id}, line {number}"
-            recorded["task"] = profile.task
-            recorded["intention"], recorded["kind"] = intention_of(profile.task, profile.need)
-        settings = {**config, **recorded.get("made_by", {})}  # a result file has its own
-        dialogue = Dialogue(
-            **{key: recorded.get(key) for key in KEPT},
-            turns=visible_turns(recorded),
-            final=round(100 * recorded["reward"]),
-            played_by=settings.get("simulator", ""),
-            profile=profile,
-        )
+                raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
+            row |= {"id": f"{profile.id}, line {number}", "task": profile.task, "raw": None}
+        dialogue = Dialogue(**row)
+        dialogue.turns = visible_turns(row)
+        dialogue.final = round(100 * row["reward"])
+        dialogue.played_by = row.get("made_by", config).get("simulator")
+        dialogue.profile = profile
         dialogues.append(dialogue)
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return dialogues
 
 
-def people_of(paths):
-    """All profiles of the files `paths`. Without any file: all users of the toy that a recorded
-    dialogue may be with."""
-    people = [profile for path in paths or () for profile in load_profiles(path)]
-    if people:
-        return people
-    # A run may have held out more than the usual 128 (--eval-size). User i is the same person
-    # however many are made, so making 1000 finds those of any usual run.
-    return toy_profiles("heldout", 1000) + toy_profiles("train")
-
-
 def visible_turns(recorded):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
     for turn in recorded["turns"]:
-        if turn["emotion"] is None and recorded.get("ended") == "malformed":
-            continue
         after_thought = turn["reply"].rpartition("</think>")[2]
         turns.append({**turn, "reply": after_thought.partition("<think>")[0].strip()})
+    if recorded.get("ended") == "malformed":
+        turns.pop()
     return turns
 
 
@@ -112,28 +89,22 @@ def messages_of(dialogue, turns=None):
 # ---------------------------------------------------------------------- what a judge is asked about
 
 
-class Case(NamedTuple):
-    """One thing that a judge is asked about."""
+def make_cases(path, name, slots_of):
+    """What the question `name` is asked about in a file: [(about, slots)]. about: the file, the id
+    of the dialogue, ..., which goes into the answer, for --json; slots: {placeholder of the prompt:
+    what stands there}. Raises BadInput if there is nothing to ask about.
 
-    about: dict  # the file, the id of the dialogue, ...: this goes into the answer, for --json
-    slots: dict  # what stands in the prompt's placeholders
-
-
-def make_cases(path, name, slots_of, hint=""):
-    """The Cases of the question `name` about a file. Raises BadInput if there is nothing to ask
-    about; `hint` says why that may be.
-
-    slots_of(dialogue) -> [what stands in the prompt's placeholders], one for each time that the
-    dialogue is asked about: once if the question is about the whole, else for each reply or line.
-    Which of them it is, counted from 0, is the "part" of a Case."""
+    slots_of(dialogue) -> [slots], one for each time that the dialogue is asked about: once if the
+    question is about the whole, else for each reply or line. Which of them it is, counted from 0,
+    is the "part"."""
     cases = []
     for dialogue in load_dialogues(path):
         about = {"file": path, "id": dialogue.id}
         about |= {"replies": len(dialogue.turns), "final": dialogue.final}
         for part, slots in enumerate(slots_of(dialogue)):
-            cases.append(Case({**about, "part": part}, slots))
+            cases.append(({**about, "part": part}, slots))
     if not cases:
-        raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about{hint}")
+        raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
     return cases
 
 
@@ -148,8 +119,8 @@ def reply_slots(dialogue):
     slots = []
     for i, turn in enumerate(dialogue.turns):
         past = messages_of(dialogue, i)
-        said = {"dialogue": past, "reply": turn["reply"], "line": past[-1]["text"]}
-        slots.append({name: as_json(value) for name, value in said.items()})
+        reply, line = as_json(turn["reply"]), as_json(past[-1]["text"])
+        slots.append({"dialogue": as_json(past), "reply": reply, "line": line})
     return slots
 
 
@@ -179,30 +150,22 @@ def add_files(parser):
     )
 
 
-def check_files(args, least, inputs=(), out=None):
+def check_files(args, least=1, inputs=(), out=None):
     """Take each of `args.files` once, and refuse fewer than `least`. Refuse outputs (--json, and
     `out`, the other file that a tool writes) that would overwrite one of the files, one of the
     further `inputs`, or each other. Raises BadInput."""
     args.files = list(dict.fromkeys(args.files))
     refuse_overwriting({"--json": args.json, "output": out}, [*args.files, *inputs])
     if len(args.files) < least:
-        files = "one FILE" if least == 1 else f"{least} FILEs"
-        raise BadInput(f"at least {files} must be named: results of evaluate.py, or a run's log")
-
-
-def are_of_toy(files):
-    """Are all users of these files the toy's?"""
-    return {load_dialogues(path)[0].played_by for path in files} <= {"toy", "toy-weak"}
+        raise BadInput("name a FILE: results of evaluate.py, or a run's log")
 
 
 def need_model(flag, args):
     """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
-    scripted one."""
-    if not (getattr(args, flag) or are_of_toy(args.files)):
-        raise BadInput(
-            f"--{flag} is needed, openai:MODEL@URL or local:DIR: without it a script answers, "
-            "which understands the toy's files only"
-        )
+    scripted one, because users of these files are not the toy's."""
+    users = {load_dialogues(path)[0].played_by for path in args.files}
+    if not (getattr(args, flag) or users <= {"toy", "toy-weak"}):
+        raise BadInput(f"--{flag} is needed: the script understands the toy's files only")
 
 
 def write_outputs(args, tool, result):

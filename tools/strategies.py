@@ -13,20 +13,17 @@ A gain is not what the strategy causes: a reply with three strategies counts for
 SSRR is not SAGE's, whose scores and scale are not published.
 """
 
-import asyncio
 import re
 import sys
-from functools import cache
 from itertools import pairwise
 
-from tools.asking import Judge, add_judge_flags, load_question, made_by
+from simulator import PROMPTS
+from tools.asking import Question, add_judge_flags, ask_files, made_by
 from tools.dialogues import (
     add_files,
-    are_of_toy,
     cell,
     check_files,
     load_dialogues,
-    make_cases,
     need_model,
     reply_slots,
     show_table,
@@ -35,17 +32,9 @@ from tools.dialogues import (
 )
 from toy import world
 
-# SAGE Table 5: seven groups of strategies and how many each has. CODES lists all: "A-1", "A-2" ...
-SAGE_GROUP_SIZES = {
-    "A": 5,  # asks
-    "B": 3,  # empathises: restates, or goes deeper
-    "C": 2,  # tells of itself
-    "D": 3,  # comforts
-    "E": 4,  # affirms
-    "F": 5,  # suggests, from its own view
-    "G": 2,  # informs, objectively
-}
-CODES = [f"{letter}-{i}" for letter, size in SAGE_GROUP_SIZES.items() for i in range(1, size + 1)]
+PROMPT = (PROMPTS / "en" / "judge" / "strategies.txt").read_text(encoding="utf-8")
+# SAGE Table 5: {code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts:".
+NAMES = dict(re.findall(r"^\((.-\d)\) ([^:]+)", PROMPT, re.M))
 
 # The five groups that RLVER plots (its Table 4), in the codes of SAGE.
 RLVER_GROUPS = {
@@ -55,6 +44,9 @@ RLVER_GROUPS = {
     "Advice Provision": ["F-5"],
     "Problem Analysis": ["F-1"],
 }
+
+# Of a judge's answer about a reply: its strategies, in the order of its paragraphs.
+SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(NAMES)]}
 
 # The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
 TOY_CODES = {
@@ -69,20 +61,6 @@ TOY_CODES = {
     "cheer": "D-1",
     "dismiss": "F-4",
 }
-
-# ------------------------------------------------------------------------- what a strategy earns
-
-
-def gain(replies, codes):
-    """(mean, n) of the change over the n replies that use any of `codes` (SC(s), RLVER 3.6); mean
-    None if n is 0. A reply of several strategies counts for each: association, no cause."""
-    codes = set(codes)
-    changes = []
-    for used, change in replies:
-        if used and change is not None and not codes.isdisjoint(used):
-            changes.append(change)
-    return (sum(changes) / len(changes) if changes else None), len(changes)
-
 
 # --------------------------------------------------------------------------- how much is repeated
 
@@ -113,14 +91,12 @@ def ssrr(sequences):
     of neighbouring replies. sequences: per dialogue a list of replies, each a list of codes. Left
     out: dialogues of one reply, neighbours both without a strategy or one without an answer (None).
     None if nothing is left."""
-    cached_similarity = cache(similarity)
     means = []
     for replies in sequences:
         similarities = []
         for a, b in pairwise(replies):
-            if a is None or b is None or not (a or b):
-                continue
-            similarities.append(cached_similarity(tuple(a), tuple(b)))
+            if None not in (a, b) and a + b:
+                similarities.append(similarity(a, b))
         if similarities:
             means.append(sum(similarities) / len(similarities))
     return sum(means) / len(means) if means else None
@@ -134,7 +110,7 @@ def ssrr(sequences):
 def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
     "ssrr", "missing": replies without tags}."""
-    codes_of = RLVER_GROUPS | {code: [code] for code in CODES}
+    codes_of = RLVER_GROUPS | {code: [code] for code in NAMES}
     tags = [[used for used, _ in replies] for replies in dialogues]
     return {
         "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
@@ -144,18 +120,24 @@ def strategies_of(dialogues):
 
 
 def usage_of(codes, dialogues):
-    """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the `gain` of these
-    replies and their number}.
+    """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the mean change of the
+    emotion over the n replies of these for which it is known (SC(s), RLVER 3.6), None if n is 0}. A
+    reply of several strategies counts for each: association, no cause.
 
     A reply whose tags could not be read (None) is in no numerator of "uses". So it is in no
     denominator either: a dialogue counts only as much as the share of readable replies. None if no
     reply could be tagged."""
     replies = sum(dialogues, [])
-    readable = [used for used, _ in replies if used is not None]
-    uses = sum(not set(codes).isdisjoint(used) for used in readable)
-    counted_dialogues = len(readable) / max(1, len(replies)) * len(dialogues)
-    mean, n = gain(replies, codes)
-    return {"uses": uses / counted_dialogues if readable else None, "gain": mean, "n": n}
+    readable = [reply for reply in replies if reply[0] is not None]
+    users = [change for used, change in readable if not set(codes).isdisjoint(used)]
+    changes = [change for change in users if change is not None]
+    counted_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
+    n = len(changes)
+    return {
+        "uses": len(users) / counted_dialogues if readable else None,
+        "gain": sum(changes) / n if n else None,
+        "n": n,
+    }
 
 
 # ------------------------------------------------------------------------- where the tags come from
@@ -167,83 +149,44 @@ def toy_codes(reply):
     return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]
 
 
-def strategies_question(lang):
-    """The strategies of one reply, in the order of its paragraphs. A reply has its strategies, so
-    it is asked about once."""
-    placeholders = ["dialogue", "line", "reply"]
-    schema = {"thoughts": str, "code": str, "strategies": [tuple(CODES)]}
-    return load_question("strategies", lang, placeholders, schema, repeated=False)
-
-
-async def tag_files(args, judge):
-    """(the judge's answers about each reply of `args.files`, {file: its tagged dialogues}). The
-    answers are None where the toy's grammar tells the strategies."""
-    answers = None
-    if args.judge or not are_of_toy(args.files):
-        question = strategies_question(args.lang)
-        cases = []
-        for path in args.files:
-            cases += make_cases(path, "strategies", reply_slots)
-        await judge.check(question)
-        answers = await judge.ask_all(question, cases)
-    return answers, {path: tagged_dialogues(path, answers) for path in args.files}
-
-
-def tagged_dialogues(path, answers):
-    """The tagged dialogues of a file: by a judge's `answers`, or, None, by the toy's grammar."""
-    codes_of = {}  # of each reply that the judge could tag
-    for answer in answers or ():
-        if answer["file"] == path and answer["found"]:
-            codes_of[answer["id"], answer["part"]] = answer["found"]["strategies"]
-    tagged = []
-    for dialogue in load_dialogues(path):
-        replies = []
-        for i, turn in enumerate(dialogue.turns):
-            codes = codes_of.get((dialogue.id, i)) if answers else toy_codes(turn["reply"])
-            replies.append([codes, turn["change"]])
-        tagged.append(replies)
-    return tagged
-
-
 # -------------------------------------------------------------------------------------- what is shown
 
 READING = (
-    "uses: replies per dialogue; gain: mean change of the emotion over n replies, which goes with "
-    "the strategy and need not be caused by it. Rows without a code are RLVER's groups"
+    "SSRR: repetition of strategies (0 to 1). uses: replies per dialogue; gain: mean change of the "
+    "emotion over n replies, which goes with the strategy and need not be caused by it. Rows "
+    "without a code are RLVER's groups"
 )
 
 
-async def strategies(args):
+def strategies(args):
     """Tag each reply of each file, and show what is counted. Returns the exit code."""
-    check_files(args, least=1)
+    check_files(args)
     need_model("judge", args)
-    answers, tagged = await tag_files(args, Judge(args))
-    files = {path: strategies_of(dialogues) for path, dialogues in tagged.items()}
-    for path, counts in files.items():
-        show_strategies(path, counts, answers, names_of_codes(args.lang))
+    answers, source = None, "The toy's grammar tells the strategies, exactly. "
+    if args.judge:
+        answers = ask_files(args, Question("strategies", SCHEMA), reply_slots)
+        source = made_by(answers)
+    tags = iter(answers or ())
+    files = {}
+    for path in args.files:
+        dialogues = []
+        for dialogue in load_dialogues(path):
+            replies = []
+            for turn in dialogue.turns:
+                used = toy_codes(turn["reply"])
+                if answers:
+                    used = (next(tags)["found"] or {}).get("strategies")
+                replies.append([used, turn["change"]])
+            dialogues.append(replies)
+        files[path] = counts = strategies_of(dialogues)
+        rows = {}
+        for name, usage in counts["strategies"].items():
+            if usage["n"]:
+                rows[f"{name} {NAMES.get(name, '')}"] = usage.values()
+        told = f"SSRR {cell(counts['ssrr'])}; {counts['missing']} replies without tags. "
+        show_table(f"strategies, {path}", ["uses", "gain", "n"], rows, source + told + READING)
     write_outputs(args, "strategies", {"answers": answers, "files": files})
     return 0
-
-
-def names_of_codes(lang):
-    """{code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts: ..."."""
-    template = strategies_question(lang).template
-    return dict(re.findall(r"^\(([A-G]-\d)\) ([^:：\n]+)", template, re.M))
-
-
-def show_strategies(path, counts, answers, names):
-    """Show what was counted in one file. names: {code of a strategy: its name}."""
-    rows = {}
-    for name, usage in counts["strategies"].items():
-        if usage["n"]:
-            row = f"{name} {names[name]}" if name in names else name
-            rows[row] = usage.values()
-    source = "The toy's grammar tells the strategies, exactly. "
-    if answers:
-        source = f"{made_by(answers)}{counts['missing']} answers could not be read. "
-    repetition = f"Repetition of strategies (SSRR, 0 to 1): {cell(counts['ssrr'])}. "
-    columns = ["uses", "gain", "n"]
-    show_table(f"strategies, {path}", columns, rows, f"{source}{repetition}{READING}")
 
 
 def main(argv=None):
@@ -251,7 +194,7 @@ def main(argv=None):
     parser = tool_parser("strategies", __doc__)
     add_files(parser)
     add_judge_flags(parser)
-    return parser.run(lambda args: asyncio.run(strategies(args)), argv)
+    return parser.run(strategies, argv)
 
 
 if __name__ == "__main__":

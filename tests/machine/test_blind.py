@@ -17,9 +17,13 @@ def rows_of(sheet):
     return list(csv.reader(open(sheet, encoding="utf-8-sig", newline="")))
 
 
-def save(sheet, rows):
+def fill_in(sheet, letters_of):
+    """A rater's copy of sheet.csv. letters_of(row) -> three letters."""
+    rows = rows_of("sheet.csv")
+    for row in rows[1:]:
+        row[4:] = letters_of(row)
     with open(sheet, "w", newline="", encoding="utf-8-sig") as file:
-        csv.writer(file).writerows(rows)
+        csv.writer(file).writerows([*rows, [""] * 7])  # a spreadsheet may add such a row
 
 
 def test_blind_sheets_hide_and_tell(good, bad):
@@ -27,38 +31,34 @@ def test_blind_sheets_hide_and_tell(good, bad):
     assert run("blind", good, bad, "--out", "sheet.csv")[0] == 0
     text = open("sheet.csv", encoding="utf-8-sig").read()
     assert not any(word in text for word in ("good.jsonl", "bad.jsonl", "toy-heldout", "secret"))
-    key = read_json("sheet.csv.key.json")
-    assert {p["left"] for p in key["pairs"].values()} == {good, bad}
-    rows = rows_of("sheet.csv")
-    for row in rows[1:]:
-        pair = key["pairs"][row[0]]
+    pairs = read_json("sheet.csv.key.json")["pairs"]
+    assert {pair["left"] for pair in pairs.values()} == {good, bad}
+    for row in rows_of("sheet.csv")[1:]:
+        pair = pairs[row[0]]
         (left,) = [d for d in load_dialogues(pair["left"]) if d.profile_id == pair["id"]]
-        assert row[2].count(left.turns[0]["reply"]) and row[2].startswith("USER: My ")
-    for rater in range(2):
-        for row in rows[1:]:
-            wins = "L" if key["pairs"][row[0]]["left"] == good else "R"
-            row[4:] = [wins, "=", "" if rater else wins.lower()]
-        save(f"rater{rater}.csv", rows)
-    code, result = run("blind", "--read", "rater0.csv", "rater1.csv")
+        assert left.turns[0]["reply"] in row[2] and row[2].startswith("USER: My ")
+
+    def winner(row):
+        return "L" if pairs[row[0]]["left"] == good else "r"
+
+    fill_in("ann.csv", lambda row: [winner(row), "=", ""])
+    fill_in("ben.csv", lambda row: [winner(row), "=", winner(row)])
+    code, result = run("blind", "--read", "ann.csv", "ben.csv")
     first, draws, third = result["blind"].values()
     assert code == 0 and first[0] == 1 and first[3] == 8 and first[4] is None  # nothing differs
     assert draws[0] == 0.5 and third[0] == 1
-    rows[3][4] = "good"
-    save("odd.csv", rows)
+    # one rater is one, however often the sheet is named: else two of them agree
+    fill_in("carl.csv", lambda row: ["LR"[int(row[0]) % 2]] * 3)
+    twice = run("blind", "--read", "carl.csv", "carl.csv")[1]["blind"]
+    assert all(row[3] == 8 and row[4] is None for row in twice.values())
+
+
+def test_what_is_no_sheet_is_refused(good, bad):
+    """And what may be filled in is not written again."""
+    for out, code in (("sheet.csv", 0), ("sheet.csv", 2), ("other.csv", 0)):
+        files = (good, bad) if out == "sheet.csv" else (bad, good)
+        assert call("blind", *files, "--out", out) == code
+    fill_in("odd.csv", lambda row: ["good", "", ""])
     Path("excel.csv").write_bytes("pair;é".encode("cp1252"))
-    assert call("blind", good, bad, "--out", "sheet.csv") == 2  # it may be filled in
-    assert call("blind", bad, good, "--out", "other.csv") == 0
-    for sheets in ("odd.csv", "rater1.csv other.csv", "excel.csv"):
+    for sheets in ("odd.csv", "sheet.csv other.csv", "excel.csv"):
         assert call("blind", "--read", *sheets.split()) == 2
-
-
-def test_one_rater_is_one_however_often_the_sheet_is_named(good, bad):
-    """Else two of them agree. And what a spreadsheet adds at the end is no row."""
-    assert run("blind", good, bad, "--out", "sheet.csv", "--limit", 6)[0] == 0
-    rows = rows_of("sheet.csv")
-    for k, row in enumerate(rows[1:]):
-        row[4:] = ["LR"[k % 2]] * 3
-    save("sheet.csv", [*rows, [""] * 7])
-    once = run("blind", "--read", "sheet.csv")[1]
-    assert run("blind", "--read", "sheet.csv", "sheet.csv")[1] == once
-    assert all(row[3] == 6 and row[4] is None for row in once["blind"].values())

@@ -25,7 +25,6 @@ def test_mcnemar_by_hand():
     assert (r["n"], r["before"], r["after"]) == (40, 21 / 40, 27 / 40)
     assert r["difference"] == pytest.approx(6 / 40) and r["interval"][0] < 6 / 40 < r["interval"][1]
     assert paired(after, before)["p"] == r["p"]
-    assert paired(before, before)["p"] == 1 and paired(before, before)["interval"] == [0, 0]
     assert paired([0, 1, 1], [1, 0, 1])["p"] == 1  # a tie is not 1.5
 
 
@@ -41,38 +40,15 @@ def test_shares_are_flipped_by_sign():
     assert r["test"] == "sign flips" and r["p"] == pytest.approx(exact, abs=0.02)
 
 
-def log(
-    place,
-    scores,
-    task="ifeval",
-    metric="prompt_level_strict_acc",
-    when="2026-01-01T00-00-00.1",
-    **more,
-):
+def log(place, scores, when="2026-01-01T00-00-00.1"):
     """A per-sample log as lm-eval 0.4.13 writes it: {problem: score}."""
-    path = place / "model" / f"samples_{task}_{when}.jsonl"
+    path = place / "model" / f"samples_ifeval_{when}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "doc_id": i,
-                    "doc": {"prompt": problem},
-                    "target": "0",
-                    "resps": [["r"]],
-                    "filtered_resps": ["r"],
-                    "filter": "none",
-                    "metrics": [metric, "inst_level_strict_acc"],
-                    "doc_hash": problem,
-                    metric: score,
-                    "inst_level_strict_acc": [True],
-                    **more,
-                }
-            )
-            + "\n"
-            for i, (problem, score) in enumerate(scores.items())
-        )
-    )
+    lines = []
+    for problem, score in scores.items():
+        row = {"filter": "none", "metrics": ["strict", "by_instruction"], "doc_hash": problem}
+        lines.append(json.dumps({**row, "strict": score, "by_instruction": [True]}) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
@@ -85,24 +61,20 @@ def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):
     log(tmp_path / "b", {"p3": True, "p1": True, "p2": True, "p9": False})
     result = compare_ability(tmp_path / "a", tmp_path / "b")
     (r,) = result.values()
-    assert list(result) == ["ifeval, prompt_level_strict_acc"]
+    assert list(result) == ["ifeval, strict"]
     assert (r["n"], r["test"], r["unpaired"]) == (3, "McNemar, +2 -0", 2)
-    out = tmp_path / "t.json"
-    assert ability.main([str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)]) == 0
+    assert ability.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     *_, line, _ = capsys.readouterr().out.splitlines()
     shown = ["33.33", "100.00", "66.67", "-", "-", "0.5000", "McNemar,", "+2", "-0", "3", "2"]
     assert line.split()[2:] == shown  # three problems are too few for an interval
-    assert json.loads(out.read_text()) == result
 
 
 def test_two_filters_are_two_scores(tmp_path):
     """With thoughts and without, in one log: never mixed."""
     path = log(tmp_path, {"p": 1.0})
     path.write_text(path.read_text() + path.read_text().replace('"none"', '"thoughts-stripped"'))
-    assert list(read_samples(tmp_path)) == [
-        "ifeval, prompt_level_strict_acc",
-        "ifeval (thoughts-stripped), prompt_level_strict_acc",
-    ]
+    names = ["ifeval, strict", "ifeval (thoughts-stripped), strict"]
+    assert list(read_samples(tmp_path)) == names
 
 
 def test_lightevals_details(tmp_path):
@@ -110,22 +82,13 @@ def test_lightevals_details(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    for side, shares in (("a", [0.5, 0.25, 1.0]), ("b", [0.75, 0.25, 1.0])):
-        place = tmp_path / side / "details" / "m" / "2026-01-01T00-00-00.1"
-        place.mkdir(parents=True)
-        parquet.write_table(
-            pyarrow.Table.from_pylist(
-                [
-                    {
-                        "doc": {"query": f"q{i}", "choices": [""]},
-                        "model_response": {"text": ["x"]},
-                        "metric": {"codegen_pass@1:16": share},
-                    }
-                    for i, share in enumerate(shares)
-                ]
-            ),
-            place / "details_lcb:codegeneration_release_v6|0_2026-01-01T00-00-00.1.parquet",
-        )
+    for side, first in (("a", 0.5), ("b", 0.75)):
+        (tmp_path / side).mkdir()
+        rows = []
+        for i, share in enumerate((first, 0.25, 1.0)):
+            rows.append({"doc": {"query": f"q{i}"}, "metric": {"codegen_pass@1:16": share}})
+        name = "details_lcb:codegeneration_release_v6|0_2026-01-01T00-00-00.1.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / side / name)
     result = compare_ability(tmp_path / "a", tmp_path / "b")
     r = result["lcb:codegeneration_release_v6|0, codegen_pass@1:16"]
     assert r["n"] == 3 and r["test"] == "sign flips"
@@ -143,15 +106,9 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
     a = log(tmp_path / "a", {"p1": True})
     other = log(tmp_path / "b", {"q1": True})
     assert "no problem in common" in refuse(a.parent, other.parent)
-    assert "no per-sample log" in refuse(a.parent, tmp_path / "none")
-    for name, content in (
-        ("samples_x.jsonl", b'{"doc_hash": 1}\n'),
-        ("details_x.parquet", b"PAR1"),
-    ):
-        place = tmp_path / name.partition(".")[0]
-        place.mkdir()
-        (place / name).write_bytes(content)
-        assert f"{place / name}: no log" in refuse(a.parent, place)
+    assert "no problem in common" in refuse(a.parent, tmp_path / "none")
+    (a.parent / "samples_x.jsonl").write_text('{"doc_hash": 1}\n')
+    assert "samples_x.jsonl: no log" in refuse(a.parent, other.parent)
 
 
 # ------------------------------------------------------------- the paper's twelve differences
@@ -174,9 +131,8 @@ def test_thoughts_are_stripped_before_scoring():
     assert strip("<think>\nlong, long\n</think>\n\nno commas here") == [["no commas here"]]
     assert strip("<think>cut, in the mid", "plain, as it is") == [["", "plain, as it is"]]
     assert strip("long thought</think>said") == [["said"]]  # the template opened it
-    assert thoughts.obeys({"words": 3, "letter": "z"}, ["three small words"]) == {"obeyed": 1.0}
-    assert thoughts.obeys({"words": 3, "letter": "z"}, ["three lazy words"]) == {"obeyed": 0.0}
+    for text, obeyed in (("three small words", 1), ("three lazy words", 0)):
+        assert thoughts.obeys({"words": 3, "letter": "z"}, [text]) == {"obeyed": obeyed}
     code = "```python\ndef f(x): return x * x\n```"
-    assert thoughts.runs({"test": "assert f(2) == 4"}, [code]) == {"passed": 1.0}
-    assert thoughts.runs({"test": "assert f(2) == 4"}, ["def f(x): return x"]) == {"passed": 0.0}
-    assert thoughts.runs({"test": ""}, ["while True: pass"]) == {"passed": 0.0}
+    for text, passed in ((code, 1), ("def f(x): return x", 0), ("while True: pass", 0)):
+        assert thoughts.runs({"test": "assert f(2) == 4"}, [text]) == {"passed": passed}

@@ -15,16 +15,13 @@ import pytest
 
 from simulator import Unreadable, read_answer
 from tools.judge import (
-    CHARACTER,
     QUESTIONS,
-    REASONS,
-    correlations_of,
+    correlation_of,
     paired_differences,
-    place_schema,
-    questionnaire,
     score_file,
+    statements,
 )
-from tools.strategies import strategies_question
+from tools.strategies import SCHEMA
 
 CODE = "kqvt"
 SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
@@ -48,13 +45,12 @@ def test_what_is_no_score_is_refused():
     """The judge is asked again. To fall back on 3 is to score the silence of a judge as the work of
     a policy. A missing score is not 0, and the other four alone are no answer."""
     assert read("capabilities", scored(SCORES, 'they wrote "scores": 5')) == SCORES
-    for score in (0, 6, -4, 3.5, 4.0, "4", "4/5", True, None, [4], {"score": 4}):
+    for score in (0, 6, 4.0, "4", True, None, [4]):
         with pytest.raises(Unreadable):
             read("capabilities", scored({**SCORES, "DG": score}))
     four = {key: score for key, score in SCORES.items() if key != "DG"}
-    for answer in (scored(four), {**scored(SCORES), "reasons": {}}, {"scores": SCORES}):
-        with pytest.raises(Unreadable):
-            read("capabilities", answer)
+    with pytest.raises(Unreadable):
+        read("capabilities", scored(four))
     needs = {"attitude": 0, "thoughts": 10, "needs": 5, "overall": 5}  # the ends of another scale
     assert read("needs", {"reasons": "r", "code": CODE, "scores": needs}) == needs
     with pytest.raises(Unreadable):
@@ -83,20 +79,19 @@ def graded(name, grade_of):
     return {"thoughts": "t", "code": CODE, "grades": grades}
 
 
-@pytest.mark.parametrize("name", ["blri", "utterance"])
-@pytest.mark.parametrize("grade", ["G", "a", "A/B", "", "agree", 1, None])
-def test_a_grade_is_one_letter_from_a_to_f(name, grade):
+@pytest.mark.parametrize("grade", ["G", "a", "A/B", "", 1, None])
+def test_a_grade_is_one_letter_from_a_to_f(grade):
     """Nothing is made of any other."""
     with pytest.raises(Unreadable):
-        read(name, graded(name, lambda i: grade if i == 12 else "A"))
+        read("blri", graded("blri", lambda i: grade if i == 12 else "A"))
 
 
 def test_reversed_items():
-    """A is 100 and F is 0; on an item that speaks ill of the friend, F is 100. Six steps, none of
-    them the middle."""
-    assert questionnaire("ABCDEF", [], 0, 100) == pytest.approx([100, 80, 60, 40, 20, 0])
-    assert questionnaire("AAF", {2, 3}, 0, 100) == pytest.approx([100, 0, 100])
-    assert questionnaire("AF", {2}, 1, 5) == pytest.approx([5, 5])
+    """A is 100 and F is 0, in six steps, none of them the middle; on an item that speaks ill of the
+    friend, here the last two, F is 100."""
+    _, found = statements(0, 100, [3, 4], {"top": 1, "next": 2, "ill": 2})
+    scores = found({"grades": dict(zip("12345", "ABCAF"))})
+    assert scores == pytest.approx({"top": 100, "next": 70, "ill": 50, "overall": 68})
 
 
 @pytest.mark.parametrize(
@@ -104,16 +99,14 @@ def test_reversed_items():
     [("blri", [12], 100, [4, 4, 2, 2]), ("utterance", [4, 6], 5, [6, 4, 5])],
 )
 def test_the_scales_of_the_two_questionnaires(name, ill, best, sizes):
-    """A friend of whom all good is said and nothing bad gets the best score. Each scale is of its
-    own statements."""
-    found = read(name, graded(name, lambda i: "F" if i in ill else "A"))
-    assert list(found.values()) == pytest.approx([best] * len(found))
+    """Each scale is of its own statements: it is the best one if all good and nothing bad is said
+    in these alone."""
     first = 1
     for number, size in enumerate(sizes):
         own = range(first, first + size)
-        found = read(name, graded(name, lambda i, own=own: "AF"[(i in own) == (i in ill)]))
-        scales = list(found.values())[: len(sizes)]
-        assert scales.pop(number) == best and max(scales) < best
+        answer = graded(name, lambda i, own=own: "AF"[(i in own) == (i in ill)])
+        scores = list(read(name, answer).values())[: len(sizes)]
+        assert scores.pop(number) == best and max(scores) < best
         first += size
 
 
@@ -123,37 +116,29 @@ def test_the_scales_of_the_two_questionnaires(name, ill, best, sizes):
 def test_strategies_are_of_the_24():
     """In their order; none is an empty list. A code that is none of the 24 is not dropped: the
     judge is asked again."""
-    schema = strategies_question("en").schema
 
     def read_codes(codes):
         answer = {"thoughts": "B-3, I would say", "code": CODE, "strategies": codes}
-        return read_answer(json.dumps(answer), schema, CODE)["strategies"]
+        return read_answer(json.dumps(answer), SCHEMA, CODE)["strategies"]
 
     for codes in (["D-1", "B-2", "D-1"], []):
         assert read_codes(codes) == codes
-    for wrong in (["B-4"], ["D-1", "H-1"], ["(D-1)"], ["warmth"], "D-1", None, [["D-1"]]):
+    for wrong in (["D-1", "B-4"], "D-1", None):
         with pytest.raises(Unreadable):
             read_codes(wrong)
 
 
-def test_a_place_is_in_the_square_and_silence_is_refused():
+def test_a_place_is_in_the_square():
     """A failed reading is no point: (0, 0) is a place where a policy may stand."""
-    schema = place_schema(2)
+    words = dict.fromkeys(("reasons", "social_distance", "professional_role", "personality"), "w")
 
-    def read_places(x, **more):
-        places = {"M1": {"x": x, "y": 100}, "M2": {"x": 0, "y": -7}, **more}
-        answer = {"comparison": "c", "code": CODE, "places": places}
-        return read_answer(json.dumps(answer), schema, CODE)["places"]
+    def read_place(**place):
+        return read("coordinate", {**words, "code": CODE, "place": place})
 
-    assert read_places(-40) == {"M1": {"x": -40, "y": 100}, "M2": {"x": 0, "y": -7}}
-    for x, more in ((101, {}), (0.4, {}), ("0", {}), (0, {"M2": {"x": 0}})):
+    assert read_place(x=-40, y=100) == {"x": -0.4, "y": 1}
+    for wrong in ({"x": 101, "y": 0}, {"x": 0.4, "y": 0}, {"x": 0}):
         with pytest.raises(Unreadable):
-            read_places(x, **more)
-    for schema in (REASONS, CHARACTER):
-        *_, last = schema
-        answer = {**dict.fromkeys(schema, "w"), "code": CODE, last: " \n"}
-        with pytest.raises(Unreadable):
-            read_answer(json.dumps(answer), schema, CODE)
+            read_place(**wrong)
 
 
 # ----------------------------------------------------------------------------- means over dialogues
@@ -187,12 +172,6 @@ def test_means_are_over_dialogues_and_what_is_missing_is_left_out():
     assert rows["DG"][0] == 4 and rows["DG"][3] == 2
 
 
-def test_turns_of_one_dialogue_are_one_dialogue():
-    """A dialogue of many questions counts once in the mean."""
-    _, rows = score_file([rated("a", 1), rated("a", 5, part=1), rated("b", 5)])
-    assert rows["ED"][0] == 4 and rows["ED"][3] == 2
-
-
 def test_differences_are_paired_and_over_common_dialogues():
     """The second less the first: 3 - 1 and 4 - 4, whatever dialogue c is in one of them."""
     before = {"ED": {"a": 1, "b": 4, "c": 5}}
@@ -200,21 +179,9 @@ def test_differences_are_paired_and_over_common_dialogues():
     assert paired_differences(before, after)["ED"][::3] == [1, 2]
 
 
-def test_correlations_are_over_dialogues_and_over_files():
-    """By hand: of 1, 2, 3 with 1, 3, 2, Pearson's r is 1 / 2; with 3, 2, 1 it is -1. Over three
-    files it is that of their means."""
-
-    def means(scores, finals):
-        scores = dict(zip("abc", scores))
-        return {"overall": scores, "final emotion": dict(zip("abc", finals))}
-
-    files = {"f": means([1, 2, 3], [1, 3, 2]), "g": means([1, 2, 3], [30, 20, 10])}
-    rows = correlations_of(files)
-    assert rows["f"][0] == pytest.approx(0.5) and len(rows) == 2
-    assert rows["g"][0] == pytest.approx(-1)
-    rows = correlations_of({**files, "h": means([4, 5, 6], [0, 11, 10])})
-    assert rows["over files"][0] == pytest.approx(
-        # mean scores 2, 2, 5; mean emotions 2, 20, 7
-        -0.2485,
-        abs=1e-4,
-    )
+def test_correlations_are_over_dialogues():
+    """By hand: of 1, 2, 3 with 1, 3, 2, Pearson's r is 1 / 2; with 3, 2, 1 it is -1."""
+    scores = {"a": 1, "b": 2, "c": 3}
+    for finals, r in (([1, 3, 2], 0.5), ([30, 20, 10], -1)):
+        means = {"overall": scores, "final emotion": dict(zip("abc", finals))}
+        assert correlation_of(means)[0] == pytest.approx(r)
