@@ -261,6 +261,16 @@ class CallLog:
             append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
 
 
+def open_call_log(path):
+    """The log of calls in the file `path`, read again: nothing is paid for twice."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = CallLog(path)
+    if path.exists():
+        log.read(path)
+    return log
+
+
 def digest(*parts):
     """A short hash of values that JSON can hold."""
     text = json.dumps(parts, ensure_ascii=False)

@@ -10,9 +10,9 @@ import random
 import simulator
 from answering import coded, feeling
 from simulator import CHECK_REPLIES, toy_profiles
-from tools.asking import ScriptedJudge, filled
 from tools.dialogues import load_dialogues
 from toy import world
+from toy.judge import ScriptedJudge, filled
 from toy.words import NEEDS
 
 SCORES = {"ED": 4, "CI": 3, "SC": 2, "DG": 3, "SA": 5}

@@ -8,16 +8,12 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 """
 
 from support.errors import BadInput, SimulatorFailed
-from support.servers import CallLog, digest
+from support.servers import digest, open_call_log
 from support.settings import SCRIPTED, not_negative
 
 import asyncio
 import contextlib
-import json
-import random
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from tqdm.asyncio import tqdm
@@ -25,12 +21,10 @@ from tqdm.asyncio import tqdm
 import simulator
 from simulator import Simulator
 from tools.dialogues import make_cases
-from toy.words import ACTS, NEEDS
-from toy.world import act_of, code_in, split_sentences, tags_of
+from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 
 RETRIES = 4  # how often a question is asked again whose answer cannot be read
-# The name of the judge that is a script, and what must stand beside its scores.
-SCRIPTED_JUDGE = "scripted"
+# what must stand beside the scores of the judge that is a script
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
 
@@ -41,11 +35,6 @@ class Question(NamedTuple):
     schema: dict  # of the answer, see simulator.py
     found: Callable = dict  # found(answer, without its code) -> {item: value}
     repeats: int = 1  # how often it is asked about the same thing
-
-
-def load_question(name, lang, placeholders, schema, repeated):
-    """For tools/replay.py: a Question."""
-    return Question(name, schema)
 
 
 # ---------------------------------------------------------------------------------------- the judge
@@ -72,15 +61,12 @@ class Judge(Simulator):
         at temperature 0 would be one."""
         return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
-    async def check(self, question):
-        """For tools/replay.py: `ask_all` checks."""
-
     async def ask_all(self, question, cases):
         """Ask a Question about each of `cases`, of `make_cases`, after one question as a user's
         `check`, which raises what that raises. Returns a row of --json for each call: what the case
         is about, what the answer depends on, and under "found" what was read, None where no answer
         could be. Raises BadInput if no answer about one of the files could be read."""
-        await super().check()
+        await self.check()
         path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
         template = path.read_text(encoding="utf-8").strip()
 
@@ -113,17 +99,12 @@ def ask_files(args, question, slots_of):
     cases = []
     for path in args.files:
         cases += make_cases(path, question.name, slots_of)
+    return ask(args, question, cases)
+
+
+def ask(args, question, cases):
+    """Ask a Question about each of `cases`, of `make_cases`. Returns what `ask_all` returns."""
     return asyncio.run(Judge(args).ask_all(question, cases))
-
-
-def open_call_log(path):
-    """The log of calls in the file `path`, read again: nothing is paid for twice."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = CallLog(path)
-    if path.exists():
-        log.read(path)
-    return log
 
 
 def made_by(answers):
@@ -143,63 +124,3 @@ def add_judge_flags(parser):
     add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
     text = "of the judge's prompts (default: en)"
     add("--lang", choices=["en", "zh"], default="en", help=text)
-
-
-# ------------------------------------------------------------------------------- the scripted judge
-
-
-class ScriptedJudge:
-    """Fills in the schema of a question: the greater the share of sentences that serve any need,
-    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
-    the toy's world."""
-
-    name, temperature = SCRIPTED_JUDGE, 0.0
-    is_scripted = True  # its answers always have the form, so no tool need check that first
-
-    async def __call__(self, prompt, schema):
-        tags = tags_of(prompt)
-        reworded = in_other_words(json.loads(tags.get("reply", '""')))
-        answer = filled(schema, share_of_good(tags), reworded or "scripted")
-        return json.dumps({**answer, "code": code_in(prompt)})
-
-
-def share_of_good(tags):
-    """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve any
-    need) and the user's reactions in the record (those of a mood that was lifted). tags: what
-    stands in a prompt, {tag: text}."""
-    good = []
-    for message in json.loads(tags.get("dialogue", "[]"))[1::2]:  # the policy's turns
-        good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
-    for reaction in re.findall("lifted|let down", tags.get("record", "")):
-        good.append(reaction == "lifted")
-    return sum(good) / max(1, len(good))
-
-
-def filled(kind, share, text):
-    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
-    to 1, its highest; every string is `text`, every list empty."""
-    if isinstance(kind, dict):
-        return {key: filled(inner, share, text) for key, inner in kind.items()}
-    if isinstance(kind, list):
-        return []
-    if kind is str:
-        return text
-    if isinstance(kind, range) and kind.start < 0:
-        return 0  # neither end of such a scale is better than the other
-    return kind[round(share * (len(kind) - 1))]  # scales go from the worst to the best
-
-
-def in_other_words(reply):
-    """The same sentences, each with another opening of its act. A sentence that is not in the
-    grammar stays as it is."""
-    reworded = []
-    for sentence in split_sentences(reply):
-        act = act_of(sentence)
-        openings = ACTS[act].openings if act else []
-        for used in openings:
-            if sentence.startswith(f"{used} "):
-                others = [opening for opening in openings if opening != used]
-                sentence = random.Random(sentence).choice(others) + sentence.removeprefix(used)
-                break
-        reworded.append(sentence)
-    return " ".join(reworded)

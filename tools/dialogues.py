@@ -160,12 +160,12 @@ def check_files(args, least=1, inputs=(), out=None):
         raise BadInput("name a FILE: results of evaluate.py, or a run's log")
 
 
-def need_model(flag, args):
-    """Raise BadInput if the model that `flag` names (judge, simulator) is not given and cannot be a
-    scripted one, because users of these files are not the toy's."""
+def need_judge(args):
+    """Raise BadInput if no --judge is given and the scripted one cannot serve, because users of
+    these files are not the toy's."""
     users = {load_dialogues(path)[0].played_by for path in args.files}
-    if not (getattr(args, flag) or users <= {"toy", "toy-weak"}):
-        raise BadInput(f"--{flag} is needed: the script understands the toy's files only")
+    if not (args.judge or users <= {"toy", "toy-weak"}):
+        raise BadInput("--judge is needed: the script understands the toy's files only")
 
 
 def write_outputs(args, tool, result):

@@ -11,8 +11,10 @@
     blri          Barrett-Lennard relationship inventory, from 0 to 100, filled in from the user's
                   record of its thoughts (SAGE 3)
     utterance     how good the replies are as utterances in a talk, from 1 to 5 (SAGE 3)
-    coordinate    where a policy stands, from structured (x = -1) to creative (1) and from solution
-                  (y = -1) to empathy (1), for each dialogue (after SAGE 4.2)
+    coordinate    where policies stand beside each other, from structured (x = -1) to creative (1) and
+                  from solution (y = -1) to empathy (1): one prompt places all FILEs by the reasons
+                  of their successes and failures and by their strategies (SAGE 4.2, RLVER 3.7).
+                  Places compare only within one call.
 
 The tables have means over dialogues, of the final emotion too; of two files also the second less
 the first, paired over dialogues; of blri and utterance also the correlation with the final emotion.
@@ -25,27 +27,30 @@ No score is quality: judge and user are both models. docs/measuring.md says what
 
 from support import stats
 from support.errors import BadInput
+from support.results import intention_of
 from support.settings import positive
 
 import contextlib
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from operator import itemgetter
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from simulator import Unreadable, as_json, read_analysis
-from tools.asking import Question, add_judge_flags, ask_files, made_by
+from tools.asking import Question, add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
     add_files,
     check_files,
     dialogue_slots,
-    need_model,
+    make_cases,
+    need_judge,
     show_table,
     tool_parser,
     write_outputs,
 )
+from tools.strategies import NAMES, tag_files
 
 # ----------------------------------------------------------------------------------------- questions
 
@@ -120,18 +125,6 @@ BLRI_SCALES = {
     "unconditionality": 2,
 }
 UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
-CHARACTER = ("reasons", "social_distance", "professional_role", "personality")
-PLACE_SCHEMA = {
-    **dict.fromkeys(CHARACTER, str),
-    "code": str,
-    "place": dict.fromkeys("xy", range(-100, 101)),  # in hundredths
-}
-
-
-def place_of(answer):
-    """{axis: where the policy stands on it, from -1 to 1}."""
-    return {axis: value / 100 for axis, value in answer["place"].items()}
-
 
 # {name of the prompt: (what it is asked about, for `make_cases`: a dialogue, each line of the user,
 # its record; schema, in which the scale stands; found(answer) -> {item: score})}
@@ -140,7 +133,6 @@ QUESTIONS = {
     "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
     "blri": (record_slots, *statements(0, 100, [11], BLRI_SCALES)),  # SAGE 3
     "utterance": (dialogue_slots, *statements(1, 5, [3, 5], UTTERANCE_SCALES)),  # SAGE 3
-    "coordinate": (dialogue_slots, PLACE_SCHEMA, place_of),  # SAGE 4.2
 }
 
 
@@ -148,16 +140,11 @@ QUESTIONS = {
 
 
 def judge_files(args):
-    """Ask one of QUESTIONS about each of `args.files`; print, write and draw the means. Returns the
-    exit code. --json gets {"answers", "means" and "tables" of each file, see `score_file`, "paired"
-    of two files}."""
+    """Ask one of QUESTIONS about each of `args.files`, and print the means. Returns what --json
+    gets: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two files}."""
     name = args.question
-    check_files(args, out=args.picture)
-    if args.picture and name not in ("capabilities", "coordinate"):
-        raise BadInput("--picture: only capabilities and coordinate have one")
-    need_model("judge", args)
     slots_of, schema, found = QUESTIONS[name]
-    answers = ask_files(args, Question(name, schema, found, args.repeats), slots_of)
+    answers = ask_files(args, Question(name, schema, found, args.repeats or 1), slots_of)
     means, tables = {}, {}
     for path in args.files:
         means[path], tables[path] = score_file([row for row in answers if row["file"] == path])
@@ -169,10 +156,7 @@ def judge_files(args):
         result["paired"] = paired_differences(*means.values())
         title = "the second FILE minus the first, paired over dialogues"
         show_table(title, COLUMNS[:4], result["paired"], made_by(answers))
-    write_outputs(args, f"judge {name}", result)
-    if args.picture:
-        draw(name, tables, args.picture)
-    return 0
+    return result
 
 
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
@@ -225,29 +209,86 @@ def correlation_of(means):
     return stats.interval(stats.pearson, *columns)
 
 
+# ---------------------------------------------------------------------------------------- coordinate
+
+CHARACTER = ("code", "social_distance", "professional_role", "personality")
+
+
+def outcome_slots(dialogue):
+    """For `make_cases`: a dialogue that ended in success or in failure."""
+    if 10 < dialogue.final < 100:
+        return []
+    need = dialogue.profile.need if dialogue.profile else ""
+    outcome = "success" if dialogue.final >= 100 else "failure"
+    more = {"outcome": outcome, "kind": intention_of(dialogue.task, need)[1]}
+    return [{**slots, **more} for slots in dialogue_slots(dialogue)]
+
+
+def place_files(args):
+    """Ask for the reasons of successes and failures, the first five of each, with either kind of
+    need; of them for the character of each file's policy; and for the places of all in one prompt.
+    Returns what --json gets: {"placed": {file: [x, y, number of answers]}, "answers"}."""
+    cases, taken = [], Counter()
+    for path in args.files:
+        for about, slots in make_cases(path, "reasons", outcome_slots):
+            group = path, slots["outcome"], slots["kind"]
+            taken[group] += 1
+            if taken[group] <= 5:
+                cases.append((about, slots))
+    reasons = ask(
+        args, Question("reasons", dict.fromkeys(("reasons", "code", "summary"), str)), cases
+    )
+    cases = []
+    for path in args.files:
+        notes = [row["found"] for row in reasons if row["found"] and row["file"] == path]
+        cases.append(({"file": path}, {"reasons": as_json(notes)}))
+    characters = ask(args, Question("character", dict.fromkeys(CHARACTER, str)), cases)
+    tagged, tags = tag_files(args)
+    models = {}  # {name: what the judge is shown of it}
+    for number, row in enumerate(characters, 1):
+        used = Counter()
+        for codes, _ in sum(tagged[row["file"]], []):
+            used.update(codes or ())
+        shares = [f"{code} {100 * used[code] / max(1, used.total()):.0f} %" for code in NAMES]
+        models[f"M{number}"] = f"{as_json(row['found'])}\n{', '.join(shares)}"
+    place = dict.fromkeys("xy", range(-100, 101))  # in hundredths
+    schema = {"comparison": str, "code": str, "places": dict.fromkeys(models, place)}
+    question = Question("place", schema, itemgetter("places"), args.repeats or 3)
+    shown = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
+    answers = ask(args, question, [({"file": " ".join(args.files)}, {"models": shown})])
+    found = [row["found"] for row in answers if row["found"]]
+    placed = {}
+    for name, path in zip(models, args.files):
+        x, y = (mean([places[name][axis] / 100 for places in found]) for axis in "xy")
+        placed[path] = [x, y, len(found)]
+    show_table("coordinate", ["x", "y", "n"], placed, made_by(answers))
+    answers = {"reasons": reasons, "character": characters, "strategies": tags, "place": answers}
+    return {"placed": placed, "answers": answers}
+
+
 # ------------------------------------------------------------------------------------------ pictures
 
 
-def draw(question, tables, picture):
+def draw(result, picture):
     """Write the mean capabilities of each file as a picture (RLVER 3.3), or the files' places (SAGE
-    4.2). tables: {file: of `score_file`}."""
+    4.2). result: of `judge_files` or `place_files`."""
     figure = Figure()
-    means = {path: [row[0] for row in table.values()] for path, table in tables.items()}
-    if question == "coordinate":
+    if "placed" in result:
         axis = figure.add_subplot(
             xlim=(-1, 1),
             ylim=(-1, 1),
             xlabel="structured to creative",
             ylabel="solution to empathy",
         )
-        for path, (x, y, _) in means.items():
+        for path, (x, y, _) in result["placed"].items():
             axis.scatter(x, y, label=path)
     else:
         axis = figure.add_subplot(projection="polar", ylim=(1, 5))
         angles = np.linspace(0, 2 * np.pi, 5, endpoint=False)
         axis.set_xticks(angles, CAPABILITIES)
-        for path, (*scores, _) in means.items():
-            axis.fill(angles, np.array(scores, float), alpha=0.3, label=path)
+        for path, table in result["tables"].items():
+            means = [table[item][0] for item in CAPABILITIES]
+            axis.fill(angles, np.array(means, float), alpha=0.3, label=path)
     figure.legend(loc="upper left")
     figure.savefig(picture)
 
@@ -255,17 +296,31 @@ def draw(question, tables, picture):
 # ---------------------------------------------------------------------------------------------- main
 
 
+def judge(args):
+    """Ask what `args` say; print, write and draw it. Returns the exit code."""
+    name = args.question
+    check_files(args, out=args.picture)
+    if args.picture and name not in ("capabilities", "coordinate"):
+        raise BadInput("--picture: only capabilities and coordinate have one")
+    need_judge(args)
+    result = place_files(args) if name == "coordinate" else judge_files(args)
+    write_outputs(args, f"judge {name}", result)
+    if args.picture:
+        draw(result, args.picture)
+    return 0
+
+
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("judge", __doc__)
     add = parser.add_argument
-    add("question", choices=QUESTIONS, help="see above")
+    add("question", choices=[*QUESTIONS, "coordinate"], help="see above")
     add_files(parser)
     add_judge_flags(parser)
-    text = "ask each question N times (default: 1)"
-    add("--repeats", type=positive, default=1, metavar="N", help=text)
+    text = "ask each question N times (default: 1, for places 3)"
+    add("--repeats", type=positive, metavar="N", help=text)
     add("--picture", metavar="FILE", help="draw the means, or the places")
-    return parser.run(judge_files, argv)
+    return parser.run(judge, argv)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ where it was and ends with the same file.
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.results import intention_of
+from support.servers import open_call_log
 from support.settings import Parser, fraction, natural, positive
 
 import asyncio
@@ -33,7 +34,6 @@ from pathlib import Path
 from tqdm.asyncio import tqdm
 
 from simulator import PROMPTS, Profile, User, fill, load_profiles, make_simulator
-from tools.asking import open_call_log
 from toy import world
 from toy.words import NEEDS
 

@@ -21,6 +21,7 @@ both. (Without --judge a script does it, for the toy's sentences.)
 from support.errors import SimulatorFailed
 from support.files import read_json
 from support.results import recorded_dialogues
+from support.servers import open_call_log
 from support.settings import SCRIPTED, not_negative, positive
 
 import asyncio
@@ -34,12 +35,12 @@ from tqdm.asyncio import tqdm
 
 from evaluate import USUAL_USER, user_label
 from simulator import Profile, User, check_playable, make_simulator
-from tools.asking import Judge, load_question, made_by, open_call_log
+from tools.asking import Judge, Question, made_by
 from tools.dialogues import (
     check_files,
     load_dialogues,
     make_cases,
-    need_model,
+    need_judge,
     reply_slots,
     show_table,
     tool_parser,
@@ -57,7 +58,7 @@ READING = (
 def replay_file(args):
     """Answer the question that the flags ask. Returns the exit code: 1 if something is not as
     recorded, though the user is the recorded one."""
-    check_files(args, least=1)
+    check_files(args)
     (path,) = args.files
     people = {dialogue.profile_id: profile_of(dialogue) for dialogue in load_dialogues(path)}
     rows = [{**row, "turns": visible_turns(row)} for row in recorded_dialogues(path)] * args.times
@@ -196,11 +197,9 @@ async def compare(args, rows, users, people, is_replay):
 async def reword(args):
     """Let a judge put each reply in other words. Returns (texts, [rows][turns], None where its
     answer could not be read; who the judge is)."""
-    need_model("judge", args)
+    need_judge(args)
     judge = Judge(args)
-    schema = {"code": str, "text": str}
-    question = load_question("paraphrase", args.lang, ["dialogue", "reply"], schema, repeated=False)
-    await judge.check(question)
+    question = Question("paraphrase", {"code": str, "text": str})
     answers = await judge.ask_all(question, make_cases(*args.files, "paraphrase", reply_slots))
     texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
     for answer in answers:
@@ -222,7 +221,7 @@ def main(argv=None):
     add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
     add("--paraphrase", action="store_true", help="hear each reply in other words, too")
     add("--judge", metavar="NAME", help="who finds them: openai:MODEL@URL or local:DIR")
-    parser.set_defaults(repeats=1, temperature=0.0, retries=4)  # of the judge
+    parser.set_defaults(temperature=0.0)  # of the judge
     return parser.run(replay_file, argv)
 
 

@@ -200,11 +200,7 @@ def main(argv=None):
         description="Draw the page and the picture of a run, from its own files.",
     )
     parser.add_argument("path", help="directory of a run", metavar="RUN")
-    page = draw(parser.parse_args(argv).path)
-    if not page:
-        return 2
-    print(f"written: {page}")
-    return 0
+    return parser.run(lambda args: 0 if draw(args.path) else 2, argv)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tools.dialogues import (
     cell,
     check_files,
     load_dialogues,
-    need_model,
+    need_judge,
     reply_slots,
     show_table,
     tool_parser,
@@ -158,18 +158,16 @@ READING = (
 )
 
 
-def strategies(args):
-    """Tag each reply of each file, and show what is counted. Returns the exit code."""
-    check_files(args)
-    need_model("judge", args)
-    answers, source = None, "The toy's grammar tells the strategies, exactly. "
+def tag_files(args):
+    """({file: its tagged dialogues}, the judge's answers). Without --judge the toy's grammar tells
+    the strategies, and the answers are None."""
+    answers = None
     if args.judge:
         answers = ask_files(args, Question("strategies", SCHEMA), reply_slots)
-        source = made_by(answers)
     tags = iter(answers or ())
-    files = {}
+    tagged = {}
     for path in args.files:
-        dialogues = []
+        tagged[path] = []
         for dialogue in load_dialogues(path):
             replies = []
             for turn in dialogue.turns:
@@ -177,7 +175,18 @@ def strategies(args):
                 if answers:
                     used = (next(tags)["found"] or {}).get("strategies")
                 replies.append([used, turn["change"]])
-            dialogues.append(replies)
+            tagged[path].append(replies)
+    return tagged, answers
+
+
+def strategies(args):
+    """Tag each reply of each file, and show what is counted. Returns the exit code."""
+    check_files(args)
+    need_judge(args)
+    tagged, answers = tag_files(args)
+    source = made_by(answers) if answers else "The toy's grammar tells the strategies, exactly. "
+    files = {}
+    for path, dialogues in tagged.items():
         files[path] = counts = strategies_of(dialogues)
         rows = {}
         for name, usage in counts["strategies"].items():

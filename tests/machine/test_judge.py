@@ -19,8 +19,9 @@ import tools.judge
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
 from simulator import Unreadable, code_of, fill, read_answer
 from tools import strategies
-from tools.asking import MACHINERY_ONLY, RETRIES, ScriptedJudge
+from tools.asking import MACHINERY_ONLY, RETRIES
 from tools.dialogues import load_dialogues
+from toy.judge import ScriptedJudge
 from toy.words import NEEDS
 
 pytestmark = pytest.mark.usefixtures("fresh_tools")

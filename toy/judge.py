@@ -1,0 +1,70 @@
+"""toy/judge.py - a script that stands where a judge would in the toy's world, for the tools that ask
+one (tools/asking.py). It has no opinion: its scores show that the machinery works, and nothing of
+comfort.
+"""
+
+import json
+import random
+import re
+
+from toy.words import ACTS, NEEDS
+from toy.world import act_of, code_in, split_sentences, tags_of
+
+SCRIPTED_JUDGE = "scripted"  # its name
+
+
+class ScriptedJudge:
+    """Fills in the schema of a question: the greater the share of sentences that serve any need,
+    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
+    the toy's world."""
+
+    name, temperature = SCRIPTED_JUDGE, 0.0
+    is_scripted = True  # its answers always have the form, so no tool need check that first
+
+    async def __call__(self, prompt, schema):
+        tags = tags_of(prompt)
+        reworded = in_other_words(json.loads(tags.get("reply", '""')))
+        answer = filled(schema, share_of_good(tags), reworded or "scripted")
+        return json.dumps({**answer, "code": code_in(prompt)})
+
+
+def share_of_good(tags):
+    """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve any
+    need) and the user's reactions in the record (those of a mood that was lifted). tags: what
+    stands in a prompt, {tag: text}."""
+    good = []
+    for message in json.loads(tags.get("dialogue", "[]"))[1::2]:  # the policy's turns
+        good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
+    for reaction in re.findall("lifted|let down", tags.get("record", "")):
+        good.append(reaction == "lifted")
+    return sum(good) / max(1, len(good))
+
+
+def filled(kind, share, text):
+    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
+    to 1, its highest; every string is `text`, every list empty."""
+    if isinstance(kind, dict):
+        return {key: filled(inner, share, text) for key, inner in kind.items()}
+    if isinstance(kind, list):
+        return []
+    if kind is str:
+        return text
+    if isinstance(kind, range) and kind.start < 0:
+        return 0  # neither end of such a scale is better than the other
+    return kind[round(share * (len(kind) - 1))]  # scales go from the worst to the best
+
+
+def in_other_words(reply):
+    """The same sentences, each with another opening of its act. A sentence that is not in the
+    grammar stays as it is."""
+    reworded = []
+    for sentence in split_sentences(reply):
+        act = act_of(sentence)
+        openings = ACTS[act].openings if act else []
+        for used in openings:
+            if sentence.startswith(f"{used} "):
+                others = [opening for opening in openings if opening != used]
+                sentence = random.Random(sentence).choice(others) + sentence.removeprefix(used)
+                break
+        reworded.append(sentence)
+    return " ".join(reworded)
