@@ -14,6 +14,7 @@ from agents import (
     gossip,
     gradients,
     random_episode,
+    sampled,
     speak,
 )
 from engine import TorchEngine
@@ -68,8 +69,10 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
     engine = TorchEngine(model, chat.stop_id, temperature)
     episodes = gossip(engine, chat, think=think)
     for texts in (THOUGHTS, THOUGHTS[::-1]):
-        agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in texts], think=think)
+        said = [chat.text(t) + [chat.stop_id] for t in texts]
+        agent, _ = speak(engine, chat, said, think=think)
         episodes.append(episode_of(agent.segments))
+        assert [s.ids for s in sampled(episodes[-1])] == said  # dice and scores agree
     batch = pack(episodes)
     scores = Policy(model, temperature)(batch)
     packed = [x[batch.action_mask] for x in scores]
