@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, user_of
-from simulator import CHECK_REPLIES, Simulator, User, toy_profiles
+from simulator import CHECK_REPLIES, Simulator
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
@@ -104,12 +104,3 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     now[0] += 256
     clock.tick()
     assert clock.simulator == 2 + 4 + 16 + 128
-
-    async def model(prompt, schema):
-        now[0] += 1000
-        return "?"
-
-    user = User(Simulator(model, retries=1, clock=clock), toy_profiles("train", 1)[0])
-    with pytest.raises(SimulatorFailed):
-        asyncio.run(user.answer())
-    assert clock.simulator == 150 + 2 * 1000
