@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, user_of
-from simulator import CHECK_REPLIES, Simulator
+from simulator import CHECK_REPLIES, Simulator, User, toy_profiles
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
@@ -98,9 +98,14 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     now[0] += 32  # nothing
     with clock.during("samplers"):
         now[0] += 64  # no call
-    with pytest.raises(OSError), clock.during("calls"):
+
+    async def fails(prompt, schema):
         now[0] += 128  # counts, and a failed call is over
-        raise OSError
+        raise SimulatorFailed
+
+    user = User(Simulator(fails, clock=clock), toy_profiles("train", 1)[0])
+    with pytest.raises(SimulatorFailed):
+        asyncio.run(user.answer())
     now[0] += 256
     clock.tick()
     assert clock.simulator == 2 + 4 + 16 + 128
