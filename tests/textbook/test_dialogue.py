@@ -84,12 +84,10 @@ ENDINGS = {
     "goodbye": (["+5 a", "+5 b", "-2 bye", "+9 never said"], "goodbye", 38, 3, 6),
     "emotion at 100": (["+10 a"] * 9, "emotion_max", 100, 7, 13),
     "emotion clamped at 0": (["-7 a"] * 9, "emotion_min", 0, 5, 9),
-    "turn limit": (["+5 a"] * 9, "turn_limit", 70, 8, 15),
     "turn limit before goodbye": (["+1 a"] * 7 + ["+1 bye"], "turn_limit", 38, 8, 15),
     # in brackets: of a policy that should think
     "malformed": (["+10 a", ("+10 no thought",)], "malformed", 0, 1, 2),
     "context": (["+5 a", "+5 b", None], "context", 40, 2, 4),
-    "context at once": ([None], "context", 30, 0, 0),
 }
 
 

@@ -39,25 +39,6 @@ def test_packing_by_the_worked_example():
         assert [batch.ids[row][past].tolist() for past in mask[row]] == sees
 
 
-def test_a_branch_of_two_segments_is_one_branch():
-    """A template's opening, <think>, stands in front of the sampled tokens on their branch: they go
-    on behind it, and it is no action."""
-    segments = [
-        Segment([1, 2]),
-        Segment([9], branch=1),
-        Segment([3, 4], branch=1, log_probs=[-1.0, -2.0]),
-        Segment([5, 6]),
-        Segment([9], branch=2),
-        Segment([7], branch=2, log_probs=[-3.0]),
-    ]
-    batch = pack([episode_of(segments)])
-    assert batch.ids.tolist() == [[1, 2, 9, 3, 4, 5, 6, 9, 7]]
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
-    assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
-    assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
-    assert batch.turn.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 2]]
-
-
 def paid(*emotions, reward):
     """A thinking dialogue with these emotions after its turns, None for a malformed one."""
     segments, at, turns = [Segment([1, 2])], [30, *emotions], []
@@ -83,26 +64,28 @@ def test_what_each_turn_is_paid():
         assert np.allclose(episode.turn_rewards("delta"), deltas)
 
 
-def test_turns_are_counted_and_paid_as_was_asked():
-    """Two replies of one sequence, and one with a stray thought: the third turn is the first
-    branch. Each is paid for its own change, and the padding up to the next multiple is nobody's."""
+def test_turns_of_either_kind_are_counted_and_paid_as_was_asked():
+    """A reply in the sequence, and a thinking one: the template's opening, 9, stands in front of
+    the sampled tokens on their branch; they go on behind it, and it is no action. Each turn is paid
+    for its own change, and the padding up to the next multiple is nobody's."""
     segments = [
         Segment([1, 2]),
         Segment([3], 0, [-1.0]),
         Segment([5]),
-        Segment([3, 4], 0, [-1.0, -1.0]),
-        Segment([5]),
-        Segment([6], 1, [-1.0]),
+        Segment([9], 1),
+        Segment([3, 4], 1, [-1.0, -1.0]),
+        Segment([6]),
     ]
-    episode = episode_of(
-        segments, reward=0.5, turns=[{"emotion": e, "change": None} for e in (40, 36, 50)]
-    )
-    batch = pack([episode], 9, "delta", multiple=5)
-    assert batch.ids.tolist() == [[1, 2, 3, 5, 3, 4, 5, 6, 9, 9]]
-    assert batch.turn.tolist() == [[0, 0, 1, 0, 2, 2, 0, 3, 0, 0]]
-    assert batch.branch.tolist() == [[0] * 7 + [1, -1, -1]]
-    assert batch.reward[0].tolist() == pytest.approx([0.1, -0.04, 0.14])
-    assert pack([episode]).reward.tolist() == [[0, 0, 0.5]]
+    turns = [{"emotion": 40, "change": None}, {"emotion": 36, "change": None}]
+    episode = episode_of(segments, reward=0.36, turns=turns)
+    batch = pack([episode], 8, "delta", multiple=5)
+    assert batch.ids.tolist() == [[1, 2, 3, 5, 9, 3, 4, 6, 8, 8]]
+    assert batch.turn.tolist() == [[0, 0, 1, 0, 0, 2, 2, 0, 0, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 4, 0, 0]]
+    assert batch.branch.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0, -1, -1]]
+    assert (batch.action_mask == (batch.turn > 0)).all()
+    assert batch.reward[0].tolist() == pytest.approx([0.1, -0.04])
+    assert pack([episode]).reward[0].tolist() == pytest.approx([0, 0.36])
 
 
 def test_micro_batches_lose_no_dialogue_and_keep_the_budget():

@@ -81,26 +81,15 @@ def test_it_is_the_formula_at_temperature_1(kind, think, tiny_model):
     assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
 
 
-def test_every_token_counts_the_same(tiny_model):
+def test_every_token_of_a_step_counts_the_same(tiny_model):
     """Whatever micro-batch it is in, and in whatever chunk of logits: not the mean of the means,
-    in which a short micro-batch would weigh as much as a long one."""
-    episodes = made_up(think=False, count=6)
+    in which a short micro-batch would weigh as much as a long one. And no token of an earlier step;
+    without replies there is none, and a 0 or a 1 would be a lie."""
     three_a_chunk = 3 * tiny_model.config.vocab_size
     reference = Reference(Policy(tiny_model, 0.7, max_logits=three_a_chunk))
-    ask(reference, pack(episodes[:1]), dummy_batch(), pack(episodes[1:]))
-    assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)
-
-
-def test_taking_it_starts_anew(tiny_model):
-    """That of a step is of this step's replies, not of all since the start; without replies there
-    is none, and a 0 or a 1 would be a lie."""
-    reference = whole_model(tiny_model)
-    assert reference.take_perplexity() is None
-    ask(reference, dummy_batch())
-    assert reference.take_perplexity() is None
-    first, second = made_up(think=False, seed=4), made_up(think=False, seed=5)
-    ask(reference, pack(first))
-    reference.take_perplexity()
-    ask(reference, pack(second))
-    assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, second), rel=1e-4)
-    assert reference.take_perplexity() is None
+    for seed in (4, 5):
+        ask(reference, dummy_batch())
+        assert reference.take_perplexity() is None
+        episodes = made_up(think=False, count=6, seed=seed)
+        ask(reference, pack(episodes[:1]), dummy_batch(), pack(episodes[1:]))
+        assert reference.take_perplexity() == pytest.approx(by_hand(tiny_model, episodes), rel=1e-4)

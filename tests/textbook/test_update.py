@@ -164,6 +164,24 @@ def test_importance_weights_are_in_the_policy_loss_only():
     close(step(gap, advantages), step(0 * gap, advantages * gap.exp().clamp(max=2)))
 
 
+def test_k1_is_no_loss():
+    """k1 belongs in the reward, where it has been put before a step is taken. In the loss its
+    gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
+    that of the others is not."""
+    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
+    ref, advantages = log_probs_of(Table(9), [batch]), [normal(*batch.ids.shape, seed=1)]
+
+    def gradient(estimator, kl_coef=0.3):
+        cfg = cfg_of(kl_coef=kl_coef, kl_estimator=estimator)
+        (seen,), *_ = gradients(Table(), [[batch]], advantages, ref=ref, cfg=cfg)
+        return seen
+
+    without = gradient("k3", 0.0)
+    close(gradient("k1"), without)
+    for estimator in ("k2", "k3", "k3-ratio"):
+        assert (gradient(estimator) - without).abs().max() > 1e-2
+
+
 def test_the_entropy_is_a_bonus():
     """A step goes up the entropy, not down: where nothing else is to be learned, a policy forgets
     its preferences, a little. With the wrong sign it would only grow more certain of what it does
