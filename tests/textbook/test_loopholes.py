@@ -94,9 +94,7 @@ def test_all_at_once_is_no_comfort():
         others = [act for act in NEEDS if act not in (need, SECONDARY[need])]
         assert change(f"{one[need]} {one[others[0]]}", need) < change(one[need], need) / 2
         assert change(f"{one[need]} {one[others[0]]} {one[others[1]]}", need) < 0
-        assert change(" ".join(one[act] for act in NEEDS), need) < 0
         assert change(" ".join(sentences(need)[:4]), need) < 0  # nor a lecture
-        assert change(" ".join(sentences(need)[:2]), need) <= change(sentences(need)[0], need)
     assert change("", "listen") < 0 and change(" \n", "listen") < 0
 
 

@@ -57,7 +57,6 @@ BAD_FILES = {
     "half-written": ([LIN, json.dumps({**LIN, "id": "p-2"})[:90]], ["line 2", "half-written"]),
     "not an object": ([LIN, [1]], ["line 2", "object"]),
     "no task": ([LIN, {"id": "p-2"}], ["line 2", "'player'", "missing"]),
-    "null": ([{**LIN, "task": None}], ["line 1", "'task'", "missing"]),
     "empty field": ([{**LIN, "scene": ""}], ["line 1", "'scene'", "empty"]),
     "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "is 7", "a str"]),
     "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
