@@ -238,6 +238,13 @@ def test_the_kl_gradient_that_grpo_takes(estimator, direction):
     close(gradient, 0.3 * exact.flatten())
 
 
+def test_pi_old_is_what_the_trainer_says():
+    """One policy, three log-probs. Where the engine is off, its own are still not pi_old: the first
+    ratio is 1, and the gap is a metric."""
+    _, metrics = gradients([[pack(talk(0, 2, 3, gap=1.0), talk(1, 1, 4, gap=1.0))]])
+    assert metrics["kl"] == 0 and metrics["logp_gap"] > 0.1
+
+
 def test_k1_is_refused():
     """A KL that is none: k1 in the loss does nothing on average, and there is no per-token reward
     to put it in. Better an error than a KL of no effect; where no KL is asked for, its name does
