@@ -85,6 +85,7 @@ ENDINGS = {
     "emotion at 100": (["+10 a"] * 9, "emotion_max", 100, 7, 13),
     "emotion clamped at 0": (["-7 a"] * 9, "emotion_min", 0, 5, 9),
     "turn limit before goodbye": (["+1 a"] * 7 + ["+1 bye"], "turn_limit", 38, 8, 15),
+    "limits at once": (["+9 a"] * 7 + ["+10 a", "+9 never said"], "emotion_max", 100, 8, 15),
     # in brackets: of a policy that should think
     "malformed": (["+10 a", ("+10 no thought",)], "malformed", 0, 1, 2),
     "context": (["+5 a", "+5 b", None], "context", 40, 2, 4),
