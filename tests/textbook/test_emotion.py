@@ -31,14 +31,5 @@ def test_emotion_levels():
 def test_one_reply_moves_the_emotion_by_ten_at_most():
     """Defect 25: the released code adds whatever integer it reads, so one bad answer can be the
     whole reward."""
-    moves = {
-        (30, 4): 34,
-        (30, -4): 26,
-        (30, 25): 40,
-        (30, -99): 20,
-        (95, 10): 100,
-        (100, 3): 100,
-        (4, -10): 0,
-        (0, 0): 0,
-    }
+    moves = {(30, -4): 26, (30, 25): 40, (30, -99): 20, (95, 10): 100, (4, -10): 0}
     assert {(e, c): move_emotion(e, clamp_change(c)) for e, c in moves} == moves

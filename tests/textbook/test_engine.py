@@ -11,7 +11,6 @@ import torch
 
 from agents import (
     LINES,
-    THOUGHTS,
     Recorder,
     assert_close,
     by_rows,
@@ -19,7 +18,6 @@ from agents import (
     episode_of,
     gossip,
     sampled,
-    speak,
 )
 from engine import TorchEngine
 from policy import Agent
@@ -69,25 +67,6 @@ def test_slots_that_change_hands_or_rest(think, max_slots, count, chat, tiny_gqa
     assert_close([engine_log_probs(episodes)], by_rows(tiny_gqa_model, episodes)[:1], 1e-4)
 
 
-@pytest.mark.parametrize("think", [False, True])
-def test_a_dialogue_finds_its_cache_again(think, chat, tiny_model):
-    """The next turn reads only what is new: in think mode all behind the fork, for the thought's
-    keys must go. What comes out is what an engine without any past would say."""
-    texts = [chat.text(t) + [chat.stop_id] for t in THOUGHTS]
-    engine = Recorder(tiny_model, chat.stop_id)
-    agent, _ = speak(engine, chat, texts, think=think)
-    trunk, prompts, known = 0, [], 0
-    for s in agent.segments:
-        if s.log_probs is not None:
-            prompts.append(trunk - known)
-            # a stop token is drawn, but not read before the next turn
-            known = trunk + (0 if s.branch else len(s.ids) - 1)
-        trunk += 0 if s.branch else len(s.ids)
-    assert engine.read == prompts and sum(prompts) < trunk
-    last = by_rows(tiny_model, [episode_of(agent.segments)])[0][-len(texts[2]) :]
-    assert_close([torch.tensor(engine.returned[2][1])], [last], 1e-5)
-
-
 def test_single_requests_share_slots(tiny_model, chat):
     """A local simulated user asks one thing after another and never comes back to any: their rows
     must not pile up."""
@@ -97,39 +76,6 @@ def test_single_requests_share_slots(tiny_model, chat):
             engine.generate(chat.first_prompt(f"{i}?"), 3, np.random.default_rng(i), key=None)
         )
     assert engine.cache.keys[0].shape[0] == 1 and not engine.ids_in_slot
-
-
-@pytest.mark.slow
-def test_draws_have_the_frequencies_of_their_probabilities(chat, tiny_model):
-    """4,096 replies of two tokens at temperature 0.7 against the exact probability of every pair,
-    as cdfs over the pairs in two orders: by probability, where a wrong temperature or a cut tail
-    shows; and by how far apart the two tokens stand in their own cdfs, where one draw used twice
-    shows, which would leave each token's own frequencies right. A right sampler leaves either band
-    of 0.05 with probability 2 exp(-2 * 4096 * 0.05^2) < 3e-9 (Dvoretzky-Kiefer-Wolfowitz, with
-    Massart's constant)."""
-    n, temperature, vocab = 4096, 0.7, tiny_model.config.vocab_size
-    prompt = chat.first_prompt("Yes.")
-    engine = TorchEngine(tiny_model, chat.stop_id, temperature)
-
-    async def together():
-        return await asyncio.gather(
-            *[engine.generate(prompt, 2, np.random.default_rng([8, i]), key=i) for i in range(n)]
-        )
-
-    rows = torch.cat([torch.tensor(prompt).expand(vocab, -1), torch.arange(vocab)[:, None]], dim=1)
-    with torch.no_grad():
-        logits = tiny_model(rows, use_cache=False, logits_to_keep=2).logits
-    p = (logits.double() / temperature).softmax(-1)
-    first, second = p[0, 0, :, None], p[:, 1]
-    second[chat.stop_id] = torch.eye(vocab)[0]  # a reply that stopped at once counts as (stop, 0)
-    drawn = torch.zeros(vocab, vocab, dtype=torch.float64)
-    for (token, *rest), _ in asyncio.run(together()):
-        assert len(rest) == (token != chat.stop_id)
-        drawn[token, (rest or [0])[0]] += 1 / n
-    place = (first.cumsum(0) - first / 2) - (second.cumsum(1) - second / 2)
-    for order in (first * second, place.abs()):
-        excess = (drawn - first * second).flatten()[order.flatten().argsort()].cumsum(0)
-        assert excess.abs().max() < 0.05
 
 
 # -------------------------------------------------------------------------------------- new weights
@@ -231,10 +177,3 @@ def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     assert not engine.running and not engine.waiting  # nobody samples for them
     episodes = [episode_of(agents[i].segments) for i in (1, 3, 4)]
     assert_close([engine_log_probs(episodes)], by_rows(tiny_model, episodes)[:1], 1e-4)
-
-
-def test_only_the_engines_copy_computes_without_copies(chat, model):
-    """The trainer's model keeps transformers' own attention, so that the two check each other."""
-    engine = TorchEngine(model, chat.stop_id)
-    assert engine.model.config._attn_implementation == "grouped"
-    assert model.config._attn_implementation == "sdpa"

@@ -3,20 +3,8 @@
 import pytest
 import torch
 
-from ppo import kl_penalty, log_probs_of, optimize
-from tabular import (
-    Notes,
-    Table,
-    cfg_of,
-    close,
-    kl,
-    models_of,
-    normal,
-    pack,
-    talk,
-)
-
-pytestmark = pytest.mark.usefixtures("unclipped")
+from ppo import kl_penalty
+from tabular import close, kl, normal
 
 
 def two_distributions():
@@ -83,31 +71,3 @@ def test_k3_with_the_ratio_is_right_off_policy_too():
         penalty = kl_penalty(log_pi, log_ref, estimator, log_old)
         (got,) = torch.autograd.grad((log_old.exp() * penalty).sum(), logits, retain_graph=True)
         assert torch.allclose(got, wanted, atol=1e-9) == (estimator == "k3-ratio")
-
-
-def test_k1_is_no_loss():
-    """k1 belongs in the reward, where it has been put before a step is taken. In the loss its
-    gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
-    that of the others is not."""
-    policy, batch = Table(), pack(talk(0, 2, 5), talk(1, 3, 4))
-    old, ref = (log_probs_of(table, [batch]) for table in (policy, Table(9)))
-    advantages = [normal(*batch.ids.shape, seed=1)]
-
-    def gradient(estimator, kl_coef=0.3):
-        notes = Notes(policy)
-        optimize(
-            policy,
-            notes,
-            [[batch]],
-            old,
-            advantages,
-            cfg_of(kl_coef=kl_coef, kl_estimator=estimator),
-            models_of(),
-            ref=ref,
-        )
-        return notes.seen[0]
-
-    without = gradient("k3", 0.0)
-    close(gradient("k1"), without)
-    for estimator in ESTIMATORS[1:]:
-        assert (gradient(estimator) - without).abs().max() > 1e-2

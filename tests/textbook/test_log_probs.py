@@ -14,6 +14,7 @@ from agents import (
     gossip,
     gradients,
     random_episode,
+    sampled,
     speak,
 )
 from engine import TorchEngine
@@ -41,14 +42,6 @@ def test_token_scores_are_a_distribution_of_its_temperature():
         assert_close([log_probs.exp(), entropies], wanted, 1e-4)
     scores = token_scores(head, logits.bfloat16(), every_token[:1], 0.7)
     assert {score.dtype for score in scores} == {torch.float32}
-    # both are trained on: up the odds of the token, evens up the rest
-    logits.requires_grad_()
-    scores = token_scores(head, logits, every_token[:1], 1.0)
-    assert_close(
-        [torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in scores],
-        [torch.tensor([[0.5, -0.25, -0.25]]), torch.tensor([[-0.17329, 0.08664, 0.08664]])],
-        1e-4,
-    )
 
 
 @pytest.mark.parametrize(
@@ -68,8 +61,10 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
     engine = TorchEngine(model, chat.stop_id, temperature)
     episodes = gossip(engine, chat, think=think)
     for texts in (THOUGHTS, THOUGHTS[::-1]):
-        agent, _ = speak(engine, chat, [chat.text(t) + [chat.stop_id] for t in texts], think=think)
+        said = [chat.text(t) + [chat.stop_id] for t in texts]
+        agent, _ = speak(engine, chat, said, think=think)
         episodes.append(episode_of(agent.segments))
+        assert [s.ids for s in sampled(episodes[-1])] == said  # dice and scores agree
     batch = pack(episodes)
     scores = Policy(model, temperature)(batch)
     packed = [x[batch.action_mask] for x in scores]

@@ -52,40 +52,16 @@ def test_a_layer_is_w_plus_the_scaled_product():
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)  # off again
 
 
-def test_the_gradient_is_the_formula_of_the_docstring():
-    """By hand, summed over two x, and what autograd finds. W gets none."""
-    layer, switch = layer_of()
-    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    g = torch.randn(2, 7, dtype=torch.float64)
-    with use_adapter(switch, "policy"):
-        layer(x).backward(g)
-    A, B = layer.lora_A["policy"], layer.lora_B["policy"]
-    assert_close(
-        [B.grad, A.grad, x.grad],
-        [
-            sum(3.0 * torch.outer(g[i], A @ x[i]) for i in range(2)),
-            sum(3.0 * torch.outer(B.T @ g[i], x[i]) for i in range(2)),
-            torch.stack([(layer.weight + 3.0 * B @ A).T @ g[i] for i in range(2)]),
-        ],
-        1e-12,
-    )
-    assert layer.weight.grad is None and layer.bias.grad is None
-
-
 def test_in_the_first_step_only_b_moves():
     """B is zero, so that training starts at the model; A's gradient is a product with B, so A waits
-    for the second step. Were A zero too, B's would be zero as well, for ever."""
+    for the second step. W never gets one."""
     layer, switch = layer_of()
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
-    x = torch.randn(5, dtype=torch.float64)
     nn.init.zeros_(B)
     with use_adapter(switch, "policy"):
-        layer(x).sum().backward()
-        assert (A.grad == 0).all() and (B.grad != 0).all()
-        nn.init.zeros_(A)
-        B.grad = None
-        layer(x).sum().backward()
-    assert (B.grad == 0).all()
+        layer(torch.randn(5, dtype=torch.float64)).sum().backward()
+    assert (A.grad == 0).all() and (B.grad != 0).all()
+    assert layer.weight.grad is None and layer.bias.grad is None
 
 
 def test_a_keeps_the_size_of_what_it_reads():
@@ -183,8 +159,5 @@ def test_what_cannot_be_adapted_is_refused(tiny_model):
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16, n_positions=8))
     with pytest.raises(BadInput, match="GPT2LMHeadModel has no linear layers"):
         add_adapters(gpt2, 1, 1)
-    with pytest.raises(BadInput, match="no linear layers"):
-        add_adapters(nn.Sequential(nn.Linear(2, 2)), 1, 1)
     with pytest.raises(BadInput, match="larger than a layer.*take 32 at most"):
         add_adapters(copy.deepcopy(tiny_model), 33, 1)
-    add_adapters(copy.deepcopy(tiny_model), 32, 1)

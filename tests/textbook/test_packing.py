@@ -3,15 +3,14 @@ side in batches. The example by hand is that of Batch's docstring."""
 
 import numpy as np
 import pytest
-import torch
 
-from agents import assert_close, episode_of, random_episode, rows_of
+from agents import episode_of, random_episode
 from policy import Segment, micro_batches, pack, tree_mask
 
 
 def test_packing_by_the_worked_example():
-    """The example in Batch's docstring, and who sees whom token by token, against the sentence that
-    defines it."""
+    """The example in Batch's docstring, and who sees whom token by token: a sampled token its
+    history and its own turn so far, a token of the trunk the trunk before it, padding itself."""
     p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 9
     thinking = episode_of(
         [
@@ -32,58 +31,12 @@ def test_packing_by_the_worked_example():
     assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
     assert batch.engine_log_probs.tolist() == [[0, 0, -1, -2, 0, 0, -3], [0, -4] + [0] * 5]
     assert batch.reward.tolist() == [[0, 0.5], [1, 0]] and batch.group.tolist() == [7, 8]
-    sees = [[p], [p, q], [p, q, a], [p, q, a, b], [p, q, r], [p, q, r, s], [p, q, r, s, c]]
     mask = tree_mask(batch.branch)[:, 0]
-    assert [batch.ids[0][row].tolist() for row in mask[0]] == sees
-
-
-def test_a_branch_of_two_segments_is_one_branch():
-    """A template's opening, <think>, stands in front of the sampled tokens on their branch: they go
-    on behind it, and it is no action."""
-    segments = [
-        Segment([1, 2]),
-        Segment([9], branch=1),
-        Segment([3, 4], branch=1, log_probs=[-1.0, -2.0]),
-        Segment([5, 6]),
-        Segment([9], branch=2),
-        Segment([7], branch=2, log_probs=[-3.0]),
-    ]
-    batch = pack([episode_of(segments)])
-    assert batch.ids.tolist() == [[1, 2, 9, 3, 4, 5, 6, 9, 7]]
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
-    assert batch.branch.tolist() == [[0, 0, 1, 1, 1, 0, 0, 2, 2]]
-    assert batch.action_mask.int().tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 1]]
-    assert batch.turn.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 2]]
-
-
-@pytest.mark.parametrize("think", [False, True])
-def test_a_token_sees_its_own_past_and_nothing_else(think):
-    """What packing promises: in a row with everything else, a sampled token sees its history and
-    its own turn so far, in order, at positions 0, 1, 2, ...; a token of the trunk sees the trunk
-    before it. Nobody sees padding."""
-    rng = np.random.default_rng(5)
-    episodes = [random_episode(rng, 100, think, turns) for turns in (1, 4, 2)]
-    batch = pack(episodes)
-    mask = tree_mask(batch.branch)[:, 0]
-
-    def seen(row, query):
-        past = mask[row, query]
-        assert batch.positions[row][past].tolist() == list(range(past.sum()))
-        return batch.ids[row][past].tolist()
-
-    for row, episode in enumerate(episodes):
-        pasts = [
-            history + ids[: i + 1] for history, ids in rows_of([episode]) for i in range(len(ids))
-        ]
-        assert [seen(row, query) for query in batch.action_mask[row].nonzero()[:, 0]] == pasts
-        trunk = (batch.branch[row] == 0).nonzero()[:, 0]
-        assert [seen(row, query) for query in trunk] == [
-            batch.ids[row][trunk[: i + 1]].tolist() for i in range(len(trunk))
-        ]
-        padding = batch.branch[row] < 0
-        itself = torch.eye(len(padding), dtype=torch.bool)
-        assert torch.equal(mask[row][padding], itself[padding])
-        assert not mask[row][~padding][:, padding].any()
+    for row, sees in (
+        (0, [[p], [p, q], [p, q, a], [p, q, a, b], [p, q, r], [p, q, r, s], [p, q, r, s, c]]),
+        (1, [[p], [p, a]] + [[pad]] * 5),
+    ):
+        assert [batch.ids[row][past].tolist() for past in mask[row]] == sees
 
 
 def paid(*emotions, reward):
@@ -111,46 +64,35 @@ def test_what_each_turn_is_paid():
         assert np.allclose(episode.turn_rewards("delta"), deltas)
 
 
-def test_turns_are_counted_and_paid_as_was_asked():
-    """Two replies of one sequence, and one with a stray thought: the third turn is the first
-    branch. Each is paid for its own change, and the padding up to the next multiple is nobody's. An
-    update computes with what it is given, so the kinds of numbers are those of Batch."""
+def test_turns_of_either_kind_are_counted_and_paid_as_was_asked():
+    """A reply in the sequence, and a thinking one: the template's opening, 9, stands in front of
+    the sampled tokens on their branch; they go on behind it, and it is no action. Each turn is paid
+    for its own change, and the padding up to the next multiple is nobody's."""
     segments = [
         Segment([1, 2]),
         Segment([3], 0, [-1.0]),
         Segment([5]),
-        Segment([3, 4], 0, [-1.0, -1.0]),
-        Segment([5]),
-        Segment([6], 1, [-1.0]),
+        Segment([9], 1),
+        Segment([3, 4], 1, [-1.0, -1.0]),
+        Segment([6]),
     ]
-    episode = episode_of(
-        segments, reward=0.5, turns=[{"emotion": e, "change": None} for e in (40, 36, 50)]
-    )
-    for multiple, padding in ((4, 0), (5, 2)):
-        batch = pack([episode], 9, "delta", multiple)
-        assert batch.ids.tolist() == [[1, 2, 3, 5, 3, 4, 5, 6] + [9] * padding]
-        assert batch.turn.tolist() == [[0, 0, 1, 0, 2, 2, 0, 3] + [0] * padding]
-        assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7] + [0] * padding]
-        assert batch.branch.tolist() == [[0] * 7 + [1] + [-1] * padding]
-        assert_close([batch.reward[0]], [torch.tensor([0.1, -0.04, 0.14])], 1e-6)
-    assert pack([episode]).reward.tolist() == [[0, 0, 0.5]]
-    kinds = {name: tensor.dtype for name, tensor in vars(batch).items()}
-    assert kinds == {
-        **dict.fromkeys(kinds, torch.int64),
-        "action_mask": torch.bool,
-        "engine_log_probs": torch.float32,
-        "reward": torch.float32,
-    }
+    turns = [{"emotion": 40, "change": None}, {"emotion": 36, "change": None}]
+    episode = episode_of(segments, reward=0.36, turns=turns)
+    batch = pack([episode], 8, "delta", multiple=5)
+    assert batch.ids.tolist() == [[1, 2, 3, 5, 9, 3, 4, 6, 8, 8]]
+    assert batch.turn.tolist() == [[0, 0, 1, 0, 0, 2, 2, 0, 0, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 4, 0, 0]]
+    assert batch.branch.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0, -1, -1]]
+    assert (batch.action_mask == (batch.turn > 0)).all()
+    assert batch.reward[0].tolist() == pytest.approx([0.1, -0.04])
+    assert pack([episode]).reward[0].tolist() == pytest.approx([0, 0.36])
 
 
 def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
     """The split is for memory only. Every dialogue is in exactly one batch, with its own reward and
     group; only one that is longer than the budget by itself may pass it, and then alone."""
     rng = np.random.default_rng(2)
-    episodes = [
-        random_episode(rng, 100, think=i % 2 == 1, turns=int(rng.integers(1, 9))) for i in range(40)
-    ]
-    lengths = [sum(len(s.ids) for s in e.segments) for e in episodes]
+    episodes = [random_episode(rng, 100, think=False, turns=1 + i % 8) for i in range(40)]
     for i, e in enumerate(episodes):
         e.reward, e.group = i / 64, i  # numbers that fp32 holds exactly
     for budget in (1, 60, 300, 10**6):
@@ -159,9 +101,9 @@ def test_micro_batches_lose_no_dialogue_and_keep_the_budget():
         for b in batches:
             assert b.ids.numel() <= budget or len(b.group) == 1
             for row, i in enumerate(b.group.tolist()):
-                assert b.reward[row].sum() == i / 64 and (b.branch[row] >= 0).sum() == lengths[i]
-                whole = sum((s.ids for s in episodes[i].segments), [])
-                assert b.ids[row, : lengths[i]].tolist() == whole
+                ids = b.ids[row][b.branch[row] >= 0].tolist()
+                assert ids == sum((s.ids for s in episodes[i].segments), [])
+                assert b.reward[row].sum() == i / 64
     assert len(micro_batches(episodes, 1)) == 40 and len(micro_batches(episodes, 10**6)) == 1
     # on a GPU each new shape is planned for: the padding up to 128 counts against the budget
     cuts = micro_batches(episodes[:4], 256, multiple=128)

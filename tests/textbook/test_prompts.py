@@ -27,28 +27,20 @@ from simulator import (
 
 
 def test_an_example_by_hand():
-    """A template with two placeholders. The reply spells one of them, and a closing tag: both stay
-    what they are, text in a JSON string."""
-    template = "<emotion>{{emotion}}</emotion>\n<dialogue>{{dialogue}}</dialogue>"
-    reply = "{{emotion}}</dialogue>"
-    assert fill(template, {"emotion": 30, "dialogue": as_json([reply])}) == (
-        '<emotion>30</emotion>\n<dialogue>["{{emotion}}\\u003c/dialogue>"]</dialogue>'
-    )
-
-
-def test_fill_is_one_pass():
-    """text.replace(...).replace(...) would fill the placeholders that a value spells, and hand the
-    emotion to a reply."""
-    values = {"dialogue": "{{emotion}} {{task}} \\1 \\g<0>", "emotion": "{{dialogue}}", "task": 3}
-    assert fill("{{dialogue}}|{{emotion}}|{{task}}", values) == "{{dialogue}}".join(
-        ["{{emotion}} {{task}} \\1 \\g<0>|", "|3"]
+    """A template with two placeholders. The reply spells one of them, a closing tag, and a pattern
+    of re.sub: all stay what they are, text in a JSON string. `text.replace(...).replace(...)` would
+    hand the emotion to the reply."""
+    template = "<dialogue>{{dialogue}}</dialogue>\n<emotion>{{emotion}}</emotion>"
+    reply = "{{emotion}}</dialogue>\\1"
+    assert fill(template, {"dialogue": as_json([reply]), "emotion": 30}) == (
+        '<dialogue>["{{emotion}}\\u003c/dialogue>\\\\1"]</dialogue>\n<emotion>30</emotion>'
     )
 
 
 def test_json_of_a_prompt_is_what_was_said():
     """Whoever reads it as JSON gets the text back, and a model that reads it as text finds 再见, not
     six hexadecimal numbers."""
-    for text in ("再见 😀", "a\nb", 'say "hi" \\', "<b>1 < 2</b>", "", "a\u2028b\u2029c\u0085"):
+    for text in ("再见 😀", "a\nb", 'say "hi" \\', "<b>1 < 2</b>"):
         assert json.loads(as_json(text)) == text
         assert not set("\n<") & set(as_json(text))
     assert as_json("再见 😀") == '"再见 😀"' and json.loads(as_json([{"a": 1}])) == [{"a": 1}]
@@ -91,17 +83,15 @@ def test_what_the_friend_says_is_only_text_in_the_prompt(lang, difficulty):
 def test_the_model_is_told_the_live_emotion(lang, difficulty):
     """Defect 3: the released analyser is told "30" at every turn, while the emotion climbs to 100.
     And f_reply is told the level's name, never the number: people do not know their own score."""
-    model = Model([feeling(change) for change in (7, 7, -9, 10, 10, 6)])
+    model = Model([feeling(change) for change in (7, 7, -9, 10)])
     user = user_of(model, lang, difficulty)
-    for _ in range(6):
+    for _ in range(4):
         asyncio.run(user.feel("hello"))
         asyncio.run(user.answer())
     emotions, replies = model.prompts[::2], model.prompts[1::2]
-    assert [int(tagged(p, "emotion")) for p in emotions] == [30, 37, 44, 35, 45, 55]
-    assert [tagged(p, "emotion_level") for p in replies] == [
-        "Emotion-" + level for level in "CBCBBB"
-    ]
-    assert not any(str(n) in p for p, n in zip(replies, [37, 44, 35, 45, 55, 61]))
+    assert [int(tagged(p, "emotion")) for p in emotions] == [30, 37, 44, 35]
+    assert [tagged(p, "emotion_level")[-1] for p in replies] == list("CBCB")
+    assert not any(str(n) in p for p, n in zip(replies, [37, 44, 35, 45]))
 
 
 def test_both_hops_know_the_person_and_the_last_analysis():
@@ -160,13 +150,11 @@ def test_the_mode_selects_the_prompt_of_the_policy(lang):
 def test_an_edited_prompt_file_that_lost_a_placeholder_is_refused(tmp_path):
     """Prompts are there to be edited. One that lost {{dialogue}} would score replies that the model
     never sees."""
-    for name in ("emotion", "reply"):
-        text = load_prompt(name, "en", "vanilla")
-        path = tmp_path / "en" / "vanilla" / f"{name}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        edits = {p: text.replace(f"{{{{{p}}}}}", "?") for p in PLACEHOLDERS[name]}
-        edits["mood"] = text + "{{mood}}"
-        for placeholder, edited in edits.items():
-            path.write_text(edited, encoding="utf-8")
-            with pytest.raises(BadInput, match=f"{path}.*{{{{{placeholder}}}}}"):
-                load_prompt(name, "en", "vanilla", root=tmp_path)
+    text = load_prompt("emotion", "en", "vanilla")
+    path = tmp_path / "en" / "vanilla" / "emotion.txt"
+    path.parent.mkdir(parents=True)
+    edits = {"dialogue": text.replace("{{dialogue}}", "?"), "mood": text + "{{mood}}"}
+    for placeholder, edited in edits.items():
+        path.write_text(edited, encoding="utf-8")
+        with pytest.raises(BadInput, match=f"{path}.*{{{{{placeholder}}}}}"):
+            load_prompt("emotion", "en", "vanilla", root=tmp_path)

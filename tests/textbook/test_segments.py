@@ -16,20 +16,16 @@ from policy import Agent, pack, split_thought
     "text, thought, visible, malformed",
     [
         ("<think>a</think>b", "a", "b", False),
-        ("\n <think>\na\n\nb </think>\n\n c d \n", "a\n\nb", "c d", False),
+        ("\n <think>\na\n\nb </think>\n\n c < d > \n", "a\n\nb", "c < d >", False),
         ("<think></think>b", "", "b", False),
-        ("<think>a</think>b < c > d", "a", "b < c > d", False),
         ("a</think>b", "a", "b", True),  # no opening
         ("<think>a", "a", "", True),  # cut in the thought: it must not be sent as a reply
         ("b", "b", "", True),  # no tags
-        ("<think>a</think>", "a", "", True),  # nothing visible
-        ("<think>a</think> \n ", "a", "", True),
+        ("<think>a</think> \n ", "a", "", True),  # nothing visible
         ("Well, <think>a</think>b", "Well, <think>a", "b", True),  # something before the thought
         ("<think><think>a</think>b", "<think>a", "b", True),  # twice
         ("<think>a</think>b</think>c", "a", "b</think>c", True),
-        ("<think>a</think>b<think>c</think>d", "a", "b<think>c</think>d", True),
         ("</think>a<think>b", "", "a<think>b", True),  # the wrong way round
-        ("<think >a</think>b", "<think >a", "b", True),
         ("", "", "", True),
     ],
 )
@@ -116,7 +112,7 @@ def test_the_mask_is_born_where_the_token_is_born(chat, tiny_tokenizer, tiny_mod
 @pytest.mark.parametrize("think", [False, True])
 def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
     """Defect 23: ids and log-probs as the engine returned them, to the last one; and nothing else
-    has log-probs. Each thought is a branch of its own."""
+    has log-probs."""
     engine = Recorder(tiny_model, chat.stop_id)
     (episode,) = gossip(engine, chat, 1, think=think, max_tokens=12)
     assert [(s.ids, s.log_probs) for s in sampled(episode)] == engine.returned
@@ -124,7 +120,6 @@ def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
     assert episode.tokens_sampled == sum(len(ids) for ids, _ in engine.returned)
     # text would not have done
     assert any(chat.text(chat.decode(ids)) != ids for ids, _ in engine.returned)
-    assert [s.branch for s in sampled(episode)] == ([1, 2, 3] if think else [0] * 3)
 
 
 @pytest.mark.parametrize("think", [False, True])
@@ -151,15 +146,12 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
         replies = [asyncio.run(agent.reply(line)) for line in lines]
         return replies, [s.ids for s in agent.segments], agent.rng.bit_generator.state
 
-    # few characters, many tokens; a plain line is the other way round
-    line = "\N{FACE WITH TEARS OF JOY}" * 40
-    size, plain = len(chat.first_prompt(line)), len(chat.first_prompt(LINES[0]))
+    line = "\N{FACE WITH TEARS OF JOY}" * 40  # few characters, many tokens
+    size = len(chat.first_prompt(line))
     assert size > len(chat.decode(chat.first_prompt(line)))
-    assert len(chat.decode(chat.first_prompt(LINES[0]))) > plain + 6
     assert talk(size + 1, line) == ([None], [], np.random.default_rng(0).bit_generator.state)
     _, segments, _ = talk(size + 2, line)
     # one token, and the stop token that it did not get to
     assert [len(ids) for ids in segments] == [size, 1, 1]
     (reply,), *after_one = talk(size + 6, line)
     assert reply and talk(size + 6, line, "Yes.") == ([reply, None], *after_one)
-    assert talk(plain + 6, LINES[0])[0][0]

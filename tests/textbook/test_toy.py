@@ -60,32 +60,23 @@ def test_profiles_are_made_by_code_and_always_the_same():
     for split, rows in splits().items():
         size = {"train": 500, "heldout": 128}[split]
         assert len(rows) == size == len({row["id"] for row in rows})
-        assert (
-            rows == world.profiles(split)
-            and rows[:40] == world.profiles(split, 40)
-            and rows != world.profiles(split, seed=1)
-        )
+        assert rows[:40] == world.profiles(split, 40) != world.profiles(split, 40, seed=1)
         counts = Counter(read_scene(row["scene"], row["task"]).need for row in rows)
         assert set(counts) == set(NEEDS) and max(counts.values()) - min(counts.values()) <= 1
 
 
+def words_of(row):
+    """Person, feeling, event, name, details, and the wording of the need."""
+    scene = read_scene(row["scene"], row["task"])
+    event = re.sub(r"^My \w+ | I feel .*", "", scene.story)
+    name = re.search("Name: (.*)", row["player"]).group(1)
+    return {scene.person, scene.feeling, event, name, *scene.details, *scene.cues}
+
+
 def test_held_out_users_share_nothing_with_training_users():
-    """Otherwise "held out" would measure memory. Person, event, feeling, name, details, and the
-    wording of the need: all new."""
-    words_of_split = {}
-    for split, rows in splits().items():
-        scenes = [read_scene(row["scene"], row["task"]) for row in rows]
-        words_of_split[split] = [
-            {scene.person for scene in scenes},
-            {scene.feeling for scene in scenes},
-            {re.sub(r"^My \w+ | I feel .*", "", scene.story) for scene in scenes},
-            {detail for scene in scenes for detail in scene.details},
-            {cue for scene in scenes for cue in scene.cues},
-            {re.search("Name: (.*)", row["player"]).group(1) for row in rows},
-        ]
-        assert all(len(words) > 3 for words in words_of_split[split])
-    for train, heldout in zip(words_of_split["train"], words_of_split["heldout"], strict=True):
-        assert not train & heldout
+    """Otherwise "held out" would measure memory. All that is told of a user is new."""
+    train, heldout = (set().union(*map(words_of, rows)) for rows in splits().values())
+    assert not train & heldout and len(heldout) > 50
     cues = [cue for need in NEEDS.values() for split in need.cues for cue in need.cues[split]]
     assert len(set(cues)) == len(cues)  # and a cue tells one need from all others
 
@@ -116,14 +107,11 @@ def test_the_scripted_model_reads_its_prompt_and_nothing_else(monkeypatch):
 def test_the_scripted_model_plays_no_profile_of_another_world():
     """A real profile has no such scene; a scripted user that improvised would hand out meaningless
     rewards for days."""
-    foreign = [
+    for scene, task in (
         ("今天老师批评了我。", HAND.task),
         (HAND.scene, "你希望对方用心倾听你的情绪宣泄"),
         (HAND.scene.replace(" I feel angry.", ""), HAND.task),
-        (HAND.scene.split("\n## What I say")[0], HAND.task),
-        (re.sub(r"- Cue.*\n", "", HAND.scene), HAND.task),
-    ]
-    for scene, task in foreign:
+    ):
         user = User(make_simulator("toy"), Profile(**{**vars(HAND), "scene": scene, "task": task}))
         with pytest.raises(NotOfThisWorld):
             asyncio.run(user.answer())
@@ -140,7 +128,7 @@ def test_a_guarded_user_opens_up_at_the_third_line():
             for n, line in enumerate(lines):
                 assert any(cue in line for cue in scene.cues) == (n >= first)
                 assert any(detail in line for detail in scene.details) == (n < first)
-            assert lines[0].startswith("My ") and len(set(lines)) == 4
+            assert len(set(lines)) == 4
 
 
 def test_a_user_below_ten_says_goodbye():
