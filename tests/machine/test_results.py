@@ -1,10 +1,12 @@
 """Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
-from support.results import compare, differences, intention_of, score
+from support.metrics import scale_in_words
+from support.results import compare, differences, intention_of, score, what_scores_are
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import numpy as np
 import pytest
 
 import evaluate
-from result_files import TASKS, our_line, sage_line, write
+from result_files import TASKS, measure, our_line, sage_line, write
+from runs import files, refuse, rows
 from toy.words import NEEDS
 
 CHINESE = {
@@ -37,6 +40,15 @@ def test_intentions_are_told_apart():
 
 
 # ------------------------------------------------------------------------------------------ scoring
+
+
+def test_the_scale_stands_beside_a_score_and_what_is_scripted_says_so():
+    """Numbers of two scales stood side by side: 87 in the README, 98 by the next command."""
+    assert scale_in_words(30, 1) == "from 30, 1 reply"
+    text = what_scores_are({"start": 30, "max_turns": 8, "simulator": "toy"})
+    assert "from 30, 8 replies." in text and "user toy is a script" in text
+    benchmark = {"start": 40, "max_turns": 10, "simulator": "a model"}
+    assert "a script" not in what_scores_are(benchmark)
 
 
 def test_scores_by_hand(tmp_path, capsys):
@@ -128,20 +140,18 @@ def test_both_rules(line, every, sage, tmp_path):
         (sage_line(0, [5]), "stands in an earlier line already"),
     ],
 )
-def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capsys):
+def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capfd):
     path = write(tmp_path / "r.jsonl", sage_line(0, [50]), bad, sage_line(1, [70]))
-    assert evaluate.main(["--score", str(path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refuse(capfd, "--score", path, main=evaluate.main)
     assert line.startswith(f"evaluate.py: {path}, line 2: ") and told in line
 
 
-@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff", None])
-def test_files_without_anything_usable(content, tmp_path, capsys):
+@pytest.mark.parametrize("lines", [[], ["", ""], ["\ufeff"], None])
+def test_files_without_anything_usable(lines, tmp_path, capfd):
     path = tmp_path / "r.jsonl"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    assert evaluate.main(["--score", str(path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    if lines is not None:
+        write(path, *lines)
+    line = refuse(capfd, "--score", path, main=evaluate.main)
     assert line.startswith("evaluate.py: ") and str(path) in line
 
 
@@ -222,3 +232,63 @@ def test_scoring_needs_no_torch(tmp_path):
     code = "import sys, evaluate; evaluate.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "--score", str(path)]
     assert not subprocess.run(command, cwd=Path(evaluate.__file__).parent).returncode
+
+
+# ----------------------------------------------------------------------------- what is this policy?
+
+
+def measured(path, *flags):
+    assert measure(*flags, "--limit", 4, "--max-turns", 2, "--out", path) == 0
+    return rows(path)
+
+
+@pytest.mark.slow
+def test_the_same_weights_are_the_same_policy_however_they_are_named(half, tmp_path):
+    """A checkpoint was once measured without the settings of its run: 5 in place of 97, under the
+    same name. A run, its newest checkpoint and a copy of that elsewhere are one policy; only the
+    copy has another name."""
+    newest = half / "checkpoint-000002"
+    copied = shutil.copytree(newest, tmp_path / "copied")
+    histories = []
+    for policy, label in ((half, newest), (newest, newest), (copied, copied)):
+        path = tmp_path / f"{len(histories)}.jsonl"
+        dialogues = measured(path, "--policy", policy)
+        assert dialogues[0]["rlver"].items() >= {"max_tokens": 6, "policy": str(label)}.items()
+        histories.append([row["history"] for row in dialogues])
+    assert histories[0] == histories[1] == histories[2]
+
+
+@pytest.mark.slow
+def test_results_of_other_settings_are_never_mixed(half, tiny_dir, tmp_path, monkeypatch, capfd):
+    """The differing settings are named; nothing is written into a model directory."""
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(half, tmp_path / "run")
+    flags = ["--limit", 2, "--max-turns", 2, "--max-tokens"]
+    of_run = ["--policy", run, *flags]
+    assert measure(*of_run, 6, "--out", "r.jsonl") == 0
+    line = refuse(capfd, *of_run, 5, "--out", "r.jsonl", main=evaluate.main)
+    assert "max_tokens 6 there, 5 here" in line
+    for tokens, code in ((6, 0), (5, 2), (6, 0)):
+        assert measure(*of_run, tokens) == code
+        assert rows(run / "benchmark.jsonl")[0]["rlver"]["max_tokens"] == 6
+    before = files(tiny_dir)
+    assert measure("--policy", tiny_dir, *flags, 5) == 0
+    assert files(tiny_dir) == before
+    assert len(list((tmp_path / "results").glob("*.jsonl"))) == 1
+
+
+def test_a_policy_that_is_not_there_is_said_in_plain_words(half, tmp_path, monkeypatch, capfd):
+    """Not in twelve lines of a download library's retries."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(half, tmp_path / "runs" / "mine")
+    (tmp_path / "empty").mkdir()
+    for flags in ("runs/TYPO", "empty", "runs/mine --think", "runs/mine --step 7"):
+        refuse(capfd, "--policy", *flags.split(), main=evaluate.main)
+
+
+def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
+    """Whoever asks for its newest step must not be given the start in its place."""
+    (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
+    assert evaluate.find_weights(tmp_path, 0)[1] == "toy"
+    with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
+        evaluate.find_weights(tmp_path, None)
