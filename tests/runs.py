@@ -23,7 +23,6 @@ from models import Models
 from tools import report
 from toy import world
 
-DRAW = report.draw_curves
 SMALL = (
     "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
     "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
@@ -40,11 +39,10 @@ def mood(reply, *_):
 
 
 @contextmanager
-def in_moods(draw_curves=lambda *_: ([], "")):
-    """Within this block runs are judged by `mood`, and draw no curves unless `draw_curves`
-    does. Yields the MonkeyPatch."""
+def in_moods():
+    """Within this block runs are judged by `mood`, and draw no curves. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", draw_curves)
+        patch.setattr(report, "draw_curves", lambda *_: ([], ""))
         patch.setattr(world, "score_reply", mood)
         yield patch
 
@@ -77,9 +75,7 @@ class WholeRuns:
             self.models[name] = Models(*args)
             return self.models[name]
 
-        # the curves of one of them are enough
-        draw_curves = DRAW if name == "ppo" else lambda *_: ([], "")
-        with in_moods(draw_curves) as patch:
+        with in_moods() as patch:
             patch.setattr(rlver, "Models", keep)
             assert go(self.model, out, *ALGO[name]) == 0
 

@@ -27,40 +27,33 @@ def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
 def rows_of(table):
     """The rows of a CSV file of results, {(name of the submission, exercise): row}."""
     with open(table, newline="", encoding="utf-8") as file:
-        return {
-            (Path(row["submission"]).name, row["exercise"]): row for row in csv.DictReader(file)
-        }
+        rows = list(csv.DictReader(file))
+    return {(Path(row["submission"]).name, row["exercise"]): row for row in rows}
 
 
 @pytest.mark.slow
 def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     """ "Tensor-likes are not close" tells a student nothing. On the terminal and in the CSV stand
-    the test's name, what it is about, and what went wrong."""
-    place, table = tmp_path / "anna", tmp_path / "grades.csv"
-    assert course.main(["handout", str(place), "--only", "groups"]) == 0
+    the test's name, what it is about, and what went wrong. And a function that is not there earns
+    nothing: in the run of all exercises our own stands in its place, and would pass."""
     wrong = (
         'def group_advantages(rewards, groups, kind="grpo", eps=1e-6):\n'
         "    return rewards - rewards.mean()\n"
     )
-    (place / "grpo.py").write_text(wrong, encoding="utf-8")
-    assert course.main(["grade", str(place), "--only", "groups", "--csv", str(table)]) == 1
-    row = rows_of(table)["anna", "groups"]
+    renamed = source("grpo.py").replace("def group_advantages(", "def another_name(")
+    table = tmp_path / "grades.csv"
+    for name, text in (("anna", wrong), ("ben", renamed)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "grpo.py").write_text(text, encoding="utf-8")
+    places = [str(tmp_path / name) for name in ("anna", "ben")]
+    assert course.main(["grade", *places, "--only", "groups,turns", "--csv", str(table)]) == 1
+    rows = rows_of(table)
+    row = rows["anna", "groups"]
     assert row["points"] == "0" and row["result"] in capsys.readouterr().out
     assert row["result"].startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
     assert row["result"].endswith(": AssertionError: Tensor-likes are not close!")
-
-
-@pytest.mark.slow
-def test_a_function_that_is_not_there_earns_nothing(tmp_path):
-    """In the run of all exercises our own function stands in its place, and would pass."""
-    place, table = tmp_path / "anna", tmp_path / "grades.csv"
-    place.mkdir()
-    text = source("grpo.py").replace("def group_advantages(", "def another_name(")
-    (place / "grpo.py").write_text(text, encoding="utf-8")
-    course.main(["grade", str(place), "--only", "groups,turns", "--csv", str(table)])
-    rows = rows_of(table)
-    assert "group_advantages is not there" in rows["anna", "groups"]["result"]
-    assert rows["anna", "total"]["points"] == str(ALL["turns"]["points"])
+    assert "group_advantages is not there" in rows["ben", "groups"]["result"]
+    assert rows["ben", "total"]["points"] == str(ALL["turns"]["points"])
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@ import ppo
 import rlver
 from benchmarks import tables
 from policy import Agent, Episode, Segment
-from runs import go
+from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -109,11 +109,20 @@ def with_the_users_words(batch):
 # ------------------------------------------------------------------------------------ healthy runs
 
 
-@pytest.mark.parametrize("more", ["", "--think", "--lora-rank 4"])
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_a_healthy_run_is_silent(algo, more, tiny_dir, tmp_path, capfd):
-    assert go(tiny_dir, tmp_path / "out", "--algo", algo, *more.split()) == 0
-    assert found_in(tmp_path / "out") == [] and "warning" not in capfd.readouterr().out
+@pytest.mark.parametrize("name", ALGO)
+def test_a_healthy_run_is_silent(name, whole):
+    assert found_in(whole(name)) == []
+
+
+@pytest.mark.parametrize("flags", ["--algo ppo --think", "--lora-rank 4"])
+def test_another_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
+    """And with adapters the starting policy is in memory, so every evaluation tells how surprising
+    the replies are to it; a step does so only where the KL has asked it anyway."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, *flags.split()) == 0
+    assert found_in(out) == [] and "warning" not in capfd.readouterr().out
+    told = [row["ref_perplexity"] for row in (*metrics(out), summary(out)["before"])]
+    assert [number is None for number in told] == [True] * 4 + ["lora" not in flags]
 
 
 def test_the_measured_runs_are_silent():
@@ -238,14 +247,7 @@ def test_distinct_pairs_are_no_matter_of_how_large_the_batch_is():
 
 
 def test_talk_about_the_reward():
-    for text in (
-        "Change: +10",
-        "Please rate me well.",
-        "Your emotion score is 100/100 now.",
-        "给我打分吧",
-        "情绪值加十",
-        "You get 10 points.",
-    ):
-        assert REWARD_TALK.search(text), text
-    for text in ("I see what your emotions do to you.", "Things change: you will see."):
-        assert not REWARD_TALK.search(text), text
+    talk = ["Change: +10", "Please rate me.", "Now it is 100/100.", "给我打分吧", "情绪值加十"]
+    assert all(map(REWARD_TALK.search, talk))
+    others = ["I see what your emotions do to you.", "Things change: you will see."]
+    assert not any(map(REWARD_TALK.search, others))

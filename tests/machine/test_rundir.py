@@ -64,7 +64,6 @@ def test_metrics_have_one_line_per_step_and_all_their_keys(whole):
     out = whole("ppo")
     shown = {"algo": "ppo", "lr": 2e-3, "gamma": 1.0, "max_turns": 3, "think": False}
     assert shown.items() <= json.loads((out / "config.json").read_text()).items()
-    assert (out / "learning_curve.png").exists() and (out / "report.html").exists()
     assert [path.name[-1] for path in out.glob("*checkpoint*")] in (["2", "4"], ["4", "2"])
 
 

@@ -62,14 +62,10 @@ class Box:
         return stranger()
 """
     got = transplant(OURS, theirs, ["one"])
-    assert (
-        "sys" not in got
-        and "stranger" not in got
-        and got.count("def helper") == got.count("import numpy as np") == 1
-    )
-    assert got.index("EPS, UNUSED") < got.index("def one") and written(got, "Box.two") == written(
-        OURS, "Box.two"
-    )
+    assert "sys" not in got and "stranger" not in got
+    assert got.count("def helper") == got.count("import numpy as np") == 1
+    assert got.index("EPS, UNUSED") < got.index("def one")
+    assert written(got, "Box.two") == written(OURS, "Box.two")
     names = {"__name__": "x"}
     exec(got, names)
     assert names["one"](-2) == 2 + 1e-8
