@@ -2,14 +2,15 @@
 numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
 
 from support.loading import load_model
+from support.rundir import RunDir
 
-import json
 import re
 
 import pytest
 
 from benchmarks import gpu, speed, tables
 from policy import Episode, Segment, pack
+from runs import rows
 
 # --------------------------------------------------------------------------------------- speed, gpu
 
@@ -26,38 +27,30 @@ def test_the_benchmark_compares_like_with_like():
         Segment([6]),
         Segment([7], 2, [0.0]),
     ]
-    rows = speed.rows_per_turn(episode)
-    assert [[s.ids for s in row.segments] for row in rows] == [
-        [[1, 2], [3, 4]],
-        [[1, 2, 5, 6], [7]],
-    ]
-    trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(rows))]
+    turns = speed.rows_per_turn(episode)
+    ids = [[s.ids for s in row.segments] for row in turns]
+    assert ids == [[[1, 2], [3, 4]], [[1, 2, 5, 6], [7]]]
+    trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(turns))]
     assert trained == [[3, 4, 7], [3, 4, 7]]
     result = speed.bench(False, dialogues=4, repeats=1)
     assert 0 < 2 * result["packed_tokens"] < result["rows_tokens"]
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
+def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pictures):
     """On whatever is here, with a model of no size: what it would print on a GPU."""
-    results = {}
     model, run = tmp_path / "model", tmp_path / "run"
-    for rank in (0, 4):
-        config = load_model(tiny_dir)[0].config
-        config.max_position_embeddings, config.vocab_size = 4096, 1024
-        gpu.make_model("tiny", model, config)
-        sizes = ([48, 96], 192, [3, 8, 4])
-        code, outcome, _ = gpu.child(gpu.__file__, "measure", model, rank, *sizes, limit=120)
-        assert code == 0, outcome
-        results["tiny", rank] = json.loads(outcome)
+    config = load_model(tiny_dir)[0].config
+    config.max_position_embeddings, config.vocab_size = 4096, 1024
+    gpu.make_model("tiny", model, config)
+    results = {("tiny", rank): gpu.measure(model, rank, [48], 192, [3, 8, 4]) for rank in (0, 4)}
     assert all(u["tokens"] > 0 for result in results.values() for u in result["updates"])
     results["7B", 16] = "CUDA out of memory"
     lines = gpu.table(results).split("\n")
     assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
-    code, outcome, _ = gpu.child(gpu.__file__, "steps", model, run, limit=120)
-    assert code == 0, outcome
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
-    assert not list(run.glob("checkpoint-*"))
+    monkeypatch.setattr(RunDir, "save", None)  # `steps` sets it, too, and for good
+    assert gpu.steps(model, run) == 0
+    assert len(rows(run / "metrics.jsonl")) == 3 and not list(run.glob("checkpoint-*"))
     assert gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")
 
 
@@ -94,17 +87,19 @@ def test_each_job_is_made_once(tmp_path, monkeypatch):
     """A job whose line is there is not made again; one that fails leaves no line. What one raises
     in its thread is raised."""
     made, results = [], tables.Results(tmp_path / "runs.jsonl")
-    jobs = [tables.Job("a", "one", "--algo grpo"), tables.Job("a", "bad", "--algo ppo")]
-    monkeypatch.setattr(
-        tables,
-        "train",
-        lambda job: made.append(job.name) or (tmp_path if job.name == "one" else None),
-    )
+    jobs = [tables.Job("a", name, "--algo grpo") for name in ("one", "bad", "worse")]
+
+    def train(job):
+        made.append(job.name)
+        if job.name == "worse":
+            raise ZeroDivisionError
+        return tmp_path if job.name == "one" else None
+
+    monkeypatch.setattr(tables, "train", train)
     monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
     for _ in range(2):
-        tables.do_jobs(jobs, results, at_once=1)
+        tables.do_jobs(jobs[:2], results, at_once=1)
     assert made == ["one", "bad", "bad"] and list(results.read()) == ["one"]
-    monkeypatch.setattr(tables, "train", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         tables.do_jobs(jobs, results, at_once=1)
 

@@ -30,12 +30,6 @@ from runs import ALGO, go, metrics, summary
 pytestmark = pytest.mark.usefixtures("moods")
 
 COPIES, STILL, ZERO, FOREIGN, LOST, UNREADABLE = (sentence for _, _, sentence in WARNINGS)
-ADAPTERS = ["--lora-rank", 4]
-
-
-def found_in(out):
-    """The warnings of a finished run."""
-    return json.loads((out / "summary.json").read_text())["warnings"]
 
 
 def warned_of(rows):
@@ -45,30 +39,24 @@ def warned_of(rows):
 # ----------------------------------------------------------------------------------- the mistakes
 
 
-def test_one_seed_for_all_dialogues(tiny_dir, tmp_path, monkeypatch, capfd):
+def one_seed(patch):
     """pytorch/torchtitan#3474: every dialogue of a group draws the same replies, no dialogue is
-    better than another, and nothing is learned. It is said at the third step, and once."""
-    monkeypatch.setattr(rlver, "Agent", lambda *args, **more: Agent(*args, **{**more, "seed": 0}))
-    assert go(tiny_dir, tmp_path / "out") == 0
-    assert found_in(tmp_path / "out") == [COPIES]
-    said = capfd.readouterr().out
-    assert f"warning, step 3: {COPIES}" in said and said.count("warning, step") == 1
-    assert f"warning: {COPIES}\n" in said
+    better than another, and nothing is learned."""
+    patch.setattr(rlver, "Agent", lambda *args, **more: Agent(*args, **{**more, "seed": 0}))
 
 
-def test_an_optimizer_that_holds_other_weights(tiny_dir, tmp_path, monkeypatch):
+def other_weights(patch):
     """huggingface/trl#6700: the gradient looks alive, and the adapters stay as they were. Here the
     optimizer has the embeddings, which are not trained with adapters."""
     adamw = models.adamw
-    monkeypatch.setattr(
+    patch.setattr(
         models, "adamw", lambda module, lr: adamw(module.model.get_input_embeddings(), lr)
     )
-    assert go(tiny_dir, tmp_path / "out", *ADAPTERS) == 0
-    assert found_in(tmp_path / "out") == [STILL]
 
 
-def test_adapters_that_both_begin_at_zero(tiny_dir, tmp_path, monkeypatch):
-    """The gradient of A is a product with B, and that of B one with A."""
+def both_zero(patch):
+    """Adapters that both begin at zero: the gradient of A is a product with B, and that of B one
+    with A."""
     add_adapters = lora.add_adapters
 
     def add_zeros(model, *args):
@@ -78,32 +66,47 @@ def test_adapters_that_both_begin_at_zero(tiny_dir, tmp_path, monkeypatch):
                 p.data.zero_()
         return switch
 
-    monkeypatch.setattr(lora, "add_adapters", add_zeros)
-    assert go(tiny_dir, tmp_path / "out", *ADAPTERS) == 0
-    assert found_in(tmp_path / "out") == [ZERO]
+    patch.setattr(lora, "add_adapters", add_zeros)
 
 
-def test_the_users_words_in_the_loss(tiny_dir, tmp_path, monkeypatch):
+def users_words(patch):
     """huggingface/trl#4975: all that follows the first prompt is trained. The comparison with the
     engine, which has no log-probs of these tokens, would stop the run; it is left out."""
     split_batch = rlver.split_batch
 
+    def with_the_users_words(batch):
+        turn = batch.turn.cummax(1).values * (batch.branch >= 0)
+        return dataclasses.replace(batch, turn=turn, action_mask=turn > 0)
+
     def without_mask(*args, **settings):
-        return [
-            [with_the_users_words(batch) for batch in micros]
-            for micros in split_batch(*args, **settings)
-        ]
+        minibatches = split_batch(*args, **settings)
+        return [[with_the_users_words(batch) for batch in micros] for micros in minibatches]
 
-    monkeypatch.setattr(rlver, "split_batch", without_mask)
-    monkeypatch.setattr(ppo, "logp_gap", lambda *_: {"logp_gap": 0.0, "logp_gap_max": 0.0})
-    assert go(tiny_dir, tmp_path / "out") == 0
-    assert found_in(tmp_path / "out") == [FOREIGN]
+    patch.setattr(rlver, "split_batch", without_mask)
+    patch.setattr(ppo, "logp_gap", lambda *_: {"logp_gap": 0.0, "logp_gap_max": 0.0})
 
 
-def with_the_users_words(batch):
-    """A batch in which every token behind the first sampled one counts as sampled."""
-    turn = batch.turn.cummax(1).values * (batch.branch >= 0)
-    return dataclasses.replace(batch, turn=turn, action_mask=turn > 0)
+@pytest.mark.parametrize(
+    "mistake, flags, warning",
+    [
+        (one_seed, "", COPIES),
+        (other_weights, "--lora-rank 4", STILL),
+        (both_zero, "--lora-rank 4", ZERO),
+        (users_words, "", FOREIGN),
+    ],
+)
+def test_a_mistake_is_told(mistake, flags, warning, tiny_dir, tmp_path, monkeypatch, capfd):
+    """In its step, once, and at the end; the others are silent."""
+    mistake(monkeypatch)
+    assert go(tiny_dir, tmp_path / "out", *flags.split()) == 0
+    assert told_at_the_end(tmp_path / "out") == [warning]
+    said = capfd.readouterr().out
+    assert said.count("warning, step") == said.count(f": {warning} (docs/") == 1
+    assert f"warning: {warning}\n" in said
+
+
+def told_at_the_end(out):
+    return json.loads((out / "summary.json").read_text())["warnings"]
 
 
 # ------------------------------------------------------------------------------------ healthy runs
@@ -111,7 +114,7 @@ def with_the_users_words(batch):
 
 @pytest.mark.parametrize("name", ALGO)
 def test_a_healthy_run_is_silent(name, whole):
-    assert found_in(whole(name)) == []
+    assert told_at_the_end(whole(name)) == []
 
 
 @pytest.mark.parametrize("flags", ["--algo ppo --think", "--lora-rank 4"])
@@ -120,7 +123,7 @@ def test_another_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
     the replies are to it; a step does so only where the KL has asked it anyway."""
     out = tmp_path / "out"
     assert go(tiny_dir, out, *flags.split()) == 0
-    assert found_in(out) == [] and "warning" not in capfd.readouterr().out
+    assert told_at_the_end(out) == [] and "warning" not in capfd.readouterr().out
     told = [row["ref_perplexity"] for row in (*metrics(out), summary(out)["before"])]
     assert [number is None for number in told] == [True] * 4 + ["lora" not in flags]
 
