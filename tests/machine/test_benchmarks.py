@@ -83,27 +83,6 @@ def test_the_readme_shows_a_measured_dialogue():
             emotion = felt
 
 
-def test_each_job_is_made_once(tmp_path, monkeypatch):
-    """A job whose line is there is not made again; one that fails leaves no line. What one raises
-    in its thread is raised."""
-    made, results = [], tables.Results(tmp_path / "runs.jsonl")
-    jobs = [tables.Job("a", name, "--algo grpo") for name in ("one", "bad", "worse")]
-
-    def train(job):
-        made.append(job.name)
-        if job.name == "worse":
-            raise ZeroDivisionError
-        return tmp_path if job.name == "one" else None
-
-    monkeypatch.setattr(tables, "train", train)
-    monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
-    for _ in range(2):
-        tables.do_jobs(jobs[:2], results, at_once=1)
-    assert made == ["one", "bad", "bad"] and list(results.read()) == ["one"]
-    with pytest.raises(ZeroDivisionError):
-        tables.do_jobs(jobs, results, at_once=1)
-
-
 @pytest.mark.slow
 def test_a_line_holds_what_tables_need(learnt):
     """Short numbers, of a whole run. Its own user is the strict one."""

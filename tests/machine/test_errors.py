@@ -2,7 +2,6 @@
 is said of it."""
 
 from support.errors import (
-    BadInput,
     CannotWrite,
     SelfCheckFailed,
     SimulatorRefused,
@@ -12,17 +11,14 @@ from support.errors import (
 
 import json
 import re
-import sys
 import zlib
 from collections import Counter
 from statistics import mean
-from types import SimpleNamespace
 
 import pytest
 
-import policy
 from answering import tagged
-from engine import TorchEngine, VllmEngine
+from engine import TorchEngine
 from grpo import check_groups
 from policy import Episode
 from runs import alike, go, go_on, metrics, rows, summary
@@ -69,28 +65,12 @@ def test_nan_weights_stop_the_run(tiny_dir, tmp_path, capfd):
     assert "nan" in stopped(capfd, go(tiny_dir, tmp_path / "out", "--lr", 1e30)).lower()
 
 
-def test_a_nan_loss_stops_the_run_and_spares_the_weights(tiny_dir, tmp_path, monkeypatch, capfd):
-    """One NaN in the loss is NaN in every weight after the step. Stopped before it, the last
-    checkpoint is still good."""
-    scores = policy.token_scores
-
-    def spoilt(*args):
-        log_probs, entropy = scores(*args)
-        return log_probs, entropy * float("nan")
-
-    monkeypatch.setattr(policy, "token_scores", spoilt)
-    assert "nan" in stopped(capfd, go(tiny_dir, tmp_path / "out")).lower()
-    assert not (tmp_path / "out" / "metrics.jsonl").exists()
-
-
 def test_a_broken_group_stops_the_run(tiny_dir, tmp_path, monkeypatch, capfd):
     """Defect 1 makes such groups: a neighbour's user behind one dialogue. Mean and std over
     different people mean nothing."""
-    whole = [Episode("ann", 0, "Hello."), Episode("ben", 1, "Hello.")]
-    check_groups([*whole, Episode("ann", 0, "Hello.")])
     for broken in (Episode("ben", 0, "Hello."), Episode("ann", 0, "Hi.")):
         with pytest.raises(SelfCheckFailed, match="group 0"):
-            check_groups([*whole, broken])
+            check_groups([Episode("ann", 0, "Hello."), broken])
     copy, neighbours = User.copy, iter(toy_profiles("train"))
 
     def mixed_up(self, name):
@@ -179,15 +159,3 @@ def test_a_run_that_has_begun_can_be_resumed_whatever_stopped_it(error, tmp_path
     assert "--resume" not in explain(error("wrong key"), tmp_path)[1]
     (tmp_path / "config.json").write_text("{}")
     assert explain(error("wrong key"), tmp_path)[1].endswith(f"--resume {tmp_path}")
-
-
-def test_an_engine_share_without_room_is_one_line(tiny_dir, monkeypatch):
-    """The first of what vLLM says."""
-
-    def refuse(**_):
-        raise ValueError("No available memory\nand so on")
-
-    vllm = SimpleNamespace(LLM=refuse, SamplingParams=None)
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    with pytest.raises(BadInput, match="--engine-memory 0.1: vLLM: No available memory$"):
-        VllmEngine(tiny_dir, 2, context=64, memory_share=0.1)

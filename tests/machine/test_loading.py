@@ -95,18 +95,6 @@ def policy_of(path):
     return evaluate.load_policy(str(path), evaluate.make_parser().parse_args([]))
 
 
-def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
-    """So that it is mapped like any other. (The cache's layout is the hub's: a name, a commit.)"""
-    place = tmp_path / "models--some--model"
-    shutil.copytree(tiny_dir, place / "snapshots" / "c0ffee")
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text("c0ffee")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (model, _), (same, _) = load_model("some/model", dtype=None), load_model(tiny_dir)
-    assert torch.equal(model.get_input_embeddings().weight, same.get_input_embeddings().weight)
-
-
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
     """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)

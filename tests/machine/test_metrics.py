@@ -1,6 +1,6 @@
-"""The numbers of a training step, and the warnings that a run gives while it trains: each mistake
-that others have made is made here once, in a small real run, and the run must say so; healthy runs
-must be silent.
+"""The numbers of a training step, and the warnings that a run gives while it trains: two mistakes
+that others have made are made here, in a small real run, and the run must say so; healthy runs must
+be silent.
 
 The course has a lab for three of them: shared-seed, still-adapter and user-words."""
 
@@ -14,14 +14,11 @@ from support.metrics import (
     zero_std_shares,
 )
 
-import dataclasses
 import json
 
 import pytest
 
-import lora
 import models
-import ppo
 import rlver
 from benchmarks import tables
 from policy import Agent, Episode, Segment
@@ -54,45 +51,11 @@ def other_weights(patch):
     )
 
 
-def both_zero(patch):
-    """Adapters that both begin at zero: the gradient of A is a product with B, and that of B one
-    with A."""
-    add_adapters = lora.add_adapters
-
-    def add_zeros(model, *args):
-        switch = add_adapters(model, *args)
-        for name, p in model.named_parameters():
-            if ".lora_A." in name:
-                p.data.zero_()
-        return switch
-
-    patch.setattr(lora, "add_adapters", add_zeros)
-
-
-def users_words(patch):
-    """huggingface/trl#4975: all that follows the first prompt is trained. The comparison with the
-    engine, which has no log-probs of these tokens, would stop the run; it is left out."""
-    split_batch = rlver.split_batch
-
-    def with_the_users_words(batch):
-        turn = batch.turn.cummax(1).values * (batch.branch >= 0)
-        return dataclasses.replace(batch, turn=turn, action_mask=turn > 0)
-
-    def without_mask(*args, **settings):
-        minibatches = split_batch(*args, **settings)
-        return [[with_the_users_words(batch) for batch in micros] for micros in minibatches]
-
-    patch.setattr(rlver, "split_batch", without_mask)
-    patch.setattr(ppo, "logp_gap", lambda *_: {"logp_gap": 0.0, "logp_gap_max": 0.0})
-
-
 @pytest.mark.parametrize(
     "mistake, flags, warning",
     [
         (one_seed, "", COPIES),
         (other_weights, "--lora-rank 4", STILL),
-        (both_zero, "--lora-rank 4", ZERO),
-        (users_words, "", FOREIGN),
     ],
 )
 def test_a_mistake_is_told(mistake, flags, warning, tiny_dir, tmp_path, monkeypatch, capfd):
@@ -241,12 +204,6 @@ def test_signs_by_hand():
     assert signs([]) == signs([[]]) == {}
     assert signs([["I see. Go on.", "I see. What then?"]])["repeat_within"] == 0
     assert words_of("我在这里, ok?") == ["我", "在", "这", "里", "ok"]
-
-
-def test_distinct_pairs_are_no_matter_of_how_large_the_batch_is():
-    few = [["a b c d e f"]] * 30
-    assert signs(few)["distinct_2"] == 5 / 150
-    assert signs(few * 1000)["distinct_2"] > 0.5 * signs(few * 100)["distinct_2"]
 
 
 def test_talk_about_the_reward():

@@ -20,7 +20,6 @@ from simulator import (
     PROMPTS,
     Simulator,
     User,
-    check_playable,
     load_profiles,
     profiles_of_step,
     toy_profiles,
@@ -76,16 +75,6 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
         assert text.count("\n") == 1 or main is evaluate.main
         assert "prompts/profiles/" in text and "train_profile.jsonl" in text
     assert not (tmp_path / "out").exists()
-
-
-def test_the_scripted_user_knows_no_chit_chat(tiny_dir, tmp_path, capfd):
-    """In one line, whoever asks for it: by the world, by a file."""
-    for flags in (["--world", "chit-chat"], ["--profiles", CHAT]):
-        flags = ["--policy", tiny_dir, *flags, "--out", tmp_path / "r.jsonl"]
-        line = output_of(capfd, 2, evaluate.main, *flags)
-        assert line.count("\n") == 1 and "scripted user" in line and "--simulator" in line
-    with pytest.raises(BadInput, match="can only play the people"):
-        check_playable("toy-weak", load_profiles(CHAT))
 
 
 # ---------------------------------------------------------------------------------------- chit-chat

@@ -60,7 +60,11 @@ def test_a_judges_schema_by_hand():
     assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
 
 
-def test_only_the_check_decides_how_the_form_is_kept(capsys):
+@pytest.mark.parametrize(
+    "formats, told",
+    [(["json_schema"], "json_schema"), (["json_object"], "json_object"), (["text"], "text")],
+)
+def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
     """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
     refuses would cost the rest of a run its schema."""
 
@@ -70,9 +74,10 @@ def test_only_the_check_decides_how_the_form_is_kept(capsys):
         await user.simulator.check()
         return before, user.simulator.model.format
 
-    with Loopback(formats=("json_object", "text")) as server:
-        assert asyncio.run(ask(user_at(server))) == (None, "json_object")
-    assert "by json_object" in " ".join(capsys.readouterr().out.split())
+    with Loopback(formats=["text", *formats], difficulty="challenging") as server:
+        user = user_at(server, difficulty="challenging")
+        assert asyncio.run(ask(user)) == (None, told)
+    assert f"by {told}" in " ".join(capsys.readouterr().out.split())
 
 
 # ------------------------------------------------------------------------------ what is tried again
@@ -276,18 +281,6 @@ def served(no_pictures, tiny_dir, tmp_path_factory):
         patch.setenv("RLVER_API_KEY", KEY + "\n")  # as a key from a file may end
         assert rlver.main(flags_of(tiny_dir, server.url, out)) == 0
         return out, list(server.prompts)
-
-
-def test_a_step_of_ppo_where_the_server_takes_no_form(tiny_dir, tmp_path, capfd):
-    """Dialogues and an update over a server that refuses every response_format. The run says how
-    the form of the answers is kept. (A server that checks the schema: `served`.)"""
-    with Loopback(formats=["text"], difficulty="challenging") as server:
-        flags = "--algo ppo --steps 1 --eval-size 1 --difficulty challenging".split()
-        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "out", *flags)) == 0
-        assert server.refused == 2
-    assert "by text" in " ".join(capfd.readouterr().out.split())
-    (step,) = rows(tmp_path / "out" / "metrics.jsonl")
-    assert step["episodes"] == 4 and step["grad_norm"] > 0 and step["dropped"] == 0
 
 
 @pytest.mark.slow
