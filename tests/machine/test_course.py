@@ -16,8 +16,6 @@ from matrix import wrong_answers
 from runs import refuse
 from surgery import find
 
-README = (ROOT / "course" / "README.md").read_text(encoding="utf-8")
-
 
 @pytest.mark.slow
 def test_the_list_fits_the_project():
@@ -39,20 +37,6 @@ def test_every_exercise_has_wrong_answers_that_fit_the_code():
     """Whoever edits a function learns here which wrong answers must be edited with it."""
     names = [name for name, *_ in wrong_answers(ALL)]
     assert all(names.count(name) >= 4 for name in ALL)
-
-
-def test_the_six_weeks_have_every_exercise_once_and_none_too_early():
-    """An exercise whose tests need another one is not set before it."""
-    weeks = re.findall(r"(?m)^\| (\d) \|.*$", README.split("## Six weeks")[1])
-    rows = [row for row in README.splitlines() if re.match(r"\| \d \|", row)]
-    week_of = {}
-    for week, row in zip(weeks, rows, strict=True):
-        names = re.findall(r"`(\w+)`", row.split("|")[3])
-        assert not set(names) & set(week_of)
-        week_of |= dict.fromkeys(names, int(week))
-    assert set(week_of) == set(ALL)
-    for name, exercise in ALL.items():
-        assert all(week_of[needed] <= week_of[name] for needed in exercise["needs"]), name
 
 
 def test_the_project_knows_nothing_of_the_course():

@@ -1,7 +1,6 @@
 """The users of a run: whom a step meets, who may play them, and the world of people who chat and
 have no hidden need. (The heart-to-heart people written by hand: test_profiles.py.)"""
 
-from support.errors import BadInput
 from support.results import intention_of, read_results
 
 import asyncio
@@ -13,7 +12,7 @@ import pytest
 import evaluate
 import rlver
 from answering import CHAINS, Model
-from result_files import SHORT, measure, write
+from result_files import SHORT, measure
 from runs import output_of
 from server import Loopback, mild_answer
 from simulator import (
@@ -25,7 +24,6 @@ from simulator import (
     toy_profiles,
 )
 from tools import chat, replay
-from toy import world
 from toy.words import NEEDS
 
 PROFILES = PROMPTS / "profiles"
@@ -118,15 +116,6 @@ def test_people_who_chat_are_whole(lang):
             assert intention_of(p.task, p.need) == ("other", "other"), p.id
             assert all(p.scene.count(head) == 1 for head in HEADS[lang]), p.id
             assert p.first_talk and len(p.cha_group) == 3, p.id
-
-
-def test_an_unknown_target_is_refused(tmp_path):
-    path, (row,) = tmp_path / "people.jsonl", world.profiles("train", 1)
-    write(path, {**row, "target": "small-talk"})
-    with pytest.raises(BadInput, match="'small-talk'; it should be eq, target, no-target"):
-        load_profiles(path)
-    write(path, {**row, "target": None})
-    assert load_profiles(path)[0].target == "eq"
 
 
 @pytest.mark.slow

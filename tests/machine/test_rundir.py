@@ -82,7 +82,6 @@ def test_dialogues_are_written_word_for_word(whole):
             assert change == turn["change"] == mood(turn["reply"])[0]
             emotion += change
             assert turn["emotion"] == emotion
-        assert line["ended"] in ("turn_limit", "goodbye", "emotion_min")
         # the last reply is scored, and not answered at the limit
         assert all(turn["user"] for turn in line["turns"][:-1])
     # a group is one user and one first line; two groups of a batch are two users
@@ -362,12 +361,10 @@ def test_the_head_of_a_run(capsys):
         rundir.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
         return " ".join(capsys.readouterr().out.split())
 
-    text = head({})
-    assert "GRPO trains toy (direct): 36 steps of 64 dialogues" in text
-    assert "500 users to train on, 128 held out. The user toy is a script" in text
+    assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
     text = head({"algo": "ppo", "think": True}, ranks=2, step=5)
     assert text.startswith("Step 5 is done, going on: PPO trains toy (think)")
-    assert "on 2 ranks." in text
+    assert "on 2 ranks." in text and "The user toy is a script" in text
 
 
 def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, capsys):
