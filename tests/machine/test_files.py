@@ -1,6 +1,7 @@
 """Files of results: none is overwritten or shared."""
 
-import fcntl
+from support.files import lock
+
 import importlib
 import os
 
@@ -36,8 +37,8 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
 def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
     """Each line stood there twice, and nothing read the file again."""
     path = tmp_path / "r.jsonl"
-    held = os.open(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    path.touch()
+    held = lock(path)
     flags = ["--policy", tiny_dir, *SHORT, "--limit", 1, "--out", path]
     assert measure(*flags) == 2
     assert "another process is at work there" in capsys.readouterr().err

@@ -7,8 +7,6 @@ from support.results import compare, differences, intention_of, score, what_scor
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -201,14 +199,6 @@ def test_only_common_users_are_compared(tmp_path):
         compare(first, side(tmp_path, "other", [50] * 10, first=20))
 
 
-def test_scoring_needs_no_torch(tmp_path):
-    """`--score` is for anybody with a result file; importing torch would be most of its time."""
-    path = write(tmp_path / "r.jsonl", our_line(0, [50]))
-    code = "import sys, evaluate; evaluate.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "--score", str(path)]
-    assert not subprocess.run(command, cwd=Path(evaluate.__file__).parent).returncode
-
-
 # ----------------------------------------------------------------------------- what is this policy?
 
 
@@ -218,14 +208,16 @@ def measured(path, *flags):
 
 
 @pytest.mark.slow
-def test_the_same_weights_are_the_same_policy_however_they_are_named(half, tmp_path, monkeypatch):
+def test_the_same_weights_are_the_same_policy_however_they_are_named(
+    half, tiny_dir, tmp_path, monkeypatch
+):
     """A checkpoint was once measured without the settings of its run: 5 in place of 97, under the
     same name. A run, its newest checkpoint and a copy of that elsewhere are one policy; only the
     copy has another name."""
     newest = half / "checkpoint-000002"
     copied = shutil.copytree(newest, tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
-    before, histories = files(copied), []
+    before, histories = files(tiny_dir), []
     for policy, label in ((half, newest), (newest, newest), (copied, copied)):
         path = tmp_path / f"{len(histories)}.jsonl"
         dialogues = measured(path, "--policy", policy)
@@ -233,8 +225,8 @@ def test_the_same_weights_are_the_same_policy_however_they_are_named(half, tmp_p
         histories.append([row["history"] for row in dialogues])
     assert histories[0] == histories[1] == histories[2]
     # without --out the results of a model are not written into its directory
-    assert measure("--policy", copied, "--limit", 1, "--max-turns", 1) == 0
-    assert files(copied) == before and list(Path("results").glob("*.jsonl"))
+    assert measure("--policy", tiny_dir, "--limit", 1, "--max-turns", 1) == 0
+    assert files(tiny_dir) == before and list(Path("results").glob("*.jsonl"))
 
 
 def test_a_policy_that_is_not_there_is_said_in_plain_words(half, tmp_path, monkeypatch, capfd):

@@ -3,12 +3,10 @@ one line, before anything is written."""
 
 from support.settings import (
     REAL,
-    SCRIPTED,
     TOY,
     Parser,
     make_parser,
     resolve_settings,
-    scripted_notice,
     split_name,
 )
 
@@ -90,12 +88,6 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
         "http://h:8/v1",
     )
     assert split_name("local:models/a@b") == ("local", "models/a@b", "")
-
-
-def test_a_scripted_user_says_so_and_a_model_does_not():
-    for name in SCRIPTED:
-        assert scripted_notice(name).startswith(f"The user {name} is a script")
-    assert scripted_notice("openai:m@http://x") == scripted_notice("local:d") == ""
 
 
 # ---------------------------------------------------------------------------------------- bad input
