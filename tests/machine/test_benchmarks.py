@@ -12,6 +12,8 @@ from benchmarks import gpu, speed, tables
 from policy import Episode, Segment, pack
 from runs import rows
 
+MEASURED = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
+
 # --------------------------------------------------------------------------------------- speed, gpu
 
 
@@ -59,13 +61,11 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pic
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     """A number in a table is one that was measured: `python benchmarks/tables.py --write`."""
-    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
-    jobs = {job.name for job in tables.jobs()}
-    assert set(measured) == jobs
+    assert set(MEASURED) == {job.name for job in tables.jobs()}
     shown = set()
     for path in tables.documents():
         text = path.read_text(encoding="utf-8")
-        assert tables.with_measured(text, measured) == text, path
+        assert tables.with_measured(text, MEASURED) == text, path
         comments = re.findall(r"<!-- tables: (\w+) -->", text)
         assert comments[1::2] == ["end"] * (len(comments) // 2), f"{path}: an end is missing"
         shown |= set(comments[::2])
@@ -74,13 +74,10 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
 
 def test_the_readme_shows_a_measured_dialogue():
     """The first held-out user of seed 0, before and after, word for word."""
-    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
     readme = " ".join((tables.ROOT / "README.md").read_text(encoding="utf-8").split())
-    for when, dialogues in zip(("before", "after"), measured["small-grpo-0"]["dialogues"]):
-        emotion = 30
-        for reply, felt in dialogues[0][1:2]:
-            assert f"{when} [{felt - emotion:+d}] {' '.join(reply.split())}" in readme
-            emotion = felt
+    for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):
+        reply, felt = dialogues[0][1]
+        assert f"{when} [{felt - 30:+d}] {' '.join(reply.split())}" in readme
 
 
 @pytest.mark.slow
