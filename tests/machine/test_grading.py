@@ -36,24 +36,20 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     """ "Tensor-likes are not close" tells a student nothing. On the terminal and in the CSV stand
     the test's name, what it is about, and what went wrong. And a function that is not there earns
     nothing: in the run of all exercises our own stands in its place, and would pass."""
-    wrong = (
-        'def group_advantages(rewards, groups, kind="grpo", eps=1e-6):\n'
-        "    return rewards - rewards.mean()\n"
-    )
-    renamed = source("grpo.py").replace("def group_advantages(", "def another_name(")
-    table = tmp_path / "grades.csv"
-    for name, text in (("anna", wrong), ("ben", renamed)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "grpo.py").write_text(text, encoding="utf-8")
-    places = [str(tmp_path / name) for name in ("anna", "ben")]
-    assert course.main(["grade", *places, "--only", "groups,turns", "--csv", str(table)]) == 1
+    text = source("grpo.py").replace("def turn_advantages(", "def another_name(")
+    head = written(text, "group_advantages").split(":\n")[0]
+    text = put(text, "group_advantages", head + ":\n    return rewards - rewards.mean()")
+    place, table = tmp_path / "anna", tmp_path / "grades.csv"
+    place.mkdir()
+    (place / "grpo.py").write_text(text, encoding="utf-8")
+    assert course.main(["grade", str(place), "--only", "groups,turns", "--csv", str(table)]) == 1
     rows = rows_of(table)
-    row = rows["anna", "groups"]
-    assert row["points"] == "0" and row["result"] in capsys.readouterr().out
-    assert row["result"].startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
-    assert row["result"].endswith(": AssertionError: Tensor-likes are not close!")
-    assert "group_advantages is not there" in rows["ben", "groups"]["result"]
-    assert rows["ben", "total"]["points"] == str(ALL["turns"]["points"])
+    result = rows["anna", "groups"]["result"]
+    assert result in capsys.readouterr().out
+    assert result.startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
+    assert result.endswith(": AssertionError: Tensor-likes are not close!")
+    assert "turn_advantages is not there" in rows["anna", "turns"]["result"]
+    assert rows["anna", "total"]["points"] == "0"
 
 
 @pytest.mark.soak
