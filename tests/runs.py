@@ -10,6 +10,7 @@ answers, the clamp and the log are the real ones.
 
 from support import rundir
 
+import itertools
 import json
 import zlib
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ from models import Models
 from tools import report
 from toy import world
 
-DRAW = report.draw_curves
 SMALL = (
     "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
     "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
@@ -39,67 +39,60 @@ def mood(reply, *_):
 
 
 @contextmanager
-def in_moods(draw_curves=lambda *_: ([], "")):
-    """Within this block runs are judged by `mood`, and draw no curves unless `draw_curves`
-    does. Yields the MonkeyPatch."""
+def in_moods():
+    """Within this block runs are judged by `mood`, and draw no curves. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", draw_curves)
+        patch.setattr(report, "draw_curves", lambda *_: ([], ""))
         patch.setattr(world, "score_reply", mood)
         yield patch
 
 
-def suited(flags):
-    """The `flags` of a run without those that are meant for the other algorithm: many tests have
-    one list for both. (PPO takes "--group-size=2", in one word, all the same.)"""
-    words = [str(word) for word in flags]
-    algo = "grpo"
-    for flag, value in zip(words, words[1:]):
-        if flag == "--algo":  # as for argparse the last one counts
-            algo = value
-    foreign = {"ppo": "--group-size", "grpo": "--critic-lr"}[algo]
-    while foreign in words:
-        position = words.index(foreign)
-        del words[position : position + 2]  # the flag and its value
-    return words
+# What other runs of WholeRuns have beside these. With adapters all three parts stand on one base.
+ALGO = {
+    "grpo": ["--algo", "grpo"],
+    "ppo": ["--algo", "ppo"],
+    "adapters": "--algo ppo --lora-rank 4 --lr 0.02 --critic-lr 0.02 --kl-coef 0.05".split(),
+}
 
 
 class WholeRuns:
-    """Uninterrupted runs of the policy in `model`, one for each algorithm, made when they are first
-    asked for: runs("grpo") is the directory, runs.models["grpo"] its Models."""
+    """Uninterrupted runs of the policy in `model`, one for each name in ALGO, made when they are
+    first asked for: runs("grpo") is the directory, runs.models["grpo"] its Models."""
 
     def __init__(self, model, place):
         self.model = model
         self.place = place
-        self.made = set()
         self.models = {}
 
-    def __call__(self, algo):
-        out = self.place / algo
-        if algo not in self.made:
-            self.made.add(algo)
-            self.make(algo, out)
+    def __call__(self, name):
+        out = self.place / name
+        if name not in self.models:
+            self.make(name, out)
         return out
 
-    def make(self, algo, out):
+    def make(self, name, out):
         def keep(*args):
-            self.models[algo] = Models(*args)
-            return self.models[algo]
+            self.models[name] = Models(*args)
+            return self.models[name]
 
-        # the curves of one of them are enough
-        draw_curves = DRAW if algo == "ppo" else lambda *_: ([], "")
-        with in_moods(draw_curves) as patch:
+        with in_moods() as patch:
             patch.setattr(rlver, "Models", keep)
-            assert go(self.model, out, "--algo", algo) == 0
+            assert go(self.model, out, *ALGO[name]) == 0
+
+
+def words(*flags):
+    """Flags as a command line has them."""
+    return [str(flag) for flag in flags]
 
 
 def go(model, out, *more):
     """A small run of the policy in `model`; `more` flags override. Returns main's exit code."""
-    return rlver.main(suited(["--model", model, *SMALL, "--out", out, *more]))
+    return rlver.main(words("--model", model, *SMALL, "--out", out, *more))
 
 
 def go_on(out, *more):
     """Resume a run. Returns main's exit code."""
-    return rlver.main(["--resume", str(out), *map(str, more)])
+    return rlver.main(words("--resume", out, *more))
 
 
 def rows(path):
@@ -139,36 +132,33 @@ def output_of(capfd, code, main, *argv):
     """`main(argv)` must end with the exit code `code` and without a traceback. Returns what it
     printed, stdout and then stderr."""
     capfd.readouterr()
-    assert main([str(word) for word in argv]) == code
+    try:
+        ended = main(words(*argv))
+    except SystemExit as stop:  # of argparse
+        ended = stop.code
     out, err = capfd.readouterr()
-    assert "Traceback" not in out + err
+    assert ended == code and "Traceback" not in out + err, out + err
     return out + err
 
 
-def refuse(capfd, *argv):
-    """`main(argv)` must refuse: exit code 2, one line on stderr. Returns that line."""
-    capfd.readouterr()
-    try:
-        code = rlver.main([str(word) for word in argv])
-    except SystemExit as stop:
-        code = stop.code
-    error = capfd.readouterr().err
-    assert code == 2, error
-    assert error.count("\n") == 1 and "Traceback" not in error, error
-    return error
+def refuse(capfd, *argv, main=rlver.main):
+    """`main(argv)` must refuse: exit code 2, one line. Returns that line."""
+    line = output_of(capfd, 2, main, *argv)
+    assert line.count("\n") == 1, line
+    return line
 
 
-def cut_at(number, patch, error=KeyboardInterrupt, middle=lambda line: len(line) // 2):
+def cut_at(number, patch):
     """The power goes in the middle of the `number`-th line that the run appends."""
-    append, count = rundir.append_line, iter(range(1, 10**6))
+    append, count = rundir.append_line, itertools.count(1)
 
     def half(path, value):
         if next(count) < number:
             return append(path, value)
-        line = json.dumps(value, ensure_ascii=False).encode()
-        with open(path, "ab") as file:
-            file.write(line[: middle(line)])
-        raise error
+        line = json.dumps(value, ensure_ascii=False)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line[: len(line) // 2])
+        raise KeyboardInterrupt
 
     patch.setattr(rundir, "append_line", half)
 
@@ -178,7 +168,5 @@ def alike(out, whole):
     assert metrics(out) == metrics(whole)
     assert (out / "dialogues.jsonl").read_bytes() == (whole / "dialogues.jsonl").read_bytes()
     assert summary(out) == summary(whole)
-    weights = [
-        (place / "checkpoint-000004" / "model.safetensors").read_bytes() for place in (out, whole)
-    ]
-    assert weights[0] == weights[1]
+    weights = Path("checkpoint-000004", "model.safetensors")
+    assert (out / weights).read_bytes() == (whole / weights).read_bytes()

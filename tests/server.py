@@ -208,10 +208,7 @@ def failure(status, message, headers=None):
 def completion(text, finish_reason="stop"):
     """The body of an answer."""
     message = {"role": "assistant", "content": text}
-    return {
-        "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 5},
-    }
+    return {"choices": [{"index": 0, "finish_reason": finish_reason, "message": message}]}
 
 
 def start(*flags):

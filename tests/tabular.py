@@ -6,6 +6,8 @@ else. They give log-probs, entropies and values on the user's tokens too, where 
 ignored.
 """
 
+from support.settings import Settings
+
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -210,23 +212,9 @@ class Ranks:
             return list(pool.map(rank, range(2)))
 
 
-SETTINGS = dict(
-    clip_eps=0.2,
-    entropy_coef=0.0,
-    kl_coef=0.0,
-    kl_estimator="k3",
-    value_clip=0.5,
-    gamma=1.0,
-    lam=1.0,
-    advantage="grpo",
-    reward="terminal",
-)
-
-
 def cfg_of(**changed):
-    """The settings that an update reads, some of them `changed`."""
-    assert changed.keys() <= SETTINGS.keys(), changed
-    return SimpleNamespace(**SETTINGS | changed)
+    """A run's settings, some of them `changed`. Entropy is not paid for, unless a test asks."""
+    return Settings(**{"entropy_coef": 0.0, **changed})
 
 
 def models_of(policy=None, optimizer=None, critic=None, critic_optimizer=None, **changed):
@@ -243,7 +231,6 @@ def models_of(policy=None, optimizer=None, critic=None, critic_optimizer=None, *
         gap_limits=None,
         ratio_limit=1e-3,
     )
-    assert changed.keys() <= fields.keys(), changed
     return SimpleNamespace(**fields | changed)
 
 

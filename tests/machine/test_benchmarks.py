@@ -2,14 +2,17 @@
 numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
 
 from support.loading import load_model
+from support.rundir import RunDir
 
-import json
 import re
 
 import pytest
 
 from benchmarks import gpu, speed, tables
 from policy import Episode, Segment, pack
+from runs import rows
+
+MEASURED = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
 
 # --------------------------------------------------------------------------------------- speed, gpu
 
@@ -26,38 +29,30 @@ def test_the_benchmark_compares_like_with_like():
         Segment([6]),
         Segment([7], 2, [0.0]),
     ]
-    rows = speed.rows_per_turn(episode)
-    assert [[s.ids for s in row.segments] for row in rows] == [
-        [[1, 2], [3, 4]],
-        [[1, 2, 5, 6], [7]],
-    ]
-    trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(rows))]
+    turns = speed.rows_per_turn(episode)
+    ids = [[s.ids for s in row.segments] for row in turns]
+    assert ids == [[[1, 2], [3, 4]], [[1, 2, 5, 6], [7]]]
+    trained = [batch.ids[batch.action_mask].tolist() for batch in (pack([episode]), pack(turns))]
     assert trained == [[3, 4, 7], [3, 4, 7]]
     result = speed.bench(False, dialogues=4, repeats=1)
-    assert 0 < 2 * result["packed_tokens"] < result["rows_tokens"]
+    assert 2 * result["packed_tokens"] < result["rows_tokens"]
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
+def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pictures):
     """On whatever is here, with a model of no size: what it would print on a GPU."""
-    results = {}
     model, run = tmp_path / "model", tmp_path / "run"
-    for rank in (0, 4):
-        config = load_model(tiny_dir)[0].config
-        config.max_position_embeddings, config.vocab_size = 4096, 1024
-        gpu.make_model("tiny", model, config)
-        sizes = ([48, 96], 192, [3, 8, 4])
-        code, outcome, _ = gpu.child(gpu.__file__, "measure", model, rank, *sizes, limit=120)
-        assert code == 0, outcome
-        results["tiny", rank] = json.loads(outcome)
+    config = load_model(tiny_dir)[0].config
+    config.max_position_embeddings, config.vocab_size = 4096, 1024
+    gpu.make_model("tiny", model, config)
+    results = {("tiny", rank): gpu.measure(model, rank, [48], 192, [3, 8, 4]) for rank in (0, 4)}
     assert all(u["tokens"] > 0 for result in results.values() for u in result["updates"])
     results["7B", 16] = "CUDA out of memory"
     lines = gpu.table(results).split("\n")
     assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
-    code, outcome, _ = gpu.child(gpu.__file__, "steps", model, run, limit=120)
-    assert code == 0, outcome
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
-    assert not list(run.glob("checkpoint-*"))
+    monkeypatch.setattr(RunDir, "save", None)  # `steps` sets it, too, and for good
+    assert gpu.steps(model, run) == 0
+    assert len(rows(run / "metrics.jsonl")) == 3 and not list(run.glob("checkpoint-*"))
     assert gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")
 
 
@@ -66,13 +61,11 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path):
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     """A number in a table is one that was measured: `python benchmarks/tables.py --write`."""
-    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
-    jobs = {job.name for job in tables.jobs()}
-    assert set(measured) <= jobs
+    assert set(MEASURED) <= {job.name for job in tables.jobs()}
     shown = set()
     for path in tables.documents():
         text = path.read_text(encoding="utf-8")
-        assert tables.with_measured(text, measured) == text, path
+        assert tables.with_measured(text, MEASURED) == text, path
         comments = re.findall(r"<!-- tables: (\w+) -->", text)
         assert comments[1::2] == ["end"] * (len(comments) // 2), f"{path}: an end is missing"
         shown |= set(comments[::2])
@@ -81,32 +74,10 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
 
 def test_the_readme_shows_a_measured_dialogue():
     """The first held-out user of seed 0, before and after, word for word."""
-    measured = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()
     readme = " ".join((tables.ROOT / "README.md").read_text(encoding="utf-8").split())
-    for when, dialogues in zip(("before", "after"), measured["small-grpo-0"]["dialogues"]):
-        emotion = 30
-        for reply, felt in dialogues[0][1:2]:
-            assert f"{when} [{felt - emotion:+d}] {' '.join(reply.split())}" in readme
-            emotion = felt
-
-
-def test_each_job_is_made_once(tmp_path, monkeypatch):
-    """A job whose line is there is not made again; one that fails leaves no line. What one raises
-    in its thread is raised."""
-    made, results = [], tables.Results(tmp_path / "runs.jsonl")
-    jobs = [tables.Job("a", "one", "--algo grpo"), tables.Job("a", "bad", "--algo ppo")]
-    monkeypatch.setattr(
-        tables,
-        "train",
-        lambda job: made.append(job.name) or (tmp_path if job.name == "one" else None),
-    )
-    monkeypatch.setattr(tables, "line_of_run", lambda job, place: {"name": job.name})
-    for _ in range(2):
-        tables.do_jobs(jobs, results, at_once=1)
-    assert made == ["one", "bad", "bad"] and list(results.read()) == ["one"]
-    monkeypatch.setattr(tables, "train", lambda job: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        tables.do_jobs(jobs, results, at_once=1)
+    for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):
+        reply, felt = dialogues[0][1]
+        assert f"{when} [{felt - 30:+d}] {' '.join(reply.split())}" in readme
 
 
 @pytest.mark.slow

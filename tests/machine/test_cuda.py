@@ -18,7 +18,7 @@ from engine import TorchEngine
 from lora import AdapterView, SharedBase
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
-from runs import suited
+from runs import words
 from several_ranks import SMALL, alone, make_episodes
 from tabular import cfg_of, models_of
 
@@ -135,7 +135,7 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     out = tmp_path / "run"
     first = ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 1, "--out", out]
     with elsewhere():
-        assert rlver.main(suited(first)) == 0
+        assert rlver.main(words(*first)) == 0
         assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     load_model(out / "checkpoint-000002")
@@ -178,7 +178,7 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
     for more in (
-        suited(["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out]),
+        ["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out],
         ["--resume", str(out), "--steps", "3"],
     ):
         code, _, err = alone(*more)

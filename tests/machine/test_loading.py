@@ -4,7 +4,7 @@ word has, with a template that has a switch of its own."""
 
 from support import loading
 from support.errors import BadModel
-from support.loading import ChatFormat, load_model
+from support.loading import load_model
 from support.ranks import make_masters
 
 import copy
@@ -21,7 +21,6 @@ import models
 from conftest import make_tiny_model
 from engine import load_local
 from runs import go, go_on, metrics, refuse
-from simulator import load_prompt
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -92,16 +91,15 @@ def policy_of(path):
     return evaluate.load_policy(str(path), evaluate.make_parser().parse_args([]))
 
 
-def test_a_name_on_the_hub_is_a_directory_once_it_is_there(tiny_dir, tmp_path, monkeypatch):
-    """So that it is mapped like any other. (The cache's layout is the hub's: a name, a commit.)"""
-    place = tmp_path / "models--some--model"
-    shutil.copytree(tiny_dir, place / "snapshots" / "c0ffee")
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text("c0ffee")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (model, _), (same, _) = load_model("some/model", dtype=None), load_model(tiny_dir)
-    assert torch.equal(model.get_input_embeddings().weight, same.get_input_embeddings().weight)
+def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
+    """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
+    monkeypatch.chdir(tmp_path)
+    told = "no such directory, and not to be had from the hub"
+    with pytest.raises(BadModel, match=f"--model openai-community/gpt2: {told}"):
+        load_model("openai-community/gpt2")
+    for path in ("nowhere", "a/b/c", "runs/nowhere", "./nowhere", "/nowhere/a"):
+        with pytest.raises(BadModel, match="no such directory; "):
+            load_model(path)
 
 
 # -------------------------------------------------------------------------------- what is refused
@@ -124,31 +122,26 @@ def cut_the_vocabulary(path):
     (path / "tokenizer.json").write_text(json.dumps(data))
 
 
-DAMAGES = {
-    "gone": (shutil.rmtree, "no such directory"),
-    "no configs": (lambda path: [file.unlink() for file in path.glob("*.json")], ""),
-    "no weights": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
-    "half-copied weights": (cut_the_weights, ""),
-    # transformers would make one up, at random
-    "a weight missing": (drop_a_weight, "lm_head.weight"),
-    "no chat template": (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
-    # every text would be nothing, and a run would end with a score and exit code 0
-    "no vocabulary": (cut_the_vocabulary, "tokenizer.json is missing"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_model_directory_is_one_line_for_the_user(damage, tiny_dir, tmp_path):
+@pytest.mark.parametrize(
+    "harm, told",
+    [
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+        (cut_the_weights, ""),
+        (drop_a_weight, "lm_head.weight"),  # transformers would make one up, at random
+        (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
+        # every text would be nothing, and a run would end with a score and exit code 0
+        (cut_the_vocabulary, "tokenizer.json is missing"),
+    ],
+    ids=["no weights", "half-copied", "a weight missing", "no template", "no vocabulary"],
+)
+def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tmp_path):
     """Not a traceback, and never a model that is partly noise: one line, what is wrong with it."""
-    harm, told = DAMAGES[damage]
     path = shutil.copytree(tiny_dir, tmp_path / "model")
-    load_local(path, 0.0)  # good so far
     harm(path)
     with pytest.raises(BadModel) as error:
         load_local(path, 0.0)
     line = str(error.value)
     assert told in line and "\n" not in line
-    assert line.startswith(f"--simulator local:{path}: ") or damage == "no vocabulary"
 
 
 @pytest.mark.parametrize(
@@ -184,72 +177,39 @@ def test_a_model_that_this_code_would_get_wrong_is_refused(
 # ------------------------------------------------------------------------------- models as they come
 
 
-@pytest.fixture
-def other_model(tiny_tokenizer, tmp_path):
-    """A function that stores a small model whose tokenizer `change` has been at. Returns its
-    directory."""
-
-    def store(change=lambda tokenizer: None, **settings):
-        tokenizer = copy.deepcopy(tiny_tokenizer)
-        change(tokenizer)
-        for part in (make_tiny_model(tokenizer, **settings), tokenizer):
-            part.save_pretrained(tmp_path / "model")
-        return tmp_path / "model"
-
-    return store
-
-
-def test_a_context_that_the_first_line_fills_is_named(other_model, tiny_tokenizer, tmp_path, capfd):
-    """Not "the simulator failed": nothing is wrong with the user but the length of what it says."""
-    system = len(ChatFormat(tiny_tokenizer, load_prompt("policy_direct")).first_prompt(""))
-    assert go(other_model(max_position_embeddings=system + 5), tmp_path / "out") == 75
-    assert "leaves no room in the context" in capfd.readouterr().err
-
-
-def switched(tokenizer):
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "<|im_start|>assistant\n{% endif %}",
-        "<|im_start|>assistant\n{% if not enable_thinking "
-        "%}<think>\n\n</think>\n\n{% endif %}{% endif %}",
-    )
-
-
 @pytest.mark.parametrize("pad", [None, "<|im_end|>"])
-def test_models_as_they_come(pad, other_model, tmp_path, capfd):
+def test_models_as_they_come(pad, tiny_tokenizer, tmp_path, monkeypatch, capfd):
     """Padding is masked by where it came from, never by its id: so any id will do, the stop token's
     too, and that one is still trained, or no reply would learn to end. Real models have rows in
-    their embedding that no word has; a random one samples them. And --template-args reaches the
-    template, is kept when the run goes on, cannot change then, and is known to evaluate.py."""
-
-    def change(tokenizer):
-        tokenizer.pad_token = pad
-        switched(tokenizer)
-
-    model, out, switch = other_model(change, vocab_size=400), tmp_path / "out", "--template-args"
-    flags = "--max-tokens 40 --max-turns 2 --steps 1 --eval-size 1".split()
-    assert go(model, out, *flags, switch, '{"enable_thinking": true}') == 0
-    [row] = metrics(out)
-    assert row["tokens_trained"] == row["tokens_sampled"] > 0
-    assert row["logp_gap"] < 1e-5 and row["stray_thoughts"] == 0
-    assert go_on(out, "--steps", 2) == 0 and len(metrics(out)) == 2
-    line = refuse(capfd, "--resume", out, switch, '{"enable_thinking": false}')
-    assert "--template-args cannot change" in line
-    assert policy_of(out).settings["template_args"] == {"enable_thinking": True}
-
-
-@pytest.mark.slow
-def test_a_tied_head_is_stored_once(other_model, tmp_path, monkeypatch):
-    """What is gathered from shards of one tied tensor are two copies, and were two in the file."""
+    their embedding that no word has; a random one samples them. Of a tied head two copies are
+    gathered from shards; one is stored. And --template-args reaches the template, is kept when the
+    run goes on, cannot change then, and is known to evaluate.py."""
     gather = models.iter_full_weights
 
     def gather_copies(module):
         return ((name, weight.clone()) for name, weight in gather(module))
 
     monkeypatch.setattr(models, "iter_full_weights", gather_copies)
-    tied = other_model(tie_word_embeddings=True)
-    assert go(tied, tmp_path / "out", "--steps", 1) == 0
-    place = tmp_path / "out" / "checkpoint-000001"
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.pad_token = pad
+    ask = "<|im_start|>assistant\n"
+    switch = "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(ask, ask + switch)
+    model, out = tmp_path / "model", tmp_path / "out"
+    make_tiny_model(tokenizer, vocab_size=400, tie_word_embeddings=True).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+
+    flags = "--max-tokens 40 --max-turns 2 --steps 1 --eval-size 1 --template-args".split()
+    assert go(model, out, *flags, '{"enable_thinking": true}') == 0
+    [row] = metrics(out)
+    assert row["tokens_trained"] == row["tokens_sampled"] > 0
+    assert row["logp_gap"] < 1e-5 and row["stray_thoughts"] == 0
+    place = out / "checkpoint-000001"
     names = load_file(place / "model.safetensors").keys()
     assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
     loaded, _ = load_model(place)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert go_on(out, "--steps", 2) == 0 and len(metrics(out)) == 2
+    line = refuse(capfd, "--resume", out, "--template-args", '{"enable_thinking": false}')
+    assert "--template-args cannot change" in line
+    assert policy_of(out).settings["template_args"] == {"enable_thinking": True}

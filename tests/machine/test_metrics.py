@@ -1,6 +1,6 @@
-"""The numbers of a training step, and the warnings that a run gives while it trains: each mistake
-that others have made is made here once, in a small real run, and the run must say so; healthy runs
-must be silent.
+"""The numbers of a training step, and the warnings that a run gives while it trains: two mistakes
+that others have made are made here, in a small real run, and the run must say so; healthy runs must
+be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
@@ -14,28 +14,19 @@ from support.metrics import (
     zero_std_shares,
 )
 
-import dataclasses
 import json
 
 import pytest
 
-import lora
 import models
-import ppo
 import rlver
 from benchmarks import tables
 from policy import Agent, Episode, Segment
-from runs import go
+from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
 COPIES, STILL, ZERO, FOREIGN, LOST, UNREADABLE = (sentence for _, _, sentence in WARNINGS)
-ADAPTERS = ["--lora-rank", 4]
-
-
-def found_in(out):
-    """The warnings of a finished run."""
-    return json.loads((out / "summary.json").read_text())["warnings"]
 
 
 def warned_of(rows):
@@ -45,75 +36,59 @@ def warned_of(rows):
 # ----------------------------------------------------------------------------------- the mistakes
 
 
-def test_one_seed_for_all_dialogues(tiny_dir, tmp_path, monkeypatch, capfd):
+def one_seed(patch):
     """pytorch/torchtitan#3474: every dialogue of a group draws the same replies, no dialogue is
-    better than another, and nothing is learned. It is said at the third step, and once."""
-    monkeypatch.setattr(rlver, "Agent", lambda *args, **more: Agent(*args, **{**more, "seed": 0}))
-    assert go(tiny_dir, tmp_path / "out") == 0
-    assert found_in(tmp_path / "out") == [COPIES]
-    said = capfd.readouterr().out
-    assert f"warning, step 3: {COPIES}" in said and said.count("warning, step") == 1
-    assert f"warning: {COPIES}\n" in said
+    better than another, and nothing is learned."""
+    patch.setattr(rlver, "Agent", lambda *args, **more: Agent(*args, **{**more, "seed": 0}))
 
 
-def test_an_optimizer_that_holds_other_weights(tiny_dir, tmp_path, monkeypatch):
+def other_weights(patch):
     """huggingface/trl#6700: the gradient looks alive, and the adapters stay as they were. Here the
     optimizer has the embeddings, which are not trained with adapters."""
     adamw = models.adamw
-    monkeypatch.setattr(
+    patch.setattr(
         models, "adamw", lambda module, lr: adamw(module.model.get_input_embeddings(), lr)
     )
-    assert go(tiny_dir, tmp_path / "out", *ADAPTERS) == 0
-    assert found_in(tmp_path / "out") == [STILL]
 
 
-def test_adapters_that_both_begin_at_zero(tiny_dir, tmp_path, monkeypatch):
-    """The gradient of A is a product with B, and that of B one with A."""
-    add_adapters = lora.add_adapters
-
-    def add_zeros(model, *args):
-        switch = add_adapters(model, *args)
-        for name, p in model.named_parameters():
-            if ".lora_A." in name:
-                p.data.zero_()
-        return switch
-
-    monkeypatch.setattr(lora, "add_adapters", add_zeros)
-    assert go(tiny_dir, tmp_path / "out", *ADAPTERS) == 0
-    assert found_in(tmp_path / "out") == [ZERO]
-
-
-def test_the_users_words_in_the_loss(tiny_dir, tmp_path, monkeypatch):
-    """huggingface/trl#4975: all that follows the first prompt is trained. The comparison with the
-    engine, which has no log-probs of these tokens, would stop the run; it is left out."""
-    split_batch = rlver.split_batch
-
-    def without_mask(*args, **settings):
-        return [
-            [with_the_users_words(batch) for batch in micros]
-            for micros in split_batch(*args, **settings)
-        ]
-
-    monkeypatch.setattr(rlver, "split_batch", without_mask)
-    monkeypatch.setattr(ppo, "logp_gap", lambda *_: {"logp_gap": 0.0, "logp_gap_max": 0.0})
-    assert go(tiny_dir, tmp_path / "out") == 0
-    assert found_in(tmp_path / "out") == [FOREIGN]
+@pytest.mark.parametrize(
+    "mistake, flags, warning",
+    [
+        (one_seed, "", COPIES),
+        (other_weights, "--lora-rank 4", STILL),
+    ],
+)
+def test_a_mistake_is_told(mistake, flags, warning, tiny_dir, tmp_path, monkeypatch, capfd):
+    """In its step, once, and at the end; the others are silent."""
+    mistake(monkeypatch)
+    assert go(tiny_dir, tmp_path / "out", *flags.split()) == 0
+    assert told_at_the_end(tmp_path / "out") == [warning]
+    said = capfd.readouterr().out
+    assert said.count("warning, step") == said.count(f": {warning} (docs/") == 1
+    assert f"warning: {warning}\n" in said
 
 
-def with_the_users_words(batch):
-    """A batch in which every token behind the first sampled one counts as sampled."""
-    turn = batch.turn.cummax(1).values * (batch.branch >= 0)
-    return dataclasses.replace(batch, turn=turn, action_mask=turn > 0)
+def told_at_the_end(out):
+    return json.loads((out / "summary.json").read_text())["warnings"]
 
 
 # ------------------------------------------------------------------------------------ healthy runs
 
 
-@pytest.mark.parametrize("more", ["", "--think", "--lora-rank 4"])
-@pytest.mark.parametrize("algo", ["grpo", "ppo"])
-def test_a_healthy_run_is_silent(algo, more, tiny_dir, tmp_path, capfd):
-    assert go(tiny_dir, tmp_path / "out", "--algo", algo, *more.split()) == 0
-    assert found_in(tmp_path / "out") == [] and "warning" not in capfd.readouterr().out
+@pytest.mark.parametrize("name", ALGO)
+def test_a_healthy_run_is_silent(name, whole):
+    assert told_at_the_end(whole(name)) == []
+
+
+@pytest.mark.parametrize("flags", ["--algo ppo --think", "--lora-rank 4"])
+def test_another_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
+    """And with adapters the starting policy is in memory, so every evaluation tells how surprising
+    the replies are to it; a step does so only where the KL has asked it anyway."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, *flags.split()) == 0
+    assert told_at_the_end(out) == [] and "warning" not in capfd.readouterr().out
+    told = [row["ref_perplexity"] for row in (*metrics(out), summary(out)["before"])]
+    assert [number is None for number in told] == [True] * 4 + ["lora" not in flags]
 
 
 def test_the_measured_runs_are_silent():
@@ -231,21 +206,8 @@ def test_signs_by_hand():
     assert words_of("我在这里, ok?") == ["我", "在", "这", "里", "ok"]
 
 
-def test_distinct_pairs_are_no_matter_of_how_large_the_batch_is():
-    few = [["a b c d e f"]] * 30
-    assert signs(few)["distinct_2"] == 5 / 150
-    assert signs(few * 1000)["distinct_2"] > 0.5 * signs(few * 100)["distinct_2"]
-
-
 def test_talk_about_the_reward():
-    for text in (
-        "Change: +10",
-        "Please rate me well.",
-        "Your emotion score is 100/100 now.",
-        "给我打分吧",
-        "情绪值加十",
-        "You get 10 points.",
-    ):
-        assert REWARD_TALK.search(text), text
-    for text in ("I see what your emotions do to you.", "Things change: you will see."):
-        assert not REWARD_TALK.search(text), text
+    talk = ["Change: +10", "Please rate me.", "Now it is 100/100.", "给我打分吧", "情绪值加十"]
+    assert all(map(REWARD_TALK.search, talk))
+    others = ["I see what your emotions do to you.", "Things change: you will see."]
+    assert not any(map(REWARD_TALK.search, others))

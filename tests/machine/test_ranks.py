@@ -1,25 +1,28 @@
 """One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for
 real. What two ranks compute must be what one computes, to 1e-5; and whatever happens to one of
-them, nobody waits for ever. (Whole runs: test_rank_runs.py.)
+them, nobody waits for ever. Then whole runs on two ranks, and on two nodes: the same dialogues and
+numbers as on one, and a checkpoint of either goes on under the other.
 
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
 
 import itertools
-import json
 import os
 import re
+import socket
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from runs import numbers, suited
-from several_ranks import SMALL, make_episodes, torchrun
+from runs import metrics, numbers, rows
+from server import Loopback, toy_people
+from several_ranks import SMALL, alone, make_episodes, torchrun
 from tabular import cfg_of, models_of
 
 
@@ -61,9 +64,8 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     gradients, norm = [], ppo.clip_gradient
 
     def listening(module, limit):
-        gradients.append(
-            {name: full_tensor(p.grad).clone() for name, p in module.named_parameters()}
-        )
+        of_step = {name: full_tensor(p.grad).clone() for name, p in module.named_parameters()}
+        gradients.append(of_step)
         return norm(module, limit)
 
     ppo.clip_gradient = listening
@@ -77,16 +79,13 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
         world_size=max(1, ranks),
     )
     cfg = cfg_of(entropy_coef=0.01, kl_coef=0.1, kl_estimator="k2", lam=0.9)
-    metrics = (grpo_update if algo == "grpo" else ppo.ppo_update)(models, cuts, cfg)
+    told = (grpo_update if algo == "grpo" else ppo.ppo_update)(models, cuts, cfg)
     ppo.clip_gradient = norm
-    weights = {
-        name: full_tensor(p.detach()).clone()
-        for m in (policy, critic)
-        for name, p in m.named_parameters()
-    }
+    trained = itertools.chain(policy.named_parameters(), critic.named_parameters())
+    weights = {name: full_tensor(p.detach()).clone() for name, p in trained}
     if lora:  # what an engine would be given
         weights |= merge(iter_full_weights(model), model)
-    return metrics, gradients, weights
+    return told, gradients, weights
 
 
 DEALS = {
@@ -129,7 +128,11 @@ def two_ranks(tiny_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks") / "result.pt"
     code, _, err = torchrun(2, __file__, "worker", tiny_dir, out)
     assert code == 0, err
-    return torch.load(out, weights_only=True)
+    result = torch.load(out, weights_only=True)
+    # The first rank alone asks the server whether the key is right. If the error stayed there, the
+    # other ranks would wait for its answer; and only one of them may print it.
+    assert result["refused on ranks"] == [(0, True), (1, True)]
+    return result
 
 
 @pytest.mark.slow
@@ -141,37 +144,38 @@ def test_two_ranks_take_the_step_of_one(algo, deal, lora, two_ranks, tiny_dir):
     whole batch, gradients are summed and not averaged, whitening is global. And a rank without any
     dialogue takes part in every collective and adds nothing. With adapters all that is so for them,
     on one base, and for the merged weights that an engine would get."""
-    metrics, gradients, weights = update(
+    told, gradients, weights = update(
         tiny_dir, algo, lambda rank: make_episodes(), 0, 0, LORA[lora]
     )
-    metrics2, gradients2, weights2 = two_ranks[algo, deal, lora]
+    told2, gradients2, weights2 = two_ranks[algo, deal, lora]
     assert len(gradients) == len(gradients2) == (2 if algo == "grpo" else 4)
     assert all(any(g.abs().max() > 1e-3 for g in step.values()) for step in gradients)
     torch.testing.assert_close(gradients2, gradients, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(weights2, weights, atol=1e-5, rtol=0)
     # a maximum over the rank's own tokens; the trainer takes that over ranks
-    metrics2["logp_gap_max"] = metrics["logp_gap_max"]
-    assert numbers(metrics2) == pytest.approx(numbers(metrics), abs=1e-5, rel=1e-4)
+    told2["logp_gap_max"] = told["logp_gap_max"]
+    assert numbers(told2) == pytest.approx(numbers(told), abs=1e-5, rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------- errors on ranks
 
 
 @pytest.mark.slow
-def test_what_the_first_rank_raises_for_all_is_raised_on_all(two_ranks):
-    """The first rank alone asks the server whether the key is right. If the error stayed there, the
-    other ranks would wait for its answer; and only one of them may print it."""
-    assert two_ranks["refused on ranks"] == [(0, True), (1, True)]
+def test_all_ranks_know_what_one_has_found_and_an_error_on_one_ends_all(tiny_dir, tmp_path):
+    """Two ranks ask a server, and one request is refused: the first rank finds out what form of
+    answers it takes. When one rank dies, the others sit in a collective call and would wait there
+    for hours."""
+    out = tmp_path / "out"
+    with Loopback(formats=("json_object", "text")) as server:
+        user = ["--simulator", f"openai:scripted@{server.url}", *toy_people(tmp_path)]
+        flags = ["--model", tiny_dir, *SMALL, *user, "--out", out]
+        code, _, err = torchrun(2, __file__, "failing", *flags, timeout=120)
+        assert code != 0 and "rank 1 fell ill" in err
+        assert server.refused == 1
+    assert all(rows(out / f"calls{rank}.jsonl") for rank in ("", "-1"))  # both have asked
 
 
-@pytest.mark.slow
-def test_an_error_on_one_rank_ends_all_with_its_message(tiny_dir, tmp_path):
-    """The others sit in a collective call and would wait there for hours."""
-    code, _, err = torchrun(2, __file__, "failing", tiny_dir, tmp_path / "out", timeout=120)
-    assert code != 0 and "rank 1 fell ill" in err
-
-
-def failing(tiny_dir, out):
+def failing(*flags):
     from support.errors import SelfCheckFailed
 
     import rlver
@@ -184,87 +188,112 @@ def failing(tiny_dir, out):
         return choose(users, n, seed, step)
 
     rlver.profiles_of_step = ill
-    sys.exit(rlver.main(suited(["--model", tiny_dir, *SMALL, "--out", out])))
+    sys.exit(rlver.main(list(flags)))
 
 
-# ------------------------------------------------------------------------------------------ loading
+# --------------------------------------------------------------------------------------- whole runs
 
 
-def resident():
-    """Bytes of this process that are no page of a file: such a page is read when it is looked at
-    and can be dropped again, so that eight ranks share one."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"RssAnon:\s*(\d+)", status)[1])
+def dialogues(out):
+    return rows(out / "dialogues.jsonl")
 
 
-def loading(model_dir, out):
-    """What each rank does in the test below: the models of a PPO run, but for an engine."""
-    from support.ranks import all_gather_list, join_ranks, rank
-    from support.settings import resolve_settings
+def alike(a, b):
+    """The same steps: the same dialogues word for word, the same numbers to rounding."""
+    assert dialogues(a) == dialogues(b)
+    assert len(metrics(a)) == len(metrics(b)) == 3
+    for x, y in zip(metrics(a), metrics(b)):
+        gaps = {key: y[key] for key in ("logp_gap", "logp_gap_max")}
+        assert numbers({**x, **gaps}) == pytest.approx(numbers(y), abs=2e-4, rel=2e-3)
 
-    import asyncio
-    import threading
 
-    import models
-
-    models.TorchEngine = lambda *_, **__: SimpleNamespace(move=lambda *_: None)
-    join_ranks(cuda=False)
-    cfg = resolve_settings({"model": model_dir, "algo": "ppo", "think": False})
-    before = most = resident()
-    done = threading.Event()
-
-    def watch():
-        nonlocal most
-        while not done.wait(0.002):
-            most = max(most, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    made = models.Models(cfg, None, None, asyncio.Runner())
-    done.set()
-    watcher.join()
-    numbers = [sum(p.numel() for p in m.parameters()) for m in (made.policy, made.critic)]
-    block = made.policy.model.get_input_embeddings().weight.numel()
-    found = all_gather_list([most - before])
-    if rank() == 0:
-        Path(out).write_text(
-            json.dumps({"whole": 4 * sum(numbers), "block": 4 * block, "grown": found})
-        )
-    torch.distributed.destroy_process_group()
+def run(ranks, *flags):
+    """A run that must end well. Returns what it printed."""
+    code, out, err = torchrun(2, "rlver.py", *flags) if ranks == 2 else alone(*flags)
+    assert code == 0, err
+    return out
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is resident")
-def test_loading_needs_no_second_copy_in_fp32(tiny_tokenizer, tmp_path):
-    """Policy and critic in the shape of Qwen2.5 0.5B, stored in bf16: the file is mapped, and block
-    by block becomes fp32 and a shard. So a rank grows by its shard and the largest block (the
-    embedding, which is the root's), and not by two whole models."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
+@pytest.mark.parametrize("algo, lora", [("grpo", 0), ("ppo", 0), ("ppo", 4)])
+def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
+    """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
+    of Adam, critic and adapters included."""
+    more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (lora > 0)
+    flags = ["--model", tiny_dir, *SMALL, *more, "--out"]
+    for ranks, name in ((1, "one"), (2, "two")):
+        out = run(ranks, *flags, tmp_path / name)
+        assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
+    alike(tmp_path / "one", tmp_path / "two")
 
-    config = Qwen2Config(
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-    )
-    place, out = tmp_path / "model", tmp_path / "out.json"
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(place)
-    tiny_tokenizer.save_pretrained(place)
-    # what is freed goes back at once: glibc would keep most of a matrix of 17 MB for later
-    env = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-    code, _, err = torchrun(2, __file__, "loading", place, out, env=env)
-    assert code == 0, err
-    found = json.loads(out.read_text())
-    for grown in found["grown"]:
-        assert grown <= 1.2 * found["whole"] / 2 + found["block"], found
-    assert sum(found["grown"]) <= 1.5 * found["whole"], found
+    def trained(out):  # it was evaluated once more at its first end
+        return [d for d in dialogues(out) if d["split"] == "train"]
+
+    for ranks, start in ((2, "one"), (1, "two")):
+        there = tmp_path / f"{start}-on-{ranks}"
+        run(3 - ranks, *flags, there, "--steps", 1)
+        run(ranks, "--resume", there, "--steps", 3)
+        assert trained(there) == trained(tmp_path / "one")
+        for resumed, whole in zip(metrics(there), metrics(tmp_path / "one"), strict=True):
+            assert resumed["emotion"] == whole["emotion"]
+            assert resumed["grad_norm"] == pytest.approx(whole["grad_norm"], rel=2e-3)
+
+
+def two_nodes(places, *flags):
+    """One rank on each of two "nodes": two agents of torchrun that meet on loopback, each started
+    in a directory of its own. Returns [(exit code, stderr)] of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1"
+    command = [sys.executable, *command.split(), "--master-port", str(port), "--node-rank"]
+    nodes = [
+        subprocess.Popen(
+            [*command, str(n), ROOT / "rlver.py", *map(str, flags)],
+            cwd=place,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for n, place in enumerate(places)
+    ]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda node: node.communicate(timeout=240)[1], nodes))
+    finally:
+        for node in nodes:
+            node.kill()
+    return [(node.returncode, text) for node, text in zip(nodes, said)]
+
+
+@pytest.mark.soak
+def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(
+    tiny_dir, tmp_path
+):
+    """`--out run` is another directory on each of them. The first writes everything; the second
+    must not wait for a file that it will never see, such as the dialogues of the starting policy.
+    A run that goes on needs its checkpoint on both, which is said once, in one line, and nobody
+    waits for hours."""
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir()
+    flags = ["--model", tiny_dir, *SMALL, "--out", "run", "--steps", 1, "--algo", "ppo"]
+    nodes = two_nodes(places, *flags)
+    assert [code for code, _ in nodes] == [0, 0], nodes
+    assert len(metrics(places[0] / "run")) == 1
+    assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
+
+    nodes = two_nodes(places, "--resume", "run", "--steps", 2)
+    assert all(code not in (0, None) for code, _ in nodes), nodes
+    told = re.findall("^rlver.py.*: .*", nodes[0][1] + nodes[1][1], re.M)
+    assert len(told) == 1 and "the newest checkpoint is not on every node" in told[0], nodes
+    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])  # and no traceback
+    assert len(metrics(places[0] / "run")) == 1
 
 
 if __name__ == "__main__":
-    {"worker": worker, "failing": failing, "loading": loading}[sys.argv[1]](*sys.argv[2:])
+    {"worker": worker, "failing": failing}[sys.argv[1]](*sys.argv[2:])
     # The work is done. Torch has aborted twice while the process ended, after this line ("terminate
     # called without an active exception": a thread of its own), so it ends here.
     sys.stdout.flush()

@@ -1,19 +1,20 @@
 """Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
-from support.results import compare, differences, intention_of, score
+from support.metrics import scale_in_words
+from support.results import compare, differences, intention_of, score, what_scores_are
 
 import json
 import random
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import evaluate
-from result_files import TASKS, our_line, sage_line, write
+from result_files import TASKS, measure, our_line, sage_line, write
+from runs import files, refuse, rows
 from toy.words import NEEDS
 
 CHINESE = {
@@ -39,6 +40,15 @@ def test_intentions_are_told_apart():
 # ------------------------------------------------------------------------------------------ scoring
 
 
+def test_the_scale_stands_beside_a_score_and_what_is_scripted_says_so():
+    """Numbers of two scales stood side by side: 87 in the README, 98 by the next command."""
+    assert scale_in_words(30, 1) == "from 30, 1 reply"
+    text = what_scores_are({"start": 30, "max_turns": 8, "simulator": "toy"})
+    assert "from 30, 8 replies." in text and "user toy is a script" in text
+    benchmark = {"start": 40, "max_turns": 10, "simulator": "a model"}
+    assert "a script" not in what_scores_are(benchmark)
+
+
 def test_scores_by_hand(tmp_path, capsys):
     """Mean, standard error, success at 100, failure below 10, and the same for each part. A single
     user has no standard error: "0.0" looked like certainty."""
@@ -61,8 +71,6 @@ def test_scores_by_hand(tmp_path, capsys):
     assert columns["group: avoidant"][:2] == ["7.0", "-"] and "rule '" not in out
     # the result first, how it was made last
     assert out.index("stderr") < out.index("score: mean") < out.index("by: policy")
-    assert evaluate.main(["--score", str(path), str(path), "--json", str(table)]) == 0
-    assert len(json.loads(table.read_text())) == 2
 
 
 def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
@@ -79,22 +87,8 @@ def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in said
     assert "by: a SAGE result file, simulator a_based_simulator" in said
-    assert evaluate.main(["--score", *files[:5]]) == 0
-    assert "rho" not in capsys.readouterr().out
     with pytest.raises(BadInput, match="2 simulators .*a_based_simulator.*; .*b_based_simulator"):
         compare(files[0], files[3])
-
-
-def test_the_released_sample():
-    """Three of SAGE's own dialogues: scores, shares and what they are parted by."""
-    path = Path(evaluate.__file__).parent.parent / "shared" / "data" / "sage_results_sample.jsonl"
-    if not path.exists():
-        pytest.skip("the sample of the released files is not there")
-    found = score(path)
-    assert found["rule"] == "sage" and found["by"]["intention"]["listen"]["score"] == 15
-    wanted = dict(score=20 / 3, failure=200 / 3, success=0, malformed=0, turns=22 / 3, n=3)
-    wanted["positive"] = 100 / 7
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
 
 
 TEN = [45, 50, 55, 60, 65, 70, 75, 80, 85, 95]
@@ -128,21 +122,10 @@ def test_both_rules(line, every, sage, tmp_path):
         (sage_line(0, [5]), "stands in an earlier line already"),
     ],
 )
-def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capsys):
+def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capfd):
     path = write(tmp_path / "r.jsonl", sage_line(0, [50]), bad, sage_line(1, [70]))
-    assert evaluate.main(["--score", str(path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refuse(capfd, "--score", path, main=evaluate.main)
     assert line.startswith(f"evaluate.py: {path}, line 2: ") and told in line
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff", None])
-def test_files_without_anything_usable(content, tmp_path, capsys):
-    path = tmp_path / "r.jsonl"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    assert evaluate.main(["--score", str(path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("evaluate.py: ") and str(path) in line
 
 
 def test_simulators_are_not_mixed(tmp_path):
@@ -216,9 +199,49 @@ def test_only_common_users_are_compared(tmp_path):
         compare(first, side(tmp_path, "other", [50] * 10, first=20))
 
 
-def test_scoring_needs_no_torch(tmp_path):
-    """`--score` is for anybody with a result file; importing torch would be most of its time."""
-    path = write(tmp_path / "r.jsonl", our_line(0, [50]))
-    code = "import sys, evaluate; evaluate.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "--score", str(path)]
-    assert not subprocess.run(command, cwd=Path(evaluate.__file__).parent).returncode
+# ----------------------------------------------------------------------------- what is this policy?
+
+
+def measured(path, *flags):
+    assert measure(*flags, "--limit", 4, "--max-turns", 2, "--out", path) == 0
+    return rows(path)
+
+
+@pytest.mark.slow
+def test_the_same_weights_are_the_same_policy_however_they_are_named(
+    half, tiny_dir, tmp_path, monkeypatch
+):
+    """A checkpoint was once measured without the settings of its run: 5 in place of 97, under the
+    same name. A run, its newest checkpoint and a copy of that elsewhere are one policy; only the
+    copy has another name."""
+    newest = half / "checkpoint-000002"
+    copied = shutil.copytree(newest, tmp_path / "copied")
+    monkeypatch.chdir(tmp_path)
+    before, histories = files(tiny_dir), []
+    for policy, label in ((half, newest), (newest, newest), (copied, copied)):
+        path = tmp_path / f"{len(histories)}.jsonl"
+        dialogues = measured(path, "--policy", policy)
+        assert dialogues[0]["rlver"].items() >= {"max_tokens": 6, "policy": str(label)}.items()
+        histories.append([row["history"] for row in dialogues])
+    assert histories[0] == histories[1] == histories[2]
+    # without --out the results of a model are not written into its directory
+    assert measure("--policy", tiny_dir, "--limit", 1, "--max-turns", 1) == 0
+    assert files(tiny_dir) == before and list(Path("results").glob("*.jsonl"))
+
+
+def test_a_policy_that_is_not_there_is_said_in_plain_words(half, tmp_path, monkeypatch, capfd):
+    """Not in twelve lines of a download library's retries."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(half, tmp_path / "runs" / "mine")
+    (tmp_path / "empty").mkdir()
+    refuse(capfd, "--score", "nowhere.jsonl", main=evaluate.main)
+    for flags in ("runs/TYPO", "empty", "runs/mine --think", "runs/mine --step 7"):
+        refuse(capfd, "--policy", *flags.split(), main=evaluate.main)
+
+
+def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
+    """Whoever asks for its newest step must not be given the start in its place."""
+    (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
+    assert evaluate.find_weights(tmp_path, 0)[1] == "toy"
+    with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
+        evaluate.find_weights(tmp_path, None)

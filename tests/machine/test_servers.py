@@ -11,7 +11,7 @@ from support.errors import (
 )
 from support.rundir import open_run
 from support.servers import CallLog, ServerModel, json_schema
-from support.settings import make_parser, split_name
+from support.settings import make_parser
 
 import asyncio
 import json
@@ -21,16 +21,17 @@ import pytest
 
 import rlver
 from answering import Model
+from result_files import measure
 from rlver import rollout
-from runs import go_on, output_of, rows, suited
+from runs import files, go_on, output_of, rows, words
 from scripted import Agent
 from server import SOON, Loopback, completion, failure, mild_answer, toy_people
-from several_ranks import torchrun
 from simulator import REPLY_SCHEMA, Simulator, User, make_simulator, toy_profiles
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 PEOPLE = toy_profiles("train", 16)
+KEY = "sk-very-secret"
 SMALL = (
     "--steps 2 --batch-size 4 --group-size 2 --max-turns 2 --max-tokens 6 --eval-size 4 --lr 2e-3 "
     "--save-every 1"
@@ -43,8 +44,8 @@ def user_at(server, **settings):
 
 def flags_of(model, url, out, *flags):
     """The flags of a small run."""
-    words = ["--model", model, "--simulator", f"openai:scripted@{url}", *SMALL]
-    return suited([*words, *toy_people(out.parent), "--out", out, *flags])
+    user = ["--simulator", f"openai:scripted@{url}", *toy_people(out.parent)]
+    return words("--model", model, *user, *SMALL, "--out", out, *flags)
 
 
 # ----------------------------------------------------------------------------------------- the form
@@ -59,7 +60,11 @@ def test_a_judges_schema_by_hand():
     assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
 
 
-def test_only_the_check_decides_how_the_form_is_kept(capsys):
+@pytest.mark.parametrize(
+    "formats, told",
+    [(["json_schema"], "json_schema"), (["json_object"], "json_object"), (["text"], "text")],
+)
+def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
     """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
     refuses would cost the rest of a run its schema."""
 
@@ -69,9 +74,10 @@ def test_only_the_check_decides_how_the_form_is_kept(capsys):
         await user.simulator.check()
         return before, user.simulator.model.format
 
-    with Loopback(formats=("json_object", "text")) as server:
-        assert asyncio.run(ask(user_at(server))) == (None, "json_object")
-    assert "by json_object" in " ".join(capsys.readouterr().out.split())
+    with Loopback(formats=["text", *formats], difficulty="challenging") as server:
+        user = user_at(server, difficulty="challenging")
+        assert asyncio.run(ask(user)) == (None, told)
+    assert f"by {told}" in " ".join(capsys.readouterr().out.split())
 
 
 # ------------------------------------------------------------------------------ what is tried again
@@ -249,34 +255,18 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     assert sorted(names) == [f"step 3 {who}" for who in (14, 15, 8, 9, "group 4", "group 7")]
 
 
-# -------------------------------------------------------------------------------------- the address
+def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
+    """A content filter at one reply of a policy behind a server ended the whole evaluation."""
 
+    def reply(request):
+        _, first, *more = request["messages"]
+        is_refused = more and "lonely" not in first["content"]
+        return 200, {}, completion("I am here.", "content_filter" if is_refused else "stop")
 
-@pytest.mark.parametrize(
-    "name, parts",
-    [
-        ("openai:deepseek-chat@https://host/v1", ("openai", "deepseek-chat", "https://host/v1")),
-        ("openai:org/m:70b@2@http://h:8000/v1", ("openai", "org/m:70b@2", "http://h:8000/v1")),
-        ("local:models/a@b", ("local", "models/a@b", "")),
-    ],
-)
-def test_the_name_is_split_at_the_first_colon_and_the_last_at(name, parts):
-    """Model names hold colons and slashes, URLs hold colons, and somebody's model name will hold
-    an @."""
-    assert split_name(name) == parts
-
-
-@pytest.mark.parametrize(
-    "name",
-    (
-        "openai:m openai:m@ openai:@http://h/v1 openai:m@host/v1 openai:m@ftp://h local: "
-        "local:nowhere openia:m@http://h"
-    ).split(),
-)
-def test_a_bad_address_is_one_line(name, tmp_path, capfd):
-    assert rlver.main(["--simulator", name, "--out", str(tmp_path / "out")]) == 2
-    [line] = capfd.readouterr().err.splitlines()
-    assert name in line and not (tmp_path / "out").exists()
+    with Loopback(reply=reply) as server:
+        flags = ["--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2]
+        assert measure(*flags, "--out", tmp_path / "r.jsonl") == 75
+    assert "a content filter took" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------- whole runs
@@ -284,36 +274,13 @@ def test_a_bad_address_is_one_line(name, tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def served(no_pictures, tiny_dir, tmp_path_factory):
-    """A whole run over a server: (its directory, the prompts that the server was asked)."""
+    """A whole run over a server that wants a key: (its directory, the prompts that the server was
+    asked)."""
     out = tmp_path_factory.mktemp("served") / "whole"
-    with Loopback() as server:
+    with Loopback(key=KEY) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLVER_API_KEY", KEY + "\n")  # as a key from a file may end
         assert rlver.main(flags_of(tiny_dir, server.url, out)) == 0
         return out, list(server.prompts)
-
-
-def test_a_step_of_ppo_where_the_server_takes_no_form(tiny_dir, tmp_path, capfd):
-    """Dialogues and an update over a server that refuses every response_format. The run says how
-    the form of the answers is kept. (A server that checks the schema: `served`.)"""
-    with Loopback(formats=["text"], difficulty="challenging") as server:
-        flags = "--algo ppo --steps 1 --eval-size 1 --difficulty challenging".split()
-        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "out", *flags)) == 0
-        assert server.refused == 2
-    assert "by text" in " ".join(capfd.readouterr().out.split())
-    (step,) = rows(tmp_path / "out" / "metrics.jsonl")
-    assert step["episodes"] == 4 and step["grad_norm"] > 0 and step["dropped"] == 0
-
-
-@pytest.mark.slow
-def test_the_form_that_the_first_rank_found_is_known_on_all(tiny_dir, tmp_path):
-    """Two ranks ask, and one request is refused."""
-    with Loopback(formats=("json_object", "text")) as server:
-        flags = flags_of(tiny_dir, server.url, tmp_path / "out", "--steps", 1)
-        code, out, err = torchrun(2, "rlver.py", *flags)
-        assert code == 0, err
-        assert server.refused == 1
-    assert out.count("json_object") == 1
-    calls = [rows(tmp_path / "out" / f"calls{rank}.jsonl") for rank in ("", "-1")]
-    assert all(calls)  # both have asked
 
 
 @pytest.mark.slow
@@ -360,23 +327,20 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
 
 
 @pytest.mark.slow
-def test_the_key_is_sent_and_never_shown(tiny_dir, tmp_path, monkeypatch, capfd):
+def test_the_key_is_sent_and_never_shown(served, tiny_dir, tmp_path, monkeypatch, capfd):
     """Some servers quote a refused key. What it must not do is to end up on a screen, or in a run
     that is shared. A wrong one shows before anything is paid for, and the run leaves nothing."""
-    monkeypatch.setenv("RLVER_API_KEY", "sk-very-secret\n")  # as a key from a file may end
-    with Loopback(key="sk-very-secret") as server:
-        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "out", "--steps", 1)) == 0
+    whole, _ = served
+    for text in files(whole).values():
+        assert text is None or KEY.encode() not in text
+    monkeypatch.setenv("RLVER_API_KEY", KEY)
+    out = tmp_path / "refused"
     with Loopback(key="another") as server:
-        assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "refused")) == 2
-        assert server.calls == 0
-    out, err = capfd.readouterr()
-    (line,) = [line for line in err.splitlines() if line.startswith("rlver.py: ")]
-    assert "401" in line and "Incorrect API key: Bearer ***" in line
-    assert "--resume" not in line and "Traceback" not in err
-    assert not (tmp_path / "refused").exists()
-    assert "sk-very-secret" not in out + err
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or b"sk-very-secret" not in path.read_bytes(), path
+        told = output_of(capfd, 2, rlver.main, *flags_of(tiny_dir, server.url, out))
+        assert server.calls == 0 and not out.exists()
+    (line,) = [line for line in told.splitlines() if line.startswith("rlver.py: ")]
+    assert "401" in line and "Incorrect API key: Bearer ***" in line and "--resume" not in line
+    assert KEY not in told
 
 
 def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):

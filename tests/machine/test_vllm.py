@@ -25,7 +25,7 @@ from lora import AdapterView, SharedBase, merge
 from models import PROBE
 from policy import Policy, pack
 from ppo import logp_gap
-from runs import metrics, suited
+from runs import metrics, words
 from simulator import (
     REPLY_SCHEMA,
     Simulator,
@@ -175,7 +175,7 @@ def test_a_dialogue_that_is_given_up_leaves_nothing_behind(engine, policy):
 def test_a_run(flags, tied_dir, tmp_path):
     """Engine and trainer stay together through the updates, and the gap of every step is in the
     metrics."""
-    assert rlver.main(suited(["--model", tied_dir, *SMALL, *flags, "--out", tmp_path / "out"])) == 0
+    assert rlver.main(words("--model", tied_dir, *SMALL, *flags, "--out", tmp_path / "out")) == 0
     steps = metrics(tmp_path / "out")
     assert len(steps) == 2
     assert all(0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0 for row in steps)

@@ -1,15 +1,14 @@
-"""Files of results: none is overwritten or shared, and a reply that is refused costs its dialogue alone."""
+"""Files of results: none is overwritten or shared."""
 
-import fcntl
+from support.files import lock
+
 import importlib
 import os
 
 import pytest
 
 from result_files import SHORT, measure, our_line, write
-from server import Loopback, completion
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
+from runs import files
 
 
 @pytest.mark.parametrize(
@@ -28,35 +27,20 @@ def test_no_input_is_overwritten(flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in "FG":
         write(tmp_path / name, *[our_line(i, [50, 60]) for i in range(3)])
-    text = (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes()
+    before = files(tmp_path)
     tool, *flags = flags.split()
     module = importlib.import_module(tool if tool == "evaluate" else f"tools.{tool}")
     assert module.main(flags) == 2 and "would overwrite" in capsys.readouterr().err
-    assert (tmp_path / "F").read_bytes() + (tmp_path / "G").read_bytes() == text
+    assert files(tmp_path) == before
 
 
 def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
     """Each line stood there twice, and nothing read the file again."""
     path = tmp_path / "r.jsonl"
-    held = os.open(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    path.touch()
+    held = lock(path)
     flags = ["--policy", tiny_dir, *SHORT, "--limit", 1, "--out", path]
     assert measure(*flags) == 2
     assert "another process is at work there" in capsys.readouterr().err
     os.close(held)
     assert measure(*flags) == 0 == measure(*flags)
-
-
-def test_a_reply_that_is_refused_costs_its_dialogue(tmp_path, capsys):
-    """A content filter at one reply of a policy behind a server ended the whole evaluation."""
-
-    def reply(request):
-        _, first, *more = request["messages"]
-        is_refused = more and "lonely" not in first["content"]
-        return 200, {}, completion("I am here.", "content_filter" if is_refused else "stop")
-
-    with Loopback(reply=reply) as server:
-        flags = ["--policy", f"openai:m@{server.url}", "--limit", 4, "--max-turns", 2]
-        assert measure(*flags, "--out", tmp_path / "r.jsonl") == 75
-    err = capsys.readouterr().err
-    assert "a content filter took" in err

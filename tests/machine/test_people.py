@@ -1,0 +1,138 @@
+"""The users of a run: whom a step meets, who may play them, and the world of people who chat and
+have no hidden need. (The heart-to-heart people written by hand: test_profiles.py.)"""
+
+from support.results import intention_of, read_results
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+import evaluate
+import rlver
+from answering import CHAINS, Model
+from result_files import SHORT, measure
+from runs import output_of
+from server import Loopback, mild_answer
+from simulator import (
+    PROMPTS,
+    Simulator,
+    User,
+    load_profiles,
+    profiles_of_step,
+    toy_profiles,
+)
+from tools import chat, replay
+from toy.words import NEEDS
+
+PROFILES = PROMPTS / "profiles"
+CHAT = PROFILES / "en_chat.jsonl"
+
+# ------------------------------------------------------------------------------------- who is met
+
+
+def test_every_user_is_visited_once_per_pass():
+    """Drawing with replacement would train on some users three times and on a third never. And a
+    step's users follow from its number alone, or a resumed run would meet others."""
+    folk = [SimpleNamespace(id=i, need="") for i in range(7)]
+
+    def ids(count, seed, step):
+        return [who.id for who in profiles_of_step(folk, count, seed, step)]
+
+    visits = [who for step in range(1, 22) for who in ids(3, 5, step)]
+    passes = [visits[i : i + 7] for i in range(0, 63, 7)]
+    assert all(sorted(one) == list(range(7)) for one in passes)
+    assert len({tuple(one) for one in passes}) > 7  # each in an order of its own
+    assert ids(3, 5, 20) == visits[57:60] != ids(3, 6, 20)
+    assert sorted(ids(14, 5, 1)) == sorted([*range(7)] * 2)  # more dialogues than users
+
+
+def test_every_step_has_all_needs():
+    """Without it a need was in no batch of a few steps running, what is said to its users changed
+    unpaid, and one run of eleven lost a need for ever. Of each need everybody is met once a
+    pass."""
+    folk = toy_profiles("train", 24)  # three of each of eight needs
+    steps = [profiles_of_step(folk, 8, 0, step) for step in range(1, 4)]
+    assert all(len({person.need for person in step}) == 8 for step in steps)
+    assert len({person.id for step in steps for person in step}) == 24
+
+
+# ----------------------------------------------------------------------------------- who plays whom
+
+
+def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, capfd):
+    """It would play people of forty words from a grammar, with Chinese prompts even, and the run
+    would look like any other."""
+    for main, flags in (
+        (rlver.main, ["--model", tiny_dir, "--out", tmp_path / "out"]),
+        (chat.main, ["--as-policy"]),
+        (evaluate.main, ["--policy", tiny_dir]),
+    ):
+        text = output_of(capfd, 2, main, *flags, "--simulator", "openai:m@http://127.0.0.1:9/v1")
+        assert text.count("\n") == 1 or main is evaluate.main
+        assert "prompts/profiles/" in text and "train_profile.jsonl" in text
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------------------------------- chit-chat
+
+
+@pytest.mark.parametrize("lang, difficulty", CHAINS)
+def test_each_purpose_stands_in_both_prompts(lang, difficulty):
+    """The one who waits is not told to confide; the one with an aim is. Whose file names no target
+    talks heart to heart."""
+    texts = Simulator(None, lang, difficulty).purposes
+    assert list(texts) == ["eq", "target", "no-target"] and len(set(texts.values())) == 3
+    chatters = load_profiles(PROFILES / f"{lang}_chat.jsonl")[11:13]
+    for profile in chatters + load_profiles(PROFILES / f"{lang}_test.jsonl")[:1]:
+        model = Model()
+        user = User(Simulator(model, lang, difficulty), profile)
+        asyncio.run(user.feel("Hello."))
+        asyncio.run(user.answer())
+        for prompt in model.prompts:
+            assert "{{" not in prompt
+            assert [name for name in texts if texts[name] in prompt] == [profile.target]
+
+
+HEADS = {"en": ("## What interests\n", "## What bores\n"), "zh": ("【感兴趣的】", "【觉得无聊的】")}
+
+
+@pytest.mark.parametrize("lang", HEADS)
+def test_people_who_chat_are_whole(lang):
+    """Both purposes alike, nobody twice, and nobody who is in the other files. What interests and
+    what bores them stands in the background, or no reply could be right. Who does not chat has a
+    need, which the words of the task name, too, if they name any."""
+    everybody = [p for path in PROFILES.glob(f"{lang}_*.jsonl") for p in load_profiles(path)]
+    names = [p.player.splitlines()[0] for p in everybody]
+    assert len(set(names)) == len(names) == len({p.id for p in everybody})
+    counts = Counter(p.target for p in everybody)
+    assert counts["target"] == counts["no-target"] == 12
+    for p in everybody:
+        if p.target == "eq":
+            assert p.need in NEEDS, p.id
+            assert intention_of(p.task)[0] in (p.need, "other"), p.id
+        else:
+            assert intention_of(p.task, p.need) == ("other", "other"), p.id
+            assert all(p.scene.count(head) == 1 for head in HEADS[lang]), p.id
+            assert p.first_talk and len(p.cha_group) == 3, p.id
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
+    """`--world chit-chat`: tables by purpose, a file that no heart-to-heart result goes
+    into, and a log that replays. The user is a server that keeps to the form."""
+    out = tmp_path / "chat.jsonl"
+    with Loopback(answer=mild_answer) as server:
+        user = ["--simulator", f"openai:scripted@{server.url}"]
+        flags = ["--policy", tiny_dir, *SHORT, *user, "--out", out]
+        assert measure(*flags, "--world", "chit-chat") == 0
+        text = capsys.readouterr().out
+        assert "purpose: chat without aim" in text and "purpose: chat with an aim" in text
+        rows = read_results(out)
+        purposes = Counter(row["purpose"] for row in rows)
+        assert purposes == {"chat with an aim": 12, "chat without aim": 12}
+        assert {row["id"] for row in rows} == {p.id for p in load_profiles(CHAT)}
+        assert replay.main([str(flag) for flag in (out, *user)]) == 0
+        assert measure(*flags, "--profiles", PROFILES / "en_test.jsonl") == 2
+        assert "world chit-chat there, None here" in capsys.readouterr().err

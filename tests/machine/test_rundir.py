@@ -1,0 +1,388 @@
+"""The directory of a run: its files say what happened in it; whenever it is stopped or killed, it
+goes on as if nothing had been; and what it prints."""
+
+from support import rundir
+from support.files import write_json
+from support.settings import Settings, resolve_settings
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+import torch
+
+import rlver
+from conftest import ROOT
+from policy import split_batch
+from runs import (
+    ALGO,
+    SMALL,
+    alike,
+    cut_at,
+    files,
+    go,
+    go_on,
+    metrics,
+    mood,
+    numbers,
+    output_of,
+    rows,
+    summary,
+    words,
+)
+from simulator import toy_profiles
+from tools import replay
+
+pytestmark = pytest.mark.usefixtures("moods")
+
+# ---------------------------------------------------------------------------------- what a run leaves
+
+
+@pytest.mark.slow
+def test_metrics_have_one_line_per_step_and_all_their_keys(whole):
+    """A log with a step twice, or without the health metrics, cannot be plotted or trusted."""
+    for algo in ("grpo", "ppo"):
+        lines = rows(whole(algo) / "metrics.jsonl")
+        assert [line["step"] for line in lines] == [1, 2, 3, 4]
+        for line in lines:
+            # no critic, nothing to explain
+            assert (line["explained_variance"] is None) == (algo == "grpo")
+            assert line["logp_gap"] < 1e-4 and line["dropped"] == 0 and line["seconds"] > 0
+            assert 0 < line["tokens_trained"] == line["tokens_sampled"] <= 4 * 3 * 6
+            assert line["kl"] > 0  # of two mini-batches the second has a ratio that is not 1
+    # what was run, defaults included, so that it can be run again; and two checkpoints are kept
+    out = whole("ppo")
+    shown = {"algo": "ppo", "lr": 2e-3, "gamma": 1.0, "max_turns": 3, "think": False}
+    assert shown.items() <= json.loads((out / "config.json").read_text()).items()
+    assert [path.name[-1] for path in out.glob("*checkpoint*")] in (["2", "4"], ["4", "2"])
+
+
+def test_dialogues_are_written_word_for_word(whole):
+    """Whoever doubts a reward must be able to read what was said for it: every dialogue, with the
+    analysis behind each change."""
+    lines = rows(whole("grpo") / "dialogues.jsonl")
+    parts = "0 heldout, 1 train, 2 train, 3 train, 3 heldout, 4 train, 4 heldout".split(", ")
+    written = [f"{line['step']} {line['split']}" for line in lines]
+    assert written == [part for part in parts for _ in range(4)]
+    known = {split: {p.id for p in toy_profiles(split)} for split in ("train", "heldout")}
+    for line in lines:
+        assert line["profile_id"] in known[line["split"]] and 1 <= len(line["turns"]) <= 3
+        emotion = 30
+        for turn in line["turns"]:
+            change = json.loads(turn["analysis"])["change"]
+            assert change == turn["change"] == mood(turn["reply"])[0]
+            emotion += change
+            assert turn["emotion"] == emotion
+        # the last reply is scored, and not answered at the limit
+        assert all(turn["user"] for turn in line["turns"][:-1])
+    # a group is one user and one first line; two groups of a batch are two users
+    for step in (1, 2, 3, 4):
+        batch = [line for line in lines if line["step"] == step and line["split"] == "train"]
+        assert [line["group"] for line in batch] == [0, 0, 1, 1]
+        assert len({(line["group"], line["profile_id"], line["first_line"]) for line in batch}) == 2
+
+
+def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
+    """Verifiable emotion rewards, the V and E of the name: the recorded replies, put to the same
+    user again, give the same emotions; the last one / 100 is the reward, in the log and in the
+    metrics."""
+    out = whole("grpo")
+    assert replay.main([str(out / "dialogues.jsonl")]) == 0
+    lines = rows(out / "dialogues.jsonl")
+    rewards = {}  # of the training steps
+    for line in lines:
+        assert line["reward"] == line["turns"][-1]["emotion"] / 100
+        if line["split"] == "train":
+            rewards.setdefault(line["step"], []).append(line["reward"])
+    assert len({line["reward"] for line in lines}) > 5  # or this test would show nothing
+    told = {row["step"]: row["reward"] for row in metrics(out)}
+    assert told == pytest.approx({step: mean(of_step) for step, of_step in rewards.items()})
+
+
+def test_the_summary_is_what_the_dialogues_say(whole):
+    """A score that cannot be computed again from the log is a claim. Before and after, from
+    dialogues.jsonl alone."""
+    out = whole("grpo")
+    told = summary(out)
+    assert told["steps"] == 4
+    for name, step in (("before", 0), ("after", 4)):
+        lines = rows(out / "dialogues.jsonl")
+        lines = [line for line in lines if (line["split"], line["step"]) == ("heldout", step)]
+        final = [100 * line["reward"] for line in lines]
+        wanted = {
+            "step": step,
+            "dropped": 0,
+            "unreadable": 0,
+            "tokens_dropped": 0,
+            "score": mean(final),
+            "stderr": stdev(final) / len(final) ** 0.5,
+            "success": 100 * mean(e >= 100 for e in final),
+            "failure": 100 * mean(e < 10 for e in final),
+            "malformed": 0,
+            "n": 4,
+            "ref_perplexity": None,  # no adapters, no KL: the start is not in memory
+        }
+        assert told[name] == pytest.approx(wanted)
+
+
+def test_the_checkpoint_is_a_model_that_holds_the_trained_weights(whole, tiny_dir):
+    """What is trained and what is saved are two things until somebody compares them; transformers
+    must load it without this code. The engine, a third copy, is compared too."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = whole("grpo") / "checkpoint-000004"
+    models = whole.models["grpo"]
+    saved, start = (AutoModelForCausalLM.from_pretrained(d).state_dict() for d in (place, tiny_dir))
+    for held in (models.policy.model.state_dict(), models.engine.model.state_dict()):
+        assert set(saved) == set(held) == set(start)
+        assert all(torch.equal(saved[name], held[name]) for name in saved)
+    # every tensor has been trained
+    assert not any(torch.equal(saved[name], start[name]) for name in saved)
+    chat = [{"role": "user", "content": "Hm. <think> Grüße"}]
+    tokenizers = (AutoTokenizer.from_pretrained(d) for d in (place, tiny_dir))
+    ids = [tokenizer.apply_chat_template(chat)["input_ids"] for tokenizer in tokenizers]
+    assert ids[0] == ids[1]
+
+
+def test_no_steps_means_evaluation_only(tiny_dir, tmp_path):
+    """`--steps 0` measures a model and changes nothing."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, "--steps", 0) == 0
+    told = summary(out)
+    assert told["before"] == told["after"] and told["steps"] == 0
+    weights = [place / "model.safetensors" for place in (out / "checkpoint-000000", tiny_dir)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+# -------------------------------------------------------------------------------- stopped or killed
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Of each step from here on, whether its first ratio is checked by a pass of its own."""
+    seen, update = [], rlver.grpo_update
+
+    def listening(models, *rest):
+        seen.append(models.fresh)
+        return update(models, *rest)
+
+    monkeypatch.setattr(rlver, "grpo_update", listening)
+    return seen
+
+
+@pytest.mark.slow
+def test_another_seed_is_another_run(fresh, whole, tiny_dir, tmp_path):
+    """In its evaluation before training already. (The same seed is the same run: see those that are
+    interrupted.) The first ratio is checked in the first step only."""
+    assert go(tiny_dir, tmp_path / "out", "--steps", 2, "--seed", 1) == 0
+    assert fresh == [True, False]
+    dialogues = [rows(out / "dialogues.jsonl")[:4] for out in (tmp_path / "out", whole("grpo"))]
+    said = [{turn["reply"] for line in lines for turn in line["turns"]} for lines in dialogues]
+    assert not said[0] & said[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        pytest.param("grpo", 3, id="grpo, in the first evaluation: no checkpoint yet"),
+        pytest.param("grpo", 19, id="grpo, in step 3: in dialogues.jsonl, not in metrics.jsonl"),
+        pytest.param("grpo", 31, id="grpo, in the evaluation after"),
+        pytest.param("ppo", 19, id="ppo, in step 3: critic and optimizers too"),
+        pytest.param("adapters", 19, id="ppo with adapters, in step 3: the base is --model's"),
+    ],
+)
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
+    name, line, whole, tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """Runs are killed; what goes on must be the same run: weights, both optimizers with their
+    moments, the critic, the luck, the users' order, and no line twice. Ctrl-C says how to go on;
+    the run can be looked at at every checkpoint behind a step."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        cut_at(line, patch)
+        assert go(tiny_dir, out, *ALGO[name]) == 130
+    said = capfd.readouterr().err
+    assert f"python rlver.py --resume {out}\n" in said and "Traceback" not in said
+    assert not (out / "summary.json").exists()
+    assert (out / "report.html").exists() == (line > 14)  # step 2 is done
+    assert go_on(out) == 0
+    alike(out, whole(name))
+
+
+MOODY = (
+    "import sys, zlib; from toy import world; world.score_reply = lambda reply, *_: (zlib.crc32(reply.encode()) % 21 - "
+    "10, 'I am in a mood'); import rlver; sys.exit(rlver.main(sys.argv[1:]))"
+)
+
+
+# (algorithm, the file that says that the moment has come, its lines by then, the signal). Each
+# costs a process that imports torch.
+KILLS = [
+    ("ppo", "metrics.jsonl", 3, signal.SIGKILL),
+    ("grpo", "metrics.jsonl", 1, signal.SIGINT),
+    pytest.param("grpo", "config.json", 1, signal.SIGKILL, marks=pytest.mark.soak),
+    pytest.param("ppo", "dialogues.jsonl", 10, signal.SIGKILL, marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo, name, size, kind", KILLS)
+def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path):
+    """SIGKILL, which no handler sees, at three moments of a process of its own; then half a line by
+    hand in both logs, as after a power cut, which ends within a letter. And one SIGINT, as the
+    terminal sends it, mostly while dialogues are held, deep inside asyncio: it must not be taken
+    for a failure of the simulator."""
+    # as many threads, the same sums
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
+    out = tmp_path / "killed"
+    flags = words("--model", tiny_dir, *SMALL, "--algo", algo, "--out", out)
+    process = subprocess.Popen(
+        [sys.executable, "-c", MOODY, *flags],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+    def lines():
+        return (out / name).read_bytes().count(b"\n") if (out / name).exists() else 0
+
+    while process.poll() is None and lines() < size:
+        time.sleep(0.001)
+    process.send_signal(kind)
+    said = process.communicate()[1].decode()
+    code = 130 if kind == signal.SIGINT else -kind
+    assert process.returncode == code, f"the run was over too soon\n{said}"
+    if kind == signal.SIGINT:
+        assert said.endswith(f"--resume {out}\n")  # the advice is the last thing on the screen
+    for log in ("metrics.jsonl", "dialogues.jsonl"):
+        if (out / log).exists():
+            with open(out / log, "ab") as file:
+                file.write('{"step": 5, "user": "好'.encode()[:-1])
+    assert go_on(out) == 0
+    alike(out, whole(algo))
+
+
+def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
+    """A checkpoint may reach the disk before the log does. To cut a file to more than its length
+    writes a hole into it that no JSON reader passes."""
+    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    state = run.begin(None, [])
+    run.append("metrics.jsonl", {"step": 1})
+    checkpoint = tmp_path / "out" / "checkpoint-000001"
+    for known, left in ((99, 12), (6, 6)):
+        write_json(checkpoint / "state.json", {**state, "log_bytes": {"metrics.jsonl": known}})
+        run.begin(checkpoint, [])
+        assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
+    run.close()
+
+
+@pytest.mark.slow
+def test_what_changes_no_result_may_change_when_a_run_goes_on(
+    fresh, whole, half, tmp_path, monkeypatch, capfd
+):
+    """A run that ran out of memory must be able to go on. The new values are in force and are
+    remembered, also when step 3 is interrupted: the command that is printed must lead to step 4.
+    What is learned is the same to rounding."""
+    out, seen = shutil.copytree(half, tmp_path / "out"), []
+
+    def split(*args, max_tokens, **more):
+        seen.append(max_tokens)
+        return split_batch(*args, max_tokens=max_tokens, **more)
+
+    monkeypatch.setattr(rlver, "split_batch", split)
+    with monkeypatch.context() as patch:
+        cut_at(3, patch)
+        assert go_on(out, *"--steps 4 --tokens-per-gpu 40 --save-every 1".split()) == 130
+    [command] = re.findall(r"python rlver.py (--resume .*)\n", capfd.readouterr().err)
+    assert rlver.main(command.split()) == 0
+    assert seen == [40] * 3 and fresh == [True, True, False]  # step 3, and again, and step 4
+    assert [p.name[-1] for p in rundir.checkpoints(out)] == ["3", "4"]
+    assert rows(out / "dialogues.jsonl") == rows(whole("grpo") / "dialogues.jsonl")
+    for row, usual in zip(metrics(out), metrics(whole("grpo")), strict=True):
+        assert numbers(row) == pytest.approx(numbers(usual), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
+    """A run that was over was evaluated a second time, and its last evaluation cut from the log
+    before. One that is still going, or whose ranks outlived a kill, would have two writers undo
+    each other's files."""
+    out = shutil.copytree(half, tmp_path / "out")
+    before = files(out)
+    told = output_of(capfd, 0, rlver.main, "--resume", out)
+    assert "is finished" in told and "--steps N, N the total" in told
+    running = rundir.RunDir(out, Settings(**json.loads((out / "config.json").read_text())))
+    running.enter(list)
+    told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
+    assert "another process is at work there" in told
+    running.close()
+    assert files(out) == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_last_checkpoint_whole(half, tmp_path, capfd):
+    """A file may not grow beyond a limit, as on a full disk: a line of the log fits, the weights do
+    not. One line, exit code 1; the last checkpoint is as it was."""
+    out = shutil.copytree(half, tmp_path / "out")
+    before = files(out / "checkpoint-000002")
+    size = max(path.stat().st_size for path in (out / "checkpoint-000002").iterdir())
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, usual[1]))
+    try:
+        told = output_of(capfd, 1, rlver.main, "--resume", out, "--steps", 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert "checkpoint-000004 could not be written" in told
+    assert len(list(out.glob("*checkpoint*"))) == 2 and not list(out.glob(".checkpoint*"))
+    assert files(out / "checkpoint-000002") == before
+
+
+# ------------------------------------------------------------------------------- what a run prints
+
+
+def test_the_head_of_a_run(capsys):
+    """What is trained on whom, where all goes, and nothing of defaults that nobody has chosen."""
+
+    def head(given, **more):
+        rundir.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
+        return " ".join(capsys.readouterr().out.split())
+
+    assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
+    text = head({"algo": "ppo", "think": True}, ranks=2, step=5)
+    assert text.startswith("Step 5 is done, going on: PPO trains toy (think)")
+    assert "on 2 ranks." in text and "The user toy is a script" in text
+
+
+def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, capsys):
+    out = tmp_path / "a run"
+    write_json(out / "config.json", {"simulator": "toy", "max_turns": 3})
+    scores = {"stderr": 1.5, "success": 0.0, "failure": 30.0, "malformed": 2.0, "n": 32}
+    told = {
+        "before": {"score": 23.5, **scores},
+        "after": {"score": 87.25, **scores, "failure": 0.0},
+        "seconds": {"total": 50, "rollout": 30},
+        "warnings": [],
+    }
+    write_json(out / "summary.json", told)
+    rundir.print_summary(out)
+    text = capsys.readouterr().out
+    assert "held-out users, mean final emotion (from 30, 3 replies):" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["after", "87.2", "1.5", "0.0%", "0.0%", "32"] in lines
+    assert ["rollout", "30", "s"] in lines
+    assert "The user toy is a script" in " ".join(text.split())
+    # the path has a space in it: what is printed can be typed
+    *_, opened, title, command = text.splitlines()
+    assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
+    assert command == f"    python evaluate.py --policy '{out}' --before-after"
