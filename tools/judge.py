@@ -211,7 +211,14 @@ def correlation_of(means):
 
 # ---------------------------------------------------------------------------------------- coordinate
 
-CHARACTER = ("code", "social_distance", "professional_role", "personality")
+REASONS = dict.fromkeys(("reasons", "code", "summary"), str)
+CHARACTER = dict.fromkeys(("code", "social_distance", "professional_role", "personality"), str)
+PLACE = dict.fromkeys("xy", range(-100, 101))  # in hundredths
+
+
+def place_schema(models):
+    """Of an answer with the places of these models, M1, M2, ..."""
+    return {"comparison": str, "code": str, "places": dict.fromkeys(models, PLACE)}
 
 
 def outcome_slots(dialogue):
@@ -235,14 +242,12 @@ def place_files(args):
             taken[group] += 1
             if taken[group] <= 5:
                 cases.append((about, slots))
-    reasons = ask(
-        args, Question("reasons", dict.fromkeys(("reasons", "code", "summary"), str)), cases
-    )
+    reasons = ask(args, Question("reasons", REASONS), cases)
     cases = []
     for path in args.files:
         notes = [row["found"] for row in reasons if row["found"] and row["file"] == path]
         cases.append(({"file": path}, {"reasons": as_json(notes)}))
-    characters = ask(args, Question("character", dict.fromkeys(CHARACTER, str)), cases)
+    characters = ask(args, Question("character", CHARACTER), cases)
     tagged, tags = tag_files(args)
     models = {}  # {name: what the judge is shown of it}
     for number, row in enumerate(characters, 1):
@@ -251,9 +256,7 @@ def place_files(args):
             used.update(codes or ())
         shares = [f"{code} {100 * used[code] / max(1, used.total()):.0f} %" for code in NAMES]
         models[f"M{number}"] = f"{as_json(row['found'])}\n{', '.join(shares)}"
-    place = dict.fromkeys("xy", range(-100, 101))  # in hundredths
-    schema = {"comparison": str, "code": str, "places": dict.fromkeys(models, place)}
-    question = Question("place", schema, itemgetter("places"), args.repeats or 3)
+    question = Question("place", place_schema(models), itemgetter("places"), args.repeats or 3)
     shown = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
     answers = ask(args, question, [({"file": " ".join(args.files)}, {"models": shown})])
     found = [row["found"] for row in answers if row["found"]]

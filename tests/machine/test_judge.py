@@ -37,8 +37,10 @@ def scored(file, *flags):
 # --------------------------------------------------------------------------------------- the prompts
 
 SCHEMAS = {name: schema for name, (_, schema, _) in tools.judge.QUESTIONS.items()}
-SCHEMAS |= {"strategies": strategies.SCHEMA}
+SCHEMAS |= {"strategies": strategies.SCHEMA, "place": tools.judge.place_schema(["M1"])}
+SCHEMAS |= {"reasons": tools.judge.REASONS, "character": tools.judge.CHARACTER}
 SCHEMAS |= {"paraphrase": {"code": str, "text": str}}  # of tools/replay.py
+PLACEHOLDERS = set("dialogue reply line need thought record outcome reasons models code".split())
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -50,7 +52,7 @@ def test_every_prompt_shows_its_object_and_belongs_to_a_question(lang):
     for name, schema in SCHEMAS.items():
         template = there[name].read_text(encoding="utf-8").strip()
         values = dict.fromkeys(re.findall(r"\{\{(\w+)\}\}", template), '[{"text": "x"}]')
-        assert set(values) <= {"dialogue", "reply", "line", "need", "thought", "record", "code"}
+        assert set(values) <= PLACEHOLDERS
         values |= {"reply": '"r"'}
         code = code_of(template, values)
         prompt = fill(template, {**values, "code": code})
@@ -203,13 +205,33 @@ def test_a_dialogue_without_a_reply_is_judged_by_nobody_and_still_scores(good):
 # --------------------------------------------------------------------------- coordinate, strategies
 
 
-def test_coordinates_are_places_in_a_square(good):
-    """An answer outside of it is no point at (0, 0): it is asked for again."""
-    judge = Model(lambda prompt: {"place": {"x": 107 if judge.calls == 1 else 50, "y": -25}})
-    code, result = run("judge", "coordinate", good, *at(judge), "--picture", "p.png")
-    means = [row[0] for row in result["tables"][good].values()]
-    assert code == 0 and judge.calls == 9 and means == [0.5, -0.25, 100]
-    assert Path("p.png").stat().st_size > 1000
+def test_coordinates_are_of_one_call(good, bad):
+    """Both files in one prompt, three times; an answer outside of the square is no point at
+    (0, 0): it is asked for again."""
+    said = []
+
+    def answer(prompt):
+        if "<reply>" in prompt:
+            return {"strategies": ["D-1", "F-4"]}
+        if "<models>" not in prompt:
+            return None
+        said.append(prompt)
+        x = 107 if len(said) == 1 else 50
+        return {"places": {"M1": {"x": x, "y": -25}, "M2": {"x": 0, "y": 100}}}
+
+    code, result = run("judge", "coordinate", good, bad, *at(Model(answer)), "--picture", "p.png")
+    assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
+    assert "D-1 50 %, D-2 0 %" in said[0] and Path("p.png").stat().st_size > 1000
+    assert result["placed"] == {good: [0.5, -0.25, 3], bad: [0, 1, 3]}
+
+
+def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
+    """Sixteen users end content, eight with either kind of need: five of each are looked at."""
+    rng = random.Random(4)
+    rows = [toy_result(i, [need] * 8, rng) for i, need in enumerate(list(NEEDS) * 2)]
+    many = write(tmp_path / "many.jsonl", rows)
+    code, result = run("judge", "coordinate", many)
+    assert code == 0 and len(result["answers"]["reasons"]) == 10
 
 
 def test_strategies_by_the_grammar(bad, capsys):

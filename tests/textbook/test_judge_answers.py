@@ -18,6 +18,7 @@ from tools.judge import (
     QUESTIONS,
     correlation_of,
     paired_differences,
+    place_schema,
     score_file,
     statements,
 )
@@ -130,15 +131,15 @@ def test_strategies_are_of_the_24():
 
 def test_a_place_is_in_the_square():
     """A failed reading is no point: (0, 0) is a place where a policy may stand."""
-    words = dict.fromkeys(("reasons", "social_distance", "professional_role", "personality"), "w")
 
-    def read_place(**place):
-        return read("coordinate", {**words, "code": CODE, "place": place})
+    def read_places(**place):
+        answer = {"comparison": "c", "code": CODE, "places": {"M1": place}}
+        return read_answer(json.dumps(answer), place_schema(["M1"]), CODE)["places"]
 
-    assert read_place(x=-40, y=100) == {"x": -0.4, "y": 1}
+    assert read_places(x=-40, y=100) == {"M1": {"x": -40, "y": 100}}
     for wrong in ({"x": 101, "y": 0}, {"x": 0.4, "y": 0}, {"x": 0}):
         with pytest.raises(Unreadable):
-            read_place(**wrong)
+            read_places(**wrong)
 
 
 # ----------------------------------------------------------------------------- means over dialogues
