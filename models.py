@@ -343,7 +343,7 @@ class Reference:
 
 
 def adamw(module, lr):
-    """The optimizer of the released script. `fused`, on a GPU, saves a sixth of the CPU's work."""
+    """The optimizer of the released script. `fused`, on a GPU, saves work of the CPU."""
     parameters = list(module.parameters())
     fused = True if parameters[0].is_cuda else None
     return torch.optim.AdamW(parameters, lr, (0.9, 0.999), weight_decay=0.01, fused=fused)

@@ -89,7 +89,7 @@ class Episode:
         """
         turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
-            # the dialogue of an `dummy_batch` has no turn: it gets one reward of 0
+            # the dialogue of a `dummy_batch` has no turn: it gets one reward of 0
             return [0.0] * (turns - 1) + [self.reward]
         # a malformed turn has no emotion: it counts as 0
         emotions = [self.start] + [turn["emotion"] or 0 for turn in self.turns]
@@ -279,8 +279,8 @@ class Batch:
         action     .  .  x  x  .  .  x        sampled, hence trained
 
     a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every
-    token the log-prob that it has in a row of its own, at a half to a third of the tokens that one
-    row per turn would take.
+    token the log-prob that it has in a row of its own, at about a third of the tokens that one row
+    per turn would take.
 
     A sampled token is predicted by the token before it in memory (q for a, s for c), so log-probs
     and V shift by one place, as in any causal model. r stands behind b but is not sampled, so

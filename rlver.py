@@ -1,4 +1,4 @@
-"""rlver.py - train a model to comfort people: RLVER's Figure 1, from top to bottom.
+"""rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
     python rlver.py --steps 10 --eval-size 32       a demonstration of half a minute
     python rlver.py --algo grpo --think             the toy, thinking: one to two minutes

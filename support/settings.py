@@ -3,7 +3,7 @@
 First a parser that complains in one line, types for numbers that have bounds, and names of models.
 Then `Settings`, a dataclass: each field is a setting, with its default and the help text of its
 flag. Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing
-here imports torch (but to see whether there is a GPU) or a chapter.
+here imports torch (but to see whether there is a GPU) or a script.
 """
 
 from support.errors import BadInput, RunError

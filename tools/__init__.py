@@ -1,1 +1,1 @@
-"""tools/ - scripts above the chapters, each for one question; `python -m tools` lists them."""
+"""tools/ - programs above the scripts, each for one question; `python -m tools` lists them."""

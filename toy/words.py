@@ -4,9 +4,9 @@ them, what they say, and what can be said to them.
 Most lists exist twice: "train" for the training users, "heldout" for the held-out users. The two
 share no person, no event, no feeling and no wording of a need.
 
-The starting policy is trained on sentences made of these words. After an edit of any word, the next
-run trains a new starting policy first (a minute or two). The order of a list counts as well,
-because words are drawn by their place in it.
+The starting policy is trained on sentences made of these words. After an edit of any word make it
+again (python -m toy.make_policy); a test notices. The order of a list counts as well, because words
+are drawn by their place in it.
 """
 
 from dataclasses import dataclass

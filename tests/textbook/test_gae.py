@@ -1,6 +1,6 @@
 """Rewards on their tokens, and advantages across turns.
 
-Held against what a student would write first: loops over single tokens, in float64. A "defect" has
+Examples computed by hand, and the closed form at gamma = lambda = 1. A "defect" has
 the number that this mistake of the released code has in docs/differences.md.
 """
 
