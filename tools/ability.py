@@ -40,17 +40,15 @@ def run(args):
     for name, r in result.items():
         shares = [r["before"], r["after"], r["difference"], *r["interval"]]
         percent = [None if share is None else 100 * share for share in shares]
-        rows[name] = [*percent, f"{r['p']:.4f}", r["test"], r["n"], r["unpaired"]]
-    columns = ["before", "after", "change", "from", "to", "p", "test", "n", "unpaired"]
-    reading = "unpaired: problems that are on one side only"
-    show_table("scores of the same problems, in percent", columns, rows, reading)
+        rows[name] = [*percent, f"{r['p']:.4f}", r["test"], r["n"]]
+    columns = ["before", "after", "change", "from", "to", "p", "test", "n"]
+    show_table("scores of the n problems of both, in percent", columns, rows, "")
     write_outputs(args, "ability", result)
     return 0
 
 
 def compare_ability(before, after):
-    """The logs in two places, paired: {"task, metric": as `paired`, and "unpaired", the problems
-    that only one side has}. Raises BadInput where they have nothing in common."""
+    """The logs in two places, paired: {"task, metric": as `paired`}. Raises BadInput where they have nothing in common."""
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
     for name in sorted(scores_before.keys() & scores_after.keys()):
@@ -58,7 +56,6 @@ def compare_ability(before, after):
         problems = sorted(x.keys() & y.keys())
         if problems:
             result[name] = paired([x[p] for p in problems], [y[p] for p in problems])
-            result[name]["unpaired"] = len(x.keys() ^ y.keys())
     if not result:
         raise BadInput(f"{before} and {after}: no problem in common")
     return result

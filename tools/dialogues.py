@@ -176,8 +176,6 @@ def write_outputs(args, tool, result):
 
 # ------------------------------------------------------------------------------------------- tables
 
-MIN_WIDTH = 7  # characters of a column: a table of six columns fits into 80
-
 
 def show_table(title, columns, rows, reading):
     """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
@@ -186,7 +184,8 @@ def show_table(title, columns, rows, reading):
     for name, cells in {"": columns, **rows}.items():
         line = f"{name!s:{name_width}}"
         for value, column in zip(cells, columns):
-            line += f"  {cell(value):>{max(MIN_WIDTH, len(column))}}"
+            # at least 7 characters a column: a table of six fits into 80
+            line += f"  {cell(value):>{max(7, len(column))}}"
         print(line)
     for line in reading.split("\n"):
         print(fold(line))

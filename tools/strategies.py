@@ -30,7 +30,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
-from toy import world
+from toy.judge import toy_codes
 
 PROMPT = (PROMPTS / "en" / "judge" / "strategies.txt").read_text(encoding="utf-8")
 # SAGE Table 5: {code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts:".
@@ -47,20 +47,6 @@ RLVER_GROUPS = {
 
 # Of a judge's answer about a reply: its strategies, in the order of its paragraphs.
 SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(NAMES)]}
-
-# The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
-TOY_CODES = {
-    "analyse": "F-1",
-    "advise": "F-5",
-    "explain": "F-1",
-    "reflect": "A-5",
-    "praise": "E-1",
-    "listen": "D-2",
-    "empathise": "B-2",
-    "side": "E-3",
-    "cheer": "D-1",
-    "dismiss": "F-4",
-}
 
 # --------------------------------------------------------------------------- how much is repeated
 
@@ -138,15 +124,6 @@ def usage_of(codes, dialogues):
         "gain": sum(changes) / n if n else None,
         "n": n,
     }
-
-
-# ------------------------------------------------------------------------- where the tags come from
-
-
-def toy_codes(reply):
-    """The strategies of a reply in the toy's grammar, exact: the kinds of its sentences."""
-    kinds = [world.act_of(sentence) for sentence in world.split_sentences(reply)]
-    return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]
 
 
 # -------------------------------------------------------------------------------------- what is shown

@@ -1,6 +1,6 @@
 """toy/judge.py - a script that stands where a judge would in the toy's world, for the tools that ask
 one (tools/asking.py). It has no opinion: its scores show that the machinery works, and nothing of
-comfort.
+comfort. Only the strategies of a reply are exact: the grammar tells them.
 """
 
 import json
@@ -68,3 +68,24 @@ def in_other_words(reply):
                 break
         reworded.append(sentence)
     return " ".join(reworded)
+
+
+# The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
+TOY_CODES = {
+    "analyse": "F-1",
+    "advise": "F-5",
+    "explain": "F-1",
+    "reflect": "A-5",
+    "praise": "E-1",
+    "listen": "D-2",
+    "empathise": "B-2",
+    "side": "E-3",
+    "cheer": "D-1",
+    "dismiss": "F-4",
+}
+
+
+def toy_codes(reply):
+    """The strategies of a reply in the toy's grammar, exact: the kinds of its sentences."""
+    kinds = [act_of(sentence) for sentence in split_sentences(reply)]
+    return [TOY_CODES[kind] for kind in kinds if kind in TOY_CODES]

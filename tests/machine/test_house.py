@@ -29,11 +29,11 @@ TOKENS = {
     "scripts": 20_500,
     "support": 13_000,
     "toy": 6_500,
-    "tools": 15_100,
+    "tools": 11_500,
     "course": 11_000,
     "benchmarks": 11_000,
     "recipes": 800,
-    "tests": 102_700,
+    "tests": 90_000,
 }
 WORDS_OF_MARKDOWN = 22_000
 # From the command to the first loss, and at the end of a step.

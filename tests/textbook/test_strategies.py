@@ -19,13 +19,12 @@ import pytest
 from tools.strategies import (
     NAMES,
     RLVER_GROUPS,
-    TOY_CODES,
     similarity,
     ssrr,
     strategies_of,
-    toy_codes,
 )
 from toy import world
+from toy.judge import TOY_CODES, toy_codes
 from toy.words import ACTS
 
 # --------------------------------------------------------- what they earn, and how much is repeated
