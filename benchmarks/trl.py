@@ -13,6 +13,7 @@ which samples a fifth faster than reading the dialogues again.
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
@@ -32,9 +33,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, TrainerCallback
 
-from benchmarks.tables import dialogues_until
 from engine import TorchEngine
 from models import Models
+from policy import Agent
 from rlver import KINDS, rollout, train
 from simulator import profiles_of_step, simulator_of_run, users_of_run
 
@@ -110,9 +111,13 @@ class TimedRun(RunDir):
         super().__init__(path, cfg)
         self.cycles, self.sampling, self.cycle = cycles, 0.0, cycles.take()
 
-    def log_step(self, state, episodes, row):
-        super().log_step(state, episodes, row)
-        sampling = state["seconds"]["rollout"]
+    def begin(self, *args):
+        self.state = super().begin(*args)
+        return self.state
+
+    def log_step(self, episodes, row):
+        super().log_step(episodes, row)
+        sampling = self.state["seconds"]["rollout"]
         self.cycle, self.sampling = self.cycles.take(sampling - self.sampling), sampling
         if row["step"] % self.cfg.eval_every and row["step"] < self.cfg.steps:
             self.cycles.end(self.cycle)
@@ -143,7 +148,9 @@ def train_with_trl(run, cycles):
 
     def hold_dialogues(profiles, group_size, kind, step):
         def make_agent(number):
-            return m.make_agent([cfg.seed, KINDS.index(kind), step, number])
+            seed = [cfg.seed, KINDS.index(kind), step, number]
+            limits = {"max_tokens": cfg.max_tokens, "context": m.context}
+            return Agent(m.engine, m.chat, think=cfg.think, seed=seed, **limits)
 
         m.engine.forget()
         dialogues = rollout(
@@ -286,6 +293,16 @@ def compare(seed, steps, every=5):
         for worker in workers.values():
             worker.kill()
     return result
+
+
+def dialogues_until(points, goal):
+    """Training dialogues until the held-out score first passes `goal`, on straight lines between
+    the evaluations `points` [(step, score)]; None if it never does."""
+    for (step, score), (next_step, next_score) in itertools.pairwise(points):
+        if score < goal <= next_score:
+            share = (goal - score) / (next_score - score)
+            return BATCH * (step + (next_step - step) * share)
+    return None
 
 
 def seconds_until(cycles):

@@ -20,12 +20,16 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from handouts import copy_project, files_of_tests
 from surgery import transplant
+
+# Python 3.11 may raise SystemError where two threads parse at the same time.
+PARSING = threading.Lock()
 
 
 def grade(places, chosen, limit, csv_name=None):
@@ -92,7 +96,8 @@ def passed_together(chosen, limit, home):
         with contextlib.suppress(OSError, SyntaxError, ValueError, BadInput):
             theirs = (home / file).read_text(encoding="utf-8-sig")
             ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
-            changed[file] = transplant(ours, theirs, exercise["functions"])
+            with PARSING:
+                changed[file] = transplant(ours, theirs, exercise["functions"])
             taken.append(name)
     with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
         place = Path(scratch) / "project"
@@ -119,7 +124,9 @@ def grade_exercise(home, limit, name, exercise):
     file = exercise["file"]
     try:
         theirs = (home / file).read_text(encoding="utf-8-sig")
-        text = transplant((ROOT / file).read_text(encoding="utf-8"), theirs, exercise["functions"])
+        ours = (ROOT / file).read_text(encoding="utf-8")
+        with PARSING:
+            text = transplant(ours, theirs, exercise["functions"])
     except (OSError, SyntaxError, ValueError, BadInput) as error:
         # one bad file must not stop the grading of all submissions
         return f"{file}: {type(error).__name__}: {error}"

@@ -11,12 +11,12 @@ from support.errors import BadInput, RunError
 import argparse
 import importlib.util
 import json
+import os
 import re
 import sys
 import textwrap
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 
 # --------------------------------------------------------------------------- any program's command
 
@@ -187,6 +187,7 @@ class Settings:
         "JSONL file with the users to train on; a second file holds the held-out users; without "
         "one the last fifth of the first is held out, --eval-size at most (default: the toy's 500 "
         "and 128 users)",
+        os.path.abspath,  # config.json is read from other directories, too
         nargs="+",
         metavar="FILE",
     )
@@ -378,8 +379,6 @@ def resolve_settings(given):
             value = next(value[case] for case in cases if case in value)
         if name not in chosen:
             setattr(cfg, name, value)
-    if cfg.profiles:  # config.json is read from other directories, too
-        cfg.profiles = [str(Path(name).absolute()) for name in cfg.profiles]
     if cfg.engine is None:
         cfg.engine = usual_engine(cfg.toy)
     check(cfg, chosen)
