@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # name: flags
 RUNS = {
-    "learnt": "--algo grpo --think --steps 20 --eval-size 64",
-    "hacked": "--algo grpo --think --simulator toy-weak --steps 26 --eval-size 24",
+    "learnt": "--algo grpo --think --steps 12 --eval-size 64",
+    "hacked": "--algo grpo --think --simulator toy-weak --steps 16 --eval-size 24",
 }
 
 

@@ -84,7 +84,7 @@ def test_the_readme_shows_a_measured_dialogue():
 def test_a_line_holds_what_tables_need(learnt):
     """Short numbers, of a whole run. Its own user is the strict one."""
     line = tables.line_of_run(tables.Job("hackable", "a-run", "--algo grpo"), learnt)
-    assert len(line["evaluations"]) == 2 and len(line["metrics"]["emotion"]) == 20
+    assert len(line["evaluations"]) == 2 and len(line["metrics"]["emotion"]) == 12
     assert line["metrics"]["strict"] == line["metrics"]["emotion"]
     assert len(str(line["seconds"])) <= 6
 

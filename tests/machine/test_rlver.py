@@ -82,7 +82,7 @@ def test_it_learns(learnt):
     # some runs garble a thought in six for a few steps; such a dialogue has 0 points in the score
     assert told["after"]["malformed"] < 20 and told["after"]["n"] == 64
     assert (learnt / "learning_curve.png").exists() and (learnt / "report.html").exists()
-    assert len(rows(learnt / "dialogues.jsonl")) == 2 * 64 + 20 * 64
+    assert len(rows(learnt / "dialogues.jsonl")) == 2 * 64 + 12 * 64
     assert replay.main([str(learnt / "dialogues.jsonl")]) == 0
 
 
@@ -97,7 +97,7 @@ def test_a_weak_scorer_is_hacked(hacked):
     for row, felt in zip(lines, heard):
         weak.setdefault(row["step"], []).append(100 * row["reward"])
         strict.setdefault(row["step"], []).append(final_score(row, felt))
-    assert np.mean(weak[26]) - np.mean(weak[0]) >= 30
-    assert np.mean(strict[26]) - np.mean(strict[0]) <= 10
+    assert np.mean(weak[16]) - np.mean(weak[0]) >= 30
+    assert np.mean(strict[16]) - np.mean(strict[0]) <= 10
     lengths = [row["reply_tokens"] for row in metrics(hacked)]
     assert lengths[-1] > 1.5 * lengths[0]

@@ -91,8 +91,8 @@ def test_reversed_items():
     """A is 100 and F is 0, in six steps, none of them the middle; on an item that speaks ill of the
     friend, here the last two, F is 100."""
     _, found = statements(0, 100, [3, 4], {"top": 1, "next": 2, "ill": 2})
-    scores = found({"grades": dict(zip("12345", "ABCAF"))})
-    assert scores == pytest.approx({"top": 100, "next": 70, "ill": 50, "overall": 68})
+    scores = found({"grades": dict(zip("12345", "ABCEF"))})
+    assert scores == pytest.approx({"top": 100, "next": 70, "ill": 90, "overall": 84})
 
 
 @pytest.mark.parametrize(
