@@ -111,10 +111,10 @@ def paired(before, after, draws=10_000):
     else:
         p, test = sign_flips(differences, np.random.default_rng(0), draws), "sign flips"
     difference, low, high, n = interval(np.mean, differences, draws=draws)
-    means = {"before": float(before.mean()), "after": float(after.mean())}
     return {
         "n": n,
-        **means,
+        "before": float(before.mean()),
+        "after": float(after.mean()),
         "p": p,
         "test": test,
         "difference": difference,

@@ -71,8 +71,8 @@ def record_slots(dialogue):
     return [{"record": as_json(rounds)}] if rounds else []
 
 
-THOUGHT = ("content", "target_completion", "activity", "analysis")
-THOUGHT_OF_SAGE = ("content", "TargetCompletion", "activity", "analyse")
+THOUGHT = "content target_completion activity analysis".split()
+THOUGHT_OF_SAGE = "content TargetCompletion activity analyse".split()
 
 
 def thoughts_of(dialogue):
@@ -88,20 +88,25 @@ def thoughts_of(dialogue):
     return thoughts
 
 
-GRADES = ("F", "E", "D", "C", "B", "A")  # from strong disagreement to strong agreement
+GRADES = tuple("FEDCBA")  # from strong disagreement to strong agreement
+
+
+def questionnaire(grades, low, high, reversed_items):
+    """The scores of the statements of a questionnaire, an array. A, strongly agree, is `high` and F
+    is `low`, in six even steps; for `reversed_items` (numbers from 0), on which a good friend gets
+    an F, the other way round."""
+    shares = np.array([GRADES.index(grade) / 5 for grade in grades])
+    shares[reversed_items] = 1 - shares[reversed_items]
+    return low + (high - low) * shares
 
 
 def statements(low, high, reversed_items, scales):
     """(schema, found) of a questionnaire; found(answer) -> {scale: the mean score of its
-    statements}. A, strongly agree, is `high` and F is `low`, in six even steps; for
-    `reversed_items` (numbers from 0), on which a good friend gets an F, the other way round.
-    scales: {name: how many statements it has}, one after the other."""
+    statements}. scales: {name: how many statements it has}, one after the other."""
     ends = np.cumsum(list(scales.values()))
 
     def found(answer):
-        shares = np.array([GRADES.index(grade) / 5 for grade in answer["grades"].values()])
-        shares[reversed_items] = 1 - shares[reversed_items]
-        scores = low + (high - low) * shares
+        scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
         means = {name: mean(part) for name, part in zip(scales, np.split(scores, ends))}
         return {**means, "overall": mean(scores)}
 

@@ -19,8 +19,8 @@ from tools.judge import (
     correlation_of,
     paired_differences,
     place_schema,
+    questionnaire,
     score_file,
-    statements,
 )
 from tools.strategies import SCHEMA
 
@@ -90,9 +90,8 @@ def test_a_grade_is_one_letter_from_a_to_f(grade):
 def test_reversed_items():
     """A is 100 and F is 0, in six steps, none of them the middle; on an item that speaks ill of the
     friend, here the last two, F is 100."""
-    _, found = statements(0, 100, [3, 4], {"top": 1, "next": 2, "ill": 2})
-    scores = found({"grades": dict(zip("12345", "ABCEF"))})
-    assert scores == pytest.approx({"top": 100, "next": 70, "ill": 90, "overall": 84})
+    assert questionnaire("ABCDEF", 0, 100, []) == pytest.approx([100, 80, 60, 40, 20, 0])
+    assert questionnaire("ABCEF", 1, 5, [3, 4]) == pytest.approx([5, 4.2, 3.4, 4.2, 5])
 
 
 @pytest.mark.parametrize(
