@@ -4,7 +4,7 @@
 # A language model talks with a simulated user whose emotion, 0 to 100, moves after every reply. The
 # last emotion is the reward, and GRPO or PPO makes the model better at comforting. In this tour you
 # meet one user, see a dialogue as tokens, compute advantages by hand, make one update, and then
-# train for ten steps. No GPU is needed; all of it computes for a minute or two.
+# train for eight steps. No GPU is needed; all of it computes for a minute or two.
 #
 # Everything here is the *toy* of the project: a network of half a million parameters that speaks a
 # small grammar, and scripted users. So you can see the whole of the algorithm at work.
@@ -277,10 +277,10 @@ for step in range(1, 7):
 # clip never acts. In later steps good and bad tokens move apart. The means hardly show it, because
 # most tokens stay near 1; but some leave 0.8 to 1.2, and more and more of them are clipped.
 #
-# ## 6. Ten steps
+# ## 6. Eight steps
 #
 # This is RLVER's loop: hold dialogues, compute advantages, update, give the engine the new weights.
-# Each batch is cut into two halves, and each half makes one optimizer step, as the toy does by
+# Each batch is cut into four mini-batches, and each makes one optimizer step, as the toy does by
 # default. `train` in `rlver.py` has the same loop, and evaluates, logs and saves as well. We begin
 # anew from the first weights.
 #
@@ -304,18 +304,18 @@ cfg = SimpleNamespace(
     clip_eps=0.2, entropy_coef=0.001, kl_coef=0, advantage="grpo", reward="terminal"
 )
 curve = []
-for step in range(1, 11):
+for step in range(1, 9):
     episodes = hold_batch(step)
     emotions = [episode.emotion for episode in episodes]
     curve.append(sum(emotions) / len(emotions))
     print(f"step {step:>2}: mean emotion at the end {curve[-1]:.1f}")
 
     rng.shuffle(episodes)
-    halves = [micro_batches(half, max_tokens=8192) for half in (episodes[::2], episodes[1::2])]
-    grpo_update(models, halves, cfg)
+    quarters = [micro_batches(episodes[i::4], max_tokens=8192) for i in range(4)]
+    grpo_update(models, quarters, cfg)
 
 # %%
-plt.plot(range(1, 11), curve, marker="o")
+plt.plot(range(1, 9), curve, marker="o")
 plt.xlabel("step")
 plt.ylabel("mean emotion at the end")
 plt.title("64 training dialogues in each step, with new users every time")
@@ -331,7 +331,7 @@ plt.show()
 #
 # ## 7. Two dialogues side by side
 #
-# The same held-out user, the same seed: the policy before these ten steps, and after them.
+# The same held-out user, the same seed: the policy before these eight steps, and after them.
 
 
 # %%
@@ -364,8 +364,8 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
 #
 # ## Where to go on
 #
-# * `python rlver.py --steps 10 --eval-size 32`: the same ten steps, with more dialogues to a user
-#   and smaller first steps; with an evaluation before and after, all dialogues in a file, a report.
+# * `python rlver.py --steps 10 --eval-size 32`: ten such steps, with more dialogues to a user and
+#   smaller first steps; with an evaluation before and after, all dialogues in a file, a report.
 # * `ppo.py` and `grpo.py`: the functions that you called, each beside its equation.
 # * `docs/math.md`: from the objective to these lines.
 # * `docs/small.md`: the same loop with a real language model.

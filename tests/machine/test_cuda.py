@@ -116,8 +116,7 @@ def test_an_update_of_adapters(tiny_dir, device):
 @fake_cuda
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags",
-    ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4", "--algo grpo --reward delta"],
+    "flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --reward delta --lora-rank 4"]
 )
 def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.

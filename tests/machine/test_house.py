@@ -197,7 +197,7 @@ functions, frames = set(), []
 
 def watch(frame, event, arg):
     code = frame.f_code
-    if event != "call" or frames or not is_ours(code.co_filename):
+    if event != "call" or not is_ours(code.co_filename):
         return
     # the body of a class is code, too, but no function: its variables are not local
     is_function = code.co_flags & inspect.CO_OPTIMIZED
@@ -208,6 +208,7 @@ def watch(frame, event, arg):
             if is_ours(frame.f_code.co_filename) and frame.f_code.co_name[0] != "<":
                 frames.append(frame.f_code.co_name)
             frame = frame.f_back
+        sys.setprofile(None)  # what follows runs at full speed
 
 
 def is_ours(name):
@@ -219,7 +220,6 @@ import rlver
 
 flags = "--algo grpo --think --steps 1 --eval-size 4 --batch-size 16 --out"
 assert rlver.main([*flags.split(), out]) == 0
-sys.setprofile(None)
 print(len(functions), len(frames))
 print(*{m.__file__ for m in list(sys.modules.values()) if is_ours(getattr(m, "__file__", 0) or "")})
 """

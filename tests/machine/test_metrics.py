@@ -51,6 +51,7 @@ def other_weights(patch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake, flags, warning",
     [
@@ -75,11 +76,13 @@ def told_at_the_end(out):
 # ------------------------------------------------------------------------------------ healthy runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGO)
 def test_a_healthy_run_is_silent(name, whole):
     assert told_at_the_end(whole(name)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--algo ppo --think", "--lora-rank 4"])
 def test_another_healthy_run_is_silent(flags, tiny_dir, tmp_path, capfd):
     """And with adapters the starting policy is in memory, so every evaluation tells how surprising

@@ -27,6 +27,7 @@ NAMES = {  # of some weights whose numbers a GGUF holds in the order of transfor
 }
 
 
+@pytest.mark.slow
 def test_the_converted_model_has_the_wheels_tensors(smollm2_dir):
     """In fp32, under a config that does not call it quantized: `load_model`, vLLM and peft must
     take it for a model like any other. Its queries and keys, which a GGUF holds in another order,

@@ -35,12 +35,12 @@ def obeys(doc, results):
 
 
 def runs(doc, results):
-    """The code in the answer passes its test, in a process of its own, within five seconds. (The
+    """The code in the answer passes its test, in a process of its own, within three seconds. (The
     code is a model's: run it where it can do no harm.)"""
     block = re.search(r"```(?:python)?\n(.*?)```", results[0], re.S)
     code = (block.group(1) if block else results[0]) + "\n" + doc["test"]
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=5)
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, timeout=3)
     except subprocess.TimeoutExpired:
         return {"passed": 0.0}
     return {"passed": float(done.returncode == 0)}
