@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 import evaluate
+from conftest import ROOT
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
 from toy.words import NEEDS
+
+SAMPLE = ROOT.parent / "shared" / "data" / "sage_results_sample.jsonl"
 
 CHINESE = {
     "你想批判、辩证地分析事件中的问题": "analyse",
@@ -71,6 +74,15 @@ def test_scores_by_hand(tmp_path, capsys):
     assert columns["group: avoidant"][:2] == ["7.0", "-"] and "rule '" not in out
     # the result first, how it was made last
     assert out.index("stderr") < out.index("score: mean") < out.index("by: policy")
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason="the released sample is not here")
+def test_the_released_sample(tmp_path):
+    """Three dialogues of Qwen2.5-72B with a DeepSeek-V3 user, as they were published."""
+    assert measure("--score", SAMPLE, "--json", tmp_path / "out.json") == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    found = [round(result[key], 2) for key in ("score", "stderr", "failure", "turns", "positive")]
+    assert (result["n"], found) == (3, [6.67, 4.41, 66.67, 7.33, 14.29])
 
 
 def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
