@@ -12,7 +12,7 @@ Numbers compare only within one simulator: with another model behind the same us
 same dialogues shift by 20 points (SAGE appendix B).
 
 From top to bottom: the dialogues and their lines in the result file; the policy; the users; what
-the flags ask for.
+the flags ask for. Result files are read, scored and compared in support/results.py.
 """
 
 from support import files, results
@@ -323,9 +323,9 @@ def users_to_measure_with(args, policy, simulator_name, lang):
         users = load_profiles(file)
         check_playable(simulator_name, users)
         return users, False
-    files = policy.run_settings.get("profiles")
-    if files:
-        _, users = users_of_run(files, policy.run_settings["eval_size"], simulator_name)
+    paths = policy.run_settings.get("profiles")
+    if paths:
+        _, users = users_of_run(paths, policy.run_settings["eval_size"], simulator_name)
         refuse_other_heldout(policy.home, users)
         return users, True
     # a run that names no files trained with the toy's other users

@@ -33,10 +33,10 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Segment:
-    """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see; k > 0
-    is a reply that later turns do not see as it was sampled (it has a thought, mostly), with the
-    template's opening in front of it: nothing but the reply itself sees it. `log_probs` are those
-    of the engine; they are None unless the policy sampled the tokens."""
+    """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see. Branch
+    k > 0 is a reply that later turns do not see as it was sampled (mostly because it has a
+    thought), and the template's opening in front of it; only tokens of the same branch see it.
+    `log_probs` are those of the engine, None for tokens that the policy did not sample."""
 
     ids: list
     branch: int = 0

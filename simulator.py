@@ -8,7 +8,7 @@ After each reply of the policy two questions go to a language model, one after t
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
 S is the person: persona, background, purpose of the talk, hidden intention. c_{t-1} is the dialogue
-up to the policy's reply of turn t, and with it; e is the emotion, h_emo the analysis, a_t the
+so far; its last line is the policy's reply of turn t. e is the emotion, h_emo the analysis, a_t the
 user's line. (The prompt of f_reply has e_t only as a level, from Emotion-S to Emotion-F.) The same
 code renders the prompt, asks and reads the answer for every model.
 
@@ -310,13 +310,13 @@ class Simulator:
         SimulatorFailed. values: {placeholder of the template: value}, all but the code. dialogue:
         its name, for `key`.
 
-        What the log holds was paid for, and is not asked again. If it ends in answers that cannot
-        be read, they do not count: a run that stopped because of them would stop at them whenever
-        it is resumed."""
+        An answer that the log holds was paid for, and is not asked for again. Those of the log that
+        cannot be read do not count as tries: a run that stopped because of them would stop again
+        whenever it is resumed."""
         asked, complaint, problem = 0, "", None
         for attempt in itertools.count():
             code = code_of(template + complaint, values, attempt)
-            prompt = fill(template + complaint, {**values, "code": code, "attempt": attempt})
+            prompt = fill(template + complaint, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
             text = self.log.answers.get(key)
             if text is None:

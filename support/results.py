@@ -104,7 +104,7 @@ def parse_result(raw, simulator):
         task            the hidden need, in words
         intention       the same as one of INTENTIONS
         kind            "rational", "emotional" or "other"
-        purpose         what the user comes for, one of PURPOSES
+        purpose         what the user comes for, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another
         made_by         the settings of the evaluation; of a SAGE file those that are known
         ended           what ended the dialogue, "" in a SAGE file
@@ -131,7 +131,7 @@ def parse_result(raw, simulator):
         "task": task,
         "intention": intention,
         "kind": kind,
-        "purpose": PURPOSES[raw.get("target") or "eq"],
+        "purpose": PURPOSE_LABELS[raw.get("target") or "eq"],
         "group": PERSONA_GROUPS.get(group, group),
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
@@ -170,14 +170,18 @@ def emotions_of(turns):
 
 # What users come for: the `target` of a profile. (The first is to confide a trouble, and also where
 # a profile says nothing; the others are small talk.)
-PURPOSES = {"eq": "heart-to-heart", "target": "chat with an aim", "no-target": "chat without aim"}
+PURPOSE_LABELS = {
+    "eq": "heart-to-heart",
+    "target": "chat with an aim",
+    "no-target": "chat without aim",
+}
 
 
 def parts_of(rows):
     """The columns by which tables part these rows. The purpose is among them only if some user
     chats, because in most files nobody does."""
     parts = ["kind", "intention", "group"]
-    if any(row["purpose"] != PURPOSES["eq"] for row in rows):
+    if any(row["purpose"] != PURPOSE_LABELS["eq"] for row in rows):
         parts.insert(0, "purpose")
     return parts
 

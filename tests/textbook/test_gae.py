@@ -23,8 +23,8 @@ def test_gae_by_the_numbers():
 
 
 def test_the_users_lines_do_not_decay_the_reward():
-    """The same as an example: 20 sampled tokens, 150 of the user, 20 sampled, one reward of 1 at
-    the end, V = 0. At lambda 0.95 the first token gets 0.95^39 = 0.135; decaying over what the user
+    """A dialogue of 20 sampled tokens, 150 of the user and 20 sampled, with one reward of 1 at the
+    end and V = 0. At lambda 0.95 the first token gets 0.95^39 = 0.135; decaying over what the user
     said leaves 6e-5 of it. At lambda 1, RLVER's, nobody would notice."""
     mask = torch.tensor([[True] * 20 + [False] * 150 + [True] * 20])
     rewards = place_rewards(torch.tensor([[0.0, 1.0]]), turns_of(mask))

@@ -113,13 +113,13 @@ def expected_gradient(advantages, n=3):
 
 
 def test_which_baseline_a_turn_may_have():
-    """verl#7244: a baseline per turn is biased where the policy decides when to stop. Against the
-    exact gradient, by enumeration. The mean of the others who still talk, 0 for one who is alone,
-    is exact. The same mean with oneself in it shrinks the two turns unevenly, by 1 - E[1 / n_t];
-    an advantage of 0 for the lone costs the second turn P(nobody else talks). The others' whole
-    returns, one baseline for all turns, are exact too; which of the two is less noisy depends on
-    the game. In dialogues what is still to come gets less with every turn, and the mean at the same
-    turn knows that."""
+    """verl#7244: a baseline per turn is biased where the policy decides when to stop. Four
+    baselines are compared with the exact gradient, which is a sum over all outcomes. The mean of
+    the others who still talk (0 if nobody does) is exact. The same mean with oneself in it shrinks
+    the two turns unevenly, by 1 - E[1 / n_t]. An advantage of 0 for one who talks alone costs the
+    second turn P(nobody else talks). The mean of the others' whole returns, one baseline for all
+    turns, is exact too; which of the two is less noisy depends on the game. In dialogues what is
+    still to come gets less with every turn, and the mean at the same turn knows that."""
 
     def to_go(rewards, alive):
         return rewards.flip(1).cumsum(1).flip(1) * alive
