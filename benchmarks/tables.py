@@ -324,26 +324,25 @@ def table_variants(measured):
 
 def table_rewards(measured, early=10):
     """Terminal against delta, and the three advantages: the emotion in training around the step
-    `early`, and the score at the end."""
+    `early`, and the score at the end. Runs of the same seed are compared in pairs."""
     rows = []
     for name, words in NAMES.items():
         advantages = ["-dr-grpo", "-rloo"] if name == "grpo-direct" else []
+        usual = []  # the row of "terminal", as numbers
         for kind in ("", "-delta", *advantages):
             lines = seeds_of(measured, name + kind)[:3]
             if len(lines) < 3:
                 return ""
             emotions = [line["metrics"]["emotion"][early - 3 : early + 2] for line in lines]
-            scores = [last(line) for line in lines]
-            rows.append(
-                [
-                    f"{words}, {kind.removeprefix('-') or 'terminal'}",
-                    interval(np.mean(emotions, axis=1)),
-                    interval(scores),
-                    ", ".join(f"{score:.1f}" for score in scores),
-                ]
-            )
-    around = f"emotion in steps {early - 2} to {early + 2}"
-    return markdown(["run", around, "score at the end", "by seed"], rows)
+            columns = [np.mean(emotions, axis=1), np.array([last(line) for line in lines])]
+            usual = usual or columns
+            cells = []
+            for column, base in zip(columns, usual):
+                less = interval(column - base) if kind else ""
+                cells += [interval(column), less]
+            rows.append([f"{words}, {kind.removeprefix('-') or 'terminal'}", *cells])
+    around, less = f"emotion in steps {early - 2} to {early + 2}", "less terminal"
+    return markdown(["run", around, less, "score at the end", less], rows)
 
 
 def table_challenging(measured):
