@@ -8,8 +8,9 @@ whole weights, not a shard of them.
 
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
-It shares no code with policy.py on purpose: that engine and trainer agree about every log-prob is
-checked at every step, and the check would be worth nothing if both ran the same lines.
+It imports nothing from policy.py: cache, positions, mask, attention and sampling are written a
+second time, so that the comparison of all log-probs at every step tests them. (The layers of
+transformers are the same for the torch engine; vLLM has its own.)
 """
 
 from support.errors import BadInput

@@ -28,7 +28,7 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
 
     Division by the std blows small differences up: a group whose rewards are nearly equal then
     weighs as much as any other. dr-grpo and rloo do not divide; in a group of n they differ by the
-    factor n / (n - 1). (docs/results.md says what is left of that.)
+    factor n / (n - 1). (On the toy all three end at about the same score: docs/results.md.)
 
     Mean and std are over dialogues, however many turns they have. (The released code takes them
     over turns, so that long dialogues weigh more.)

@@ -4,9 +4,6 @@ A run builds them from the starting policy or from a checkpoint. After each upda
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
 weights have arrived (`probe`). `kl_start` measures how far the policy has moved from the start, and
 `gather` collects what a checkpoint holds.
-
-This is not a part of rlver.py because a first reader needs to know only that it exists, and not of
-policy.py because the policy itself knows nothing of runs, files and engines.
 """
 
 from support.loading import ChatFormat, best_device, load_model, memory_of, stop_ids
@@ -83,7 +80,7 @@ class Models:
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
-        self.start = None  # read by `kl_start` when it first needs them
+        self.start_dialogues = None  # those of `keep_start`, read when `kl_start` is first called
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -269,10 +266,10 @@ class Models:
 
     def kl_start(self, path):
         """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0 in the file `path`."""
-        if self.start is None:
-            self.start = self.read_start(path)
+        if self.start_dialogues is None:
+            self.start_dialogues = self.read_start(path)
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch, start_log_probs in self.start:
+        for batch, start_log_probs in self.start_dialogues:
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
             sums += torch.tensor([k3.double().sum().item(), k3.numel()])

@@ -1,12 +1,11 @@
 """policy.py - the agent: token-exact episodes, packing, log-probs, critic.
 
 RLVER 2.2 and 2.3: the policy pi_theta reads the dialogue so far and samples a reply, in think mode
-after a thought that nobody else ever sees. Three rules are kept in this file, and most bugs of the
-field are one of them broken:
+after a thought that nobody else ever sees. Three rules are kept in this file:
 
   * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and
     encoded again.
-  * The mask is born where the token is born. A token is trained because the policy sampled it, not
+  * The mask is set when a token is sampled. A token is trained because the policy sampled it, not
     because of its value.
   * All trained log-probs come from `Policy.forward`, at the temperature of sampling.
 
@@ -45,9 +44,9 @@ class Segment:
 
 @dataclass
 class Reply:
-    """One reply of the policy, as three readers see it."""
+    """One reply of the policy, whole and in its two parts."""
 
-    text: str  # as sampled
+    text: str  # as sampled, behind the template's opening
     visible: str  # what the user is told
     thought: str  # what the user is never told
     malformed: bool

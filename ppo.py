@@ -295,7 +295,7 @@ class CriticPart:
     returns: list  # likewise
 
 
-def optimize(  # noqa: C901, PLR0915 - one story, told once
+def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bottom
     policy, optimizer, minibatches, old_log_probs, advantages, cfg, models, ref=None, critic=None
 ):
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and

@@ -81,7 +81,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
         if user.emotion >= 100 or user.emotion <= floor:
             episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
             break
-        if turn == max_turns:  # nothing is bootstrapped: the reward is observed, whoever ends it
+        if turn == max_turns:  # its reward is known: no value stands in for it
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
@@ -110,8 +110,8 @@ async def rollout(
     own_first_line=False,  # evaluations open with the line of a profile that has one
 ):
     """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
-    (episodes, dropped), in the order of the groups: `dropped` has a row for each dialogue whose
-    user failed.
+    (episodes, dropped), in the order of the groups: `dropped` has a row for each dialogue that
+    is lost: its user failed, time ran out, or the first line left no room for a reply.
 
     All users of a group open with the same first line, made once, and are separate from there on.
     """
@@ -180,11 +180,11 @@ def row_of_dropped(error, user, agent=None):
 KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each dialogue's seed
 
 
-def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than ten tidy pieces
-    """RLVER's Figure 1: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
+def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
+    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
     checkpoint begins with an evaluation, another where its newest checkpoint stands. Returns the
-    state. Raises BadInput or BadModel before config.json is written; later SimulatorRefused,
-    TooManyLost, SelfCheckFailed and CannotWrite.
+    state. Raises BadInput or BadModel before config.json is written, SimulatorRefused or
+    TooManyLost from the first question on; later SelfCheckFailed and CannotWrite, too.
 
     With many ranks each has its own dialogues, its own engine and a shard of the models. `state` is
     what a checkpoint keeps of the run: step, seconds, evaluations.
@@ -209,7 +209,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
     # ---- what the loop below calls
     def hold_dialogues(profiles, group_size, kind, step):
-        """1 and 2 of the figure: `group_size` dialogues with each of `profiles`. Returns this
+        """Steps 1 and 2: `group_size` dialogues with each of `profiles`. Returns this
         rank's episodes, those of all ranks (without tokens), and what run.log_dropped counts.
         Raises TooManyLost, after a checkpoint, if more than a fifth were dropped.
 
@@ -274,10 +274,10 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
     )
 
     def evaluate(step):
-        """6 of the figure: one dialogue with every held-out user. Returns the episodes; the scores
-        are kept in the state."""
+        """Step 6: one dialogue with every held-out user. Returns the episodes of all ranks, without
+        tokens; the scores are kept in the state."""
         began = time.perf_counter()
-        episodes, everyone, counts = hold_dialogues(heldout, 1, "evaluation", step)
+        episodes, all_episodes, counts = hold_dialogues(heldout, 1, "evaluation", step)
         if step == 0:
             models.keep_start(episodes, run.start_file)
         perplexity = None  # of what the policy said, under the starting policy if that is in memory
@@ -286,11 +286,11 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             [batches] = split(episodes, len(heldout), 1, seed=0)
             log_probs_of(models.reference, batches)
             perplexity = models.reference.take_perplexity()
-        scores = {"step": step, **summarise(everyone), **counts, "ref_perplexity": perplexity}
+        scores = {"step": step, **summarise(all_episodes), **counts, "ref_perplexity": perplexity}
         state["seconds"]["evaluate"] += time.perf_counter() - began
         state["evaluations"].append(scores)
-        run.log_evaluation(everyone, scores)
-        return everyone
+        run.log_evaluation(all_episodes, scores)
+        return all_episodes
 
     def evaluation_is_due():
         """Is there an evaluation after the step that is done? (The last one is always made.)"""
@@ -321,8 +321,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
 
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        episodes, everyone, counts = hold_dialogues(profiles, cfg.group_size, "training", step)
-        check_groups(everyone)
+        episodes, all_episodes, counts = hold_dialogues(profiles, cfg.group_size, "training", step)
+        check_groups(all_episodes)
         rolled_out = time.perf_counter()
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
@@ -347,7 +347,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
         state["seconds"]["rollout"] += rolled_out - began
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
-        batch = batch_metrics(everyone, cfg.think, cfg.algo)
+        batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
         cut, replies = cut_replies(episodes, models.engine.stop_id, cfg.max_tokens)
         sampled = sum(e.tokens_sampled for e in episodes)
         counted_here = torch.tensor([cut, replies, sampled])
@@ -361,14 +361,14 @@ def train(cfg, run):  # noqa: C901, PLR0915 - a story told once is shorter than 
             **metrics,
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
             "kl_start": models.kl_start(run.start_file),
-            # None without a KL, for which the reference is asked anyway
+            # None without a KL: then the reference scores nothing while training
             "ref_perplexity": models.reference and models.reference.take_perplexity(),
             # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
             "tokens_sampled": sampled + counts["tokens_dropped"],
             "seconds": synced - began,
         }
-        run.log_step(everyone, row)
+        run.log_step(all_episodes, row)
         bar.set_postfix_str(progress(row, rolled_out - began))
 
         # ---- 6. Evaluate, and save.

@@ -8,16 +8,17 @@ After each reply of the policy two questions go to a language model, one after t
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
 S is the person: persona, background, purpose of the talk, hidden intention. c_{t-1} is the dialogue
-so far; its last line is the policy's reply of turn t. e is the emotion, h_emo the analysis, a_t the
-user's line. (The prompt of f_reply has e_t only as a level, from Emotion-S to Emotion-F.) The same
-code renders the prompt, asks and reads the answer for every model.
+so far; its last line is the policy's reply of turn t. e is the emotion, h_emo what f_reply is told
+of the answer to f_emo (`User.planning`), a_t the user's line. (The prompt of f_reply has e_t only
+as a level, from Emotion-S to Emotion-F.) The same code renders the prompt, asks and reads the
+answer for every model.
 
-The last emotion is the reward, so this file is where a policy could forge its reward. Three things
-prevent that:
+The last emotion is the reward, so a policy may learn to forge it here. Two things keep its words
+from setting the number, and the third limits the damage:
 
 * What the policy says enters a prompt in one substitution pass, as JSON (`fill`, `as_json`).
 * An answer is one JSON object, and must hold the code of its prompt, four letters that the policy
-  cannot know (`read_answer`, `code_of`). docs/hacking.md says why.
+  cannot know (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
 * The change is clamped to +-10 (`clamp_change`).
 
 In the order of this file: the person, the emotion, the prompts, reading an answer, asking for it,

@@ -116,7 +116,7 @@ TOY = {
     "lr": {"lora": 2e-3, "full": 4e-4},
     "critic_lr": {"lora": 5e-3, "full": 1e-3},
     "warmup": 3,
-    # The paper has one, with which clipping never acts. Four learn faster than two (74 against 59
+    # With one, as for a real model, clipping never acts. Four learn faster than two (74 against 59
     # after ten thinking steps); with eight, thinking runs stay at 80.
     "minibatches": 4,
     "tokens_per_gpu": 8192,
