@@ -19,7 +19,7 @@ from support import files, results
 from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
 from support.rundir import checkpoints, refuse_other_heldout
-from support.servers import ServerModel, digest
+from support.servers import ServerModel
 from support.settings import (
     Parser,
     emotion,
@@ -156,12 +156,13 @@ def load_policy(name, args):
     """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
     the hub, toy, or openai:MODEL@URL. args: the flags of `add_policy_flags`. What is about the
     policy is read from its run, where there is one; a flag only fills in what no run says, but for
-    --max-tokens and --context, which decide. Raises BadInput or BadModel."""
+    --max-tokens, which decides. Raises BadInput or BadModel."""
     kind, model_name, url = split_name(name)
+    label, weights, run_settings, home = find_weights(name, args.step)
     if kind == "openai":
-        label, weights, run_settings, home = f"openai:{model_name}", None, {}, None
-    else:
-        label, weights, run_settings, home = find_weights(name, args.step)
+        label = f"openai:{model_name}"
+        if args.context or args.template_args:
+            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
     is_toy = run_settings.get("model", weights) == "toy"
     if args.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -170,7 +171,7 @@ def load_policy(name, args):
         "policy_lang": run_settings.get("lang", args.lang or "en"),
         "temperature": run_settings.get("temperature", 1.0),
         "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
-        "context": args.context or run_settings.get("context"),
+        "context": args.context,
         "template_args": run_settings.get("template_args", args.template_args) or None,
     }
     # what toy runs start from: one policy that thinks and one that does not
@@ -187,7 +188,7 @@ def load_policy(name, args):
 
 def find_weights(name, step):
     """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
-    policy that is no server. A run stands for its newest checkpoint, or for that of `step`; step 0
+    policy. A run stands for its newest checkpoint, or for that of `step`; step 0
     is where it started. Raises BadInput."""
     directory = Path(name)
     run_settings = files.read_json(directory / "config.json")
@@ -300,7 +301,7 @@ def who_talks(args, name):
         **user,
         "simulator": user_label(user["simulator"]),
         **{key: getattr(args, key) for key in keys},
-        "users": digest([vars(profile) for profile in users]),
+        "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
     }
     return policy, simulator, users[: args.limit], settings
@@ -345,7 +346,7 @@ def finished_users(path, settings):
     rows = results.read_results(path)
     found = results.differences(rows[0]["made_by"], settings)
     if found:
-        raise BadInput(f"{path}: holds other results ({found}); name another file with --out")
+        raise BadInput(f"{path}: holds other results ({found}); move it, or use another --out")
     return {row["id"] for row in rows}
 
 
@@ -359,10 +360,10 @@ def default_path(policy):
 
 def newest_run():
     """The directory of the newest finished run in runs/. Raises BadInput."""
-    runs = [path.parent for path in Path("runs").glob("*/summary.json")]
-    if not runs:
+    summaries = list(Path("runs").glob("*/summary.json"))
+    if not summaries:
         raise BadInput("no finished run in runs/; name a policy with --policy")
-    return str(max(runs, key=lambda path: path.stat().st_mtime))
+    return str(max(summaries, key=os.path.getmtime).parent)
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -390,6 +391,7 @@ def run_before_after(args):
             raise BadInput(f"--{name} has no effect with --before-after; leave it out")
     args.policy = args.policy or newest_run()
     paths = [Path(args.policy) / name for name in ("before.jsonl", "after.jsonl")]
+    files.refuse_overwriting({"--json": args.json}, paths)
     for args.step, args.out in zip((0, None), paths):
         code, ids = run_benchmark(args)
         if code:
@@ -499,7 +501,7 @@ def add_policy_flags(parser):
         "--context",
         type=positive,
         metavar="N",
-        help="tokens of a dialogue (default: the run's)",
+        help="tokens of a dialogue (default: the model's)",
     )
     add(
         "--template-args",

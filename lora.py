@@ -19,7 +19,7 @@ out: dropout, and adapters on embeddings and output layer.
 
 from support.errors import BadInput
 from support.files import write_json
-from support.ranks import full_tensor
+from support.ranks import blocks_of, full_tensor
 
 import contextlib
 from types import SimpleNamespace
@@ -72,12 +72,9 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, by
     `seed` the same on every rank. Returns their switch, with none in use. Raises BadInput if there
     are no such layers, or if one of them is smaller than `rank`."""
-    # the longest ModuleList is the list of transformer blocks
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks = max(lists, key=len, default=nn.ModuleList())
     layers = [
         (parent, name, layer)
-        for parent in blocks.modules()
+        for parent in blocks_of(model).modules()
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear)
     ]

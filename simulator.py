@@ -28,9 +28,9 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 """
 
 from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
-from support.files import read_records, without_surrogates
+from support.files import digest, read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
-from support.servers import CallLog, ServerModel, digest
+from support.servers import CallLog, ServerModel
 from support.settings import SCRIPTED, fold, split_name
 
 import asyncio
@@ -105,14 +105,12 @@ PLACEHOLDERS = {
 }
 
 
-def load_prompt(name, lang="en", difficulty="", root=PROMPTS, placeholders=None):
-    """The text of a prompt file. placeholders: the set of names that stand in it as {{name}}, no
-    more and no less; default: PLACEHOLDERS[name], or none if the file is not listed there. Raises
-    BadInput."""
+def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
+    """The text of a prompt file. The names in PLACEHOLDERS[name] stand in it as {{name}}, no more
+    and no less; none, if the file is not listed there. Raises BadInput."""
     path = Path(root) / lang / difficulty / f"{name}.txt"
     text = path.read_text(encoding="utf-8")
-    if placeholders is None:
-        placeholders = PLACEHOLDERS.get(name, set())
+    placeholders = PLACEHOLDERS.get(name, set())
     for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):
         problem = "lacks its" if odd in placeholders else "has an unknown"
         raise BadInput(f"prompt file {path} {problem} placeholder {{{{{odd}}}}}")
@@ -346,12 +344,6 @@ class Simulator:
         self.log.write(key, text, time.perf_counter() - began)
         return text
 
-    async def check(self):
-        """Ask one question before anything is paid for, as in a dialogue and in its language.
-        Returns what `pass_check` returns, and raises what it raises."""
-        user = self.example()
-        return await self.pass_check(self.prompts["emotion"], user.values(), self.emotion_schema)
-
     def example(self):
         """The user of the first question, in the run's language, who has heard one reply."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
@@ -359,20 +351,22 @@ class Simulator:
         dialogue = [{"speaker": speaker, "text": text} for speaker, text in lines.items()]
         return User(self, profile, dialogue=dialogue)
 
-    async def pass_check(self, template, values, schema):
-        """Ask this question with an empty log: an old answer says nothing about the server of
-        today. So a wrong key or model shows at once, and so does a model that cannot keep the form.
-        Prints how the form is kept, and keeps a server to the format that it has taken.
+    async def check(self):
+        """Ask one question before anything is paid for, as in a dialogue and in its language, with
+        an empty log: an old answer says nothing about the server of today. So a wrong key or model
+        shows at once, and so does a model that cannot keep the form. Prints how the form is kept,
+        and keeps a server to the format that it has taken.
 
         Returns that format, None for a model that has none. A scripted model needs no check. Raises
         SimulatorRefused, BadInput if no answer can be read, and TooManyLost if there is none."""
         if getattr(self.model, "is_scripted", False):
             return None
+        prompt, values = self.prompts["emotion"], self.example().values()
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries = 2  # a model that can keep the form has done so by then
         try:
-            text, _ = await unlogged.ask(template, values, schema)
+            text, _ = await unlogged.ask(prompt, values, self.emotion_schema)
         except UnreadableAnswers as error:
             raise BadInput(
                 f"{self.name} refuses the prompts, or cannot keep the form that they ask for "

@@ -23,7 +23,7 @@ labs.toml "own user" is this one, too: the user that the dialogue was meant for.
 
 from patches import ROOT, read_toml, replaced  # first: it finds the project
 from support.errors import BadInput
-from support.files import read_jsonl
+from support.files import lock, read_jsonl
 from support.results import recorded_dialogues
 
 import asyncio
@@ -172,7 +172,9 @@ class Run:
 
     def make(self):
         """Make the run. Raises BadInput if it fails."""
-        shutil.rmtree(self.out, ignore_errors=True)  # what a stopped run left
+        if self.out.is_dir():
+            os.close(lock(self.out))  # raises BadInput if that run is still going
+            shutil.rmtree(self.out)  # what a stopped run left
         began = time.monotonic()
         script = copy_of(self.scripts) / "rlver.py"
         log = self.out.with_name(self.out.name + ".log")
@@ -183,7 +185,7 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={"RLVER_CACHE": str(ROOT / ".cache"), **os.environ, **settings},
+                env={**os.environ, **settings},
                 cwd=ROOT,
             )
         if done.returncode or not self.done():

@@ -4,6 +4,7 @@ from support.errors import BadInput
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -34,8 +35,16 @@ def append_line(path, value):
 def cut_unfinished_line(path):
     """Cut off what stands behind the last newline: a program that was stopped while it wrote leaves
     half a line."""
-    whole_lines = path.read_bytes().rfind(b"\n") + 1  # their bytes; 0 if there is no newline
-    os.truncate(path, whole_lines)
+    text = path.read_bytes()
+    whole_lines = text.rfind(b"\n") + 1  # their bytes; 0 if there is no newline
+    if whole_lines < len(text):  # else another process may have added a line by now
+        os.truncate(path, whole_lines)
+
+
+def digest(*parts):
+    """A short hash of values that JSON can hold."""
+    text = json.dumps(parts, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def without_surrogates(text):
@@ -126,9 +135,11 @@ def lock(path):
 
 
 def refuse_overwriting(outputs, inputs):
-    """Raise BadInput if an output file is also an input. outputs: {flag: path or None}; inputs:
+    """Raise BadInput if an output file is also an input or another output. outputs: {flag: path or None}; inputs:
     paths."""
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
-        if path is not None and Path(path).resolve() in used:
-            raise BadInput(f"{flag} {path}: would overwrite a file of this command")
+        if path is not None:
+            if Path(path).resolve() in used:
+                raise BadInput(f"{flag} {path}: would overwrite a file of this command")
+            used.add(Path(path).resolve())

@@ -122,6 +122,12 @@ def gather_episodes(episodes):
 # -------------------------------------------------------------------------------------------- FSDP2
 
 
+def blocks_of(model):
+    """The transformer blocks of a model: its longest ModuleList."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=nn.ModuleList())
+
+
 def make_masters(module, device="cpu", dtype=torch.float32):
     """Give a Policy, a Critic or a SharedBase its master weights, in place: each parameter that is
     not frozen becomes an fp32 copy. If there is a process group, masters and frozen weights are
@@ -145,9 +151,7 @@ def make_masters(module, device="cpu", dtype=torch.float32):
         mesh = init_device_mesh(device, (dist.get_world_size(),))
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         # One part after the other: a rank never holds more in fp32 than its shard and a block.
-        # The longest ModuleList is the list of transformer blocks.
-        blocks = max((m for m in module.modules() if isinstance(m, nn.ModuleList)), key=len)
-        parts = [*blocks, module]
+        parts = [*blocks_of(module), module]
     for part in parts:
         for p in part.parameters():
             is_master = hasattr(p, "full_tensor")  # a shard of a block is one already

@@ -436,8 +436,9 @@ def recorded_dialogues(path):
     if is_result_file:
         return read_results(path)
     dialogues = []
+    needed = {"profile_id", "first_line", "turns", "reward"}
     for number, row, problem in read_jsonl(path):
-        if problem or "first_line" not in row or "turns" not in row:
+        if problem or not isinstance(row, dict) or needed - row.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
         dialogues.append({"start": INITIAL_EMOTION["training"], **row})
     return dialogues

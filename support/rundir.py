@@ -112,7 +112,7 @@ class RunDir:
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again, but read the calls that were paid for; write
-        config.json and heldout.json, and lock the directory. Returns the state. Raises BadInput."""
+        config.json and heldout.json. A new run's directory is made and locked. Returns the state. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -135,13 +135,14 @@ class RunDir:
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
         if self.first:
+            if self.held_lock is None:  # a new run; another may have begun here since `enter`
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name
                 if size_of(path) > size:  # to cut to more would fill it up with zeros
                     os.truncate(path, size)
             write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
-            if self.held_lock is None:  # a new run's directory is there now
-                self.held_lock = lock(self.path)
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # from it an evaluation knows whom the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})

@@ -17,8 +17,6 @@ from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRe
 from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
 
 import asyncio
-import hashlib
-import json
 import os
 import re
 import sys
@@ -58,7 +56,7 @@ class ServerModel:
         self.name = name
         self.url = url
         self.temperature = temperature
-        # The strictest of FORMATS that the server takes; None: not known yet. Simulator.pass_check
+        # The strictest of FORMATS that the server takes; None: not known yet. Simulator.check
         # sets it, and nothing else: what refuses a prompt later may be its words.
         self.format = None
         self.last_failure = ""
@@ -269,9 +267,3 @@ def open_call_log(path):
     if path.exists():
         log.read(path)
     return log
-
-
-def digest(*parts):
-    """A short hash of values that JSON can hold."""
-    text = json.dumps(parts, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]

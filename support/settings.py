@@ -387,7 +387,7 @@ def resolve_settings(given):
 
 def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
-    the run would ignore: it would be another run than the one that was asked for."""
+    asks for another advantage, KL or adapter than the run would have."""
     is_grpo = cfg.algo == "grpo"
     ignored = ["gamma", "lam"] if is_grpo else ["advantage"]
     if not cfg.kl_coef:
@@ -458,4 +458,6 @@ def resumed_settings(config, given):
                 f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "
                 f"only {', '.join(map(flag_name, RESUMABLE))} and the simulator's address can"
             )
-    return Settings(**{**config, **changes})
+    cfg = Settings(**{**config, **changes})
+    check(cfg, {})  # vLLM may not be on this machine
+    return cfg

@@ -10,8 +10,7 @@ does not ask is not in the number.
 """
 
 from support.errors import BadInput
-from support.files import read_jsonl
-from support.servers import digest
+from support.files import digest, read_jsonl
 from support.stats import interval, mcnemar, sign_flips
 
 import re

@@ -8,7 +8,8 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 """
 
 from support.errors import BadInput, SimulatorFailed
-from support.servers import digest, open_call_log
+from support.files import digest
+from support.servers import open_call_log
 from support.settings import SCRIPTED, not_negative
 
 import asyncio

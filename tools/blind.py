@@ -65,8 +65,8 @@ def write_sheet(path, files):
     """Write the sheet `path` (CSV) and its key. A pair is a user whom both files have. Order and
     sides are drawn. Returns the number of pairs. Raises BadInput."""
     key = path.with_name(f"{path.name}.key.json")
-    if path.exists():
-        raise BadInput(f"--out {path}: is there already; choose another name")
+    if key.exists():
+        raise BadInput(f"--out {path}: its key is there already; choose another name")
     of_file = [{d.profile_id: d for d in load_dialogues(file)} for file in files]
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)
@@ -80,9 +80,9 @@ def write_sheet(path, files):
         person = sides[0].raw or vars(sides[0].profile)
         about = f"{person.get('player', '')}\n{person.get('scene', '')}"
         rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
-    write_json(key, {"files": files, "pairs": pairs})
-    with open(path, "w", newline="", encoding="utf-8-sig") as file:
+    with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
+    write_json(key, {"files": files, "pairs": pairs})
     print(f"{path}: {len(pairs)} pairs; {key} is the key: keep it from the raters")
     return len(pairs)
 

@@ -175,8 +175,8 @@ READING = (
 def score_file(answers):
     """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An item's
     mean of a dialogue is over all questions about it and all repeats: it counts once. An answer is
-    a row of `Judge.ask_all`: of it are read "id" and "part" (which question about which dialogue),
-    "replies" and "final" (of the dialogue), and "found", {item: score} or None."""
+    a row of `Judge.ask_all`: of it are read "id", "replies" and "final" (of the dialogue), and
+    "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
     means, rows = {}, {}

@@ -19,7 +19,7 @@ from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.results import intention_of
 from support.servers import open_call_log
-from support.settings import Parser, fraction, natural, positive
+from support.settings import SCRIPTED, Parser, fraction, natural, positive
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def make_users(args):
         args.writer, args.lang, timeout=180.0, flag="--writer", temperature=1.0, log=log
     )
     lost = {}
-    if args.writer == "toy":  # whose scripted user can play them; the needs take turns
+    if args.writer in SCRIPTED:  # whose scripted user can play them; the needs take turns
         tests = 2 * size_of_test(args.count // 2, args.split)
         users = {
             "train": world.profiles("train", args.count - tests, args.seed),

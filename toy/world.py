@@ -146,24 +146,6 @@ def act_of(sentence):
     return legal_sentences().get(tuple(abstract(tokens_of(sentence))))
 
 
-@cache
-def known_words():
-    """All tokens of this world: of what its people say, and of what can be said to them."""
-    texts = ["My I feel . goodbye", *OPENINGS.values()]
-    lists = [PEOPLE, EVENTS, FEELINGS, DETAILS, *[need.cues for need in NEEDS.values()]]
-    for listed in lists:
-        texts += listed["train"] + listed["heldout"]
-    tokens = {token for text in texts for token in tokens_of(text)}
-    return tokens.union(*legal_sentences())
-
-
-def unknown_words(text):
-    """The words of `text` that are not in this world, each once, in their order. The policy and its
-    users have never met them."""
-    unknown = [token for token in tokens_of(text) if token not in known_words()]
-    return [token for token in dict.fromkeys(unknown) if token[0].isalpha()]
-
-
 # --------------------------------------------------------------------------------------- what helps
 
 # Each need is served by the act of its name, and helped a little by a second act, its SECONDARY.
