@@ -19,6 +19,7 @@ from runs import files
         "replay F --json ./F",
         "strategies F --json F",
         "judge capabilities F --json F",
+        "judge capabilities F --json new --picture new",
         "blind F G --out F",
     ],
 )

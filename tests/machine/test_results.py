@@ -5,6 +5,7 @@ from support.metrics import scale_in_words
 from support.results import compare, differences, intention_of, score, what_scores_are
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -249,6 +250,17 @@ def test_a_policy_that_is_not_there_is_said_in_plain_words(half, tmp_path, monke
     refuse(capfd, "--score", "nowhere.jsonl", main=evaluate.main)
     for flags in ("runs/TYPO", "empty", "runs/mine --think", "runs/mine --step 7"):
         refuse(capfd, "--policy", *flags.split(), main=evaluate.main)
+
+
+def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):
+    """Whatever was written into another run's directory since."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("new", "old"):
+        path = Path("runs", name, "summary.json")
+        path.parent.mkdir(parents=True)
+        path.touch()
+    os.utime(path, (1, 1))
+    assert evaluate.newest_run() == "runs/new"
 
 
 def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):

@@ -2,6 +2,7 @@
 goes on as if nothing had been; and what it prints."""
 
 from support import rundir
+from support.errors import BadInput
 from support.files import write_json
 from support.settings import Settings, resolve_settings
 
@@ -327,6 +328,20 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
     running.close()
+    assert files(out) == before
+
+
+def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
+    """Neither finds a directory when it looks. The second one's config.json would replace the
+    first one's, and its empty logs the lines that the first has written."""
+    out = tmp_path / "out"
+    first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
+    second.enter(list)
+    first.begin(None, [])
+    first.append("metrics.jsonl", {"step": 1})
+    before = files(out)
+    with pytest.raises(BadInput, match="another process"):
+        second.begin(None, [])
     assert files(out) == before
 
 
