@@ -4,7 +4,7 @@
 # A language model talks with a simulated user whose emotion, 0 to 100, moves after every reply. The
 # last emotion is the reward, and GRPO or PPO makes the model better at comforting. In this tour you
 # meet one user, see a dialogue as tokens, compute advantages by hand, make one update, and then
-# train for eight steps. No GPU is needed; all of it computes for a minute or two.
+# train for six steps. No GPU is needed; all of it computes for a minute or two.
 #
 # Everything here is the *toy* of the project: a network of half a million parameters that speaks a
 # small grammar, and scripted users. So you can see the whole of the algorithm at work.
@@ -277,7 +277,7 @@ for step in range(1, 7):
 # clip never acts. In later steps good and bad tokens move apart. The means hardly show it, because
 # most tokens stay near 1; but some leave 0.8 to 1.2, and more and more of them are clipped.
 #
-# ## 6. Eight steps
+# ## 6. Six steps
 #
 # This is RLVER's loop: hold dialogues, compute advantages, update, give the engine the new weights.
 # Each batch is cut into four mini-batches, and each makes one optimizer step, as the toy does by
@@ -304,7 +304,7 @@ cfg = SimpleNamespace(
     clip_eps=0.2, entropy_coef=0.001, kl_coef=0, advantage="grpo", reward="terminal"
 )
 curve = []
-for step in range(1, 9):
+for step in range(1, 7):
     episodes = hold_batch(step)
     emotions = [episode.emotion for episode in episodes]
     curve.append(sum(emotions) / len(emotions))
@@ -315,7 +315,7 @@ for step in range(1, 9):
     grpo_update(models, quarters, cfg)
 
 # %%
-plt.plot(range(1, 9), curve, marker="o")
+plt.plot(range(1, 7), curve, marker="o")
 plt.xlabel("step")
 plt.ylabel("mean emotion at the end")
 plt.title("64 training dialogues in each step, with new users every time")
@@ -331,7 +331,7 @@ plt.show()
 #
 # ## 7. Two dialogues side by side
 #
-# The same held-out user, the same seed: the policy before these eight steps, and after them.
+# The same held-out user, the same seed: the policy before these six steps, and after them.
 
 
 # %%

@@ -76,9 +76,9 @@ def test_advantages_by_hand_are_those_of_the_project(printed):
 
 
 @pytest.mark.slow
-def test_eight_steps_raise_the_emotion_and_are_drawn(printed):
-    curve = [float(x) for x in re.findall(r"at the end (\S+)", cell_with(printed, "step  8"))]
-    assert len(curve) == 8
+def test_six_steps_raise_the_emotion_and_are_drawn(printed):
+    curve = [float(x) for x in re.findall(r"at the end (\S+)", cell_with(printed, "step  6"))]
+    assert len(curve) == 6
     assert sum(curve[-3:]) > sum(curve[:3])
     assert "<picture>" in printed
     assert "BEFORE" in printed[-1]

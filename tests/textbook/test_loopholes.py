@@ -147,7 +147,7 @@ def candidates(rng):
     said = [join_parts(p, "sister", "hurt") for p in every_parts if "<" not in "".join(p)]
     for person, feeling in zip(PEOPLE["train"], FEELINGS["train"]):
         said += [world.random_sentence(act, person, feeling, rng) for act in ACTS]
-    pairs = [" ".join(rng.sample(said, 2)) for _ in range(150)]
+    pairs = [" ".join(rng.sample(said, 2)) for _ in range(70)]
     return list(dict.fromkeys([*said, *pairs, "", "Yes.", "I see."]))
 
 
