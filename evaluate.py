@@ -188,8 +188,8 @@ def load_policy(name, args):
 
 def find_weights(name, step):
     """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
-    policy. A run stands for its newest checkpoint, or for that of `step`; step 0
-    is where it started. Raises BadInput."""
+    policy. A run stands for its newest checkpoint, or for that of `step`; step 0 is where it
+    started. Raises BadInput."""
     directory = Path(name)
     run_settings = files.read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key

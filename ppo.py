@@ -6,9 +6,9 @@ if nothing else is said: B dialogues, L tokens, `mask` True where the policy sam
 Everything that is not the policy's (the user's lines, the chat template, padding) is skipped
 everywhere: in the loss, GAE, whitening, entropy, KL and all means.
 
-RLVER's released code has clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW. With one
-optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches or more
-to see it work. Run it alone for the smallest example:  python ppo.py
+RLVER's released code has clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW.
+With one optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches
+or more to see it work. Run it alone for the smallest example:  python ppo.py
 
 The metrics of an update. "Mean" is over the policy's tokens of all mini-batches, on all ranks:
 

@@ -202,7 +202,6 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     models = Models(cfg, checkpoint, run.clock, run.runner)
     state = run.begin(checkpoint, heldout)
     ranks.all_gather_list([])  # wait for all ranks
-    run.path.mkdir(parents=True, exist_ok=True)  # on a node without the first one's files
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size()
         print_head(cfg, run.path, *sizes, state["step"])

@@ -338,8 +338,7 @@ def table_rewards(measured, early=10):
             usual = usual or columns
             cells = []
             for column, base in zip(columns, usual):
-                less = interval(column - base) if kind else ""
-                cells += [interval(column), less]
+                cells += [interval(column), interval(column - base) if kind else ""]
             rows.append([f"{words}, {kind.removeprefix('-') or 'terminal'}", *cells])
     around, less = f"emotion in steps {early - 2} to {early + 2}", "less terminal"
     return markdown(["run", around, less, "score at the end", less], rows)

@@ -135,8 +135,8 @@ def lock(path):
 
 
 def refuse_overwriting(outputs, inputs):
-    """Raise BadInput if an output file is also an input or another output. outputs: {flag: path or None}; inputs:
-    paths."""
+    """Raise BadInput if an output file is also an input or another output. outputs: {flag: path or
+    None}; inputs: paths."""
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
         if path is not None:

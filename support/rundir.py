@@ -112,7 +112,8 @@ class RunDir:
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again, but read the calls that were paid for; write
-        config.json and heldout.json. A new run's directory is made and locked. Returns the state. Raises BadInput."""
+        config.json and heldout.json. The directory is made on every rank, and locked if it is new.
+        Returns the state. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -131,12 +132,12 @@ class RunDir:
                 "--steps is the total"
             )
         self.seconds_before = state["seconds"]["total"]
+        self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
         if self.calls.path:  # what was paid for after the checkpoint is not paid for again
             for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path, state["call_bytes"].get(path.name, 0))
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
-                self.path.mkdir(parents=True, exist_ok=True)
                 self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name

@@ -19,7 +19,7 @@ from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
 from toy.words import NEEDS
 
-SAMPLE = ROOT.parent / "shared" / "data" / "sage_results_sample.jsonl"
+SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 
 CHINESE = {
     "你想批判、辩证地分析事件中的问题": "analyse",

@@ -26,15 +26,11 @@ def test_files_and_functions_that_the_texts_name_exist():
 
 # ------------------------------------------------------------------------------------- executed
 
-# Seconds for a cell. The whole notebook takes a minute on two quiet cores; tests also run on busy
-# machines.
-LIMIT = 600
-
 
 @pytest.fixture(scope="module")
 def printed():
     """What each executed cell of code printed, a list of texts; pictures are "<picture>"."""
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    pytest.importorskip("ipykernel")
     import nbclient
     import nbformat
 
@@ -42,7 +38,8 @@ def printed():
     nbformat.validate(notebook)
     # a reader starts Jupyter in course/, or anywhere above it
     resources = {"metadata": {"path": str(ROOT / "course")}}
-    nbclient.NotebookClient(notebook, timeout=LIMIT, resources=resources).execute()
+    # seconds for a cell; all of them take a minute on two quiet cores
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
     return [
         "".join(map(text_of, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"
     ]

@@ -134,5 +134,5 @@ def test_thoughts_are_stripped_before_scoring():
     for text, obeyed in (("three small words", 1), ("three lazy words", 0)):
         assert thoughts.obeys({"words": 3, "letter": "z"}, [text]) == {"obeyed": obeyed}
     code = "```python\ndef f(x): return x * x\n```"
-    for text, passed in ((code, 1), ("def f(x): return x", 0)):
+    for text, passed in ((code, 1), ("def f(x): return x", 0), ("while True: pass", 0)):
         assert thoughts.runs({"test": "assert f(2) == 4"}, [text]) == {"passed": passed}
